@@ -1,0 +1,1 @@
+"""colar: fine-tune a causal language model to think in compressed latents, at any speed."""

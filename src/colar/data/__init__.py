@@ -1,0 +1,1 @@
+"""Problems as text: sources, the generator and the judge."""

@@ -1,0 +1,152 @@
+"""Files that survive a kill: atomic replacement, append-only JSONL with resume, and where a result came from.
+
+A file is either the old one or the new one, never half of each: text is written beside its target and
+renamed over it. Records are appended a line at a time; a line torn by a kill is cut off on resume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate")
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Replace `path` by `text` (UTF-8) in one step, making its folders. Returns the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json(path: str | Path, value: Any) -> Path:
+    """Replace `path` by `value` as indented JSON. NaN and infinity are refused: they are not JSON."""
+    return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a JSON file. Raises ValueError that names the file and line when it does not parse."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """Yield (line number from 1, value) of each non-empty line; ValueError names file and line."""
+    with open(path, encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+
+
+def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The records already in `path` ([] where there is no such file), the file cut after the last whole one.
+
+    A kill in mid-write leaves a last line without its newline; only such a line is dropped. A broken line
+    anywhere else is damage that we did not do, and an error.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    raw = path.read_bytes()
+    whole = raw.rfind(b"\n") + 1
+    if whole < len(raw):
+        with open(path, "r+b") as stream:
+            stream.truncate(whole)
+    return [value for _, value in read_jsonl(path)]
+
+
+@contextmanager
+def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Give a function that appends one record as one line and flushes it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as stream:
+
+        def write(record: dict[str, Any]) -> None:
+            stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            stream.flush()
+
+        yield write
+
+
+def require_writable(folder: str | Path) -> Path:
+    """Make `folder` and prove that a file can be written there, before any long work. ValueError says why not."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def provenance() -> dict[str, Any]:
+    """Where and how a result was made: command, versions, machine, commit, time (UTC)."""
+    return {
+        "command": " ".join(["colar", *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("colar", *LIBRARIES)},
+        "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

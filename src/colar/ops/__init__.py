@@ -1,0 +1,1 @@
+"""Pure tensor and number functions."""

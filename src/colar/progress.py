@@ -1,0 +1,87 @@
+"""Progress on stderr: a bar with ETA on a terminal, a plain line every half minute elsewhere.
+
+Results go to stdout, so a pipe sees nothing of this.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+PLAIN_EVERY_S = 30.0
+
+
+def console() -> Console:
+    """A console on the current stderr (looked up at each call: tests and pipes replace it)."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line for a person, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Bar:
+    """A running count: `advance` it, and leave a short `note` at its end (an accuracy so far, a file name)."""
+
+    def __init__(self, description: str, total: int | None) -> None:
+        self.description, self.total, self.done, self.text = description, total, 0, ""
+        self._next_line = time.monotonic() + PLAIN_EVERY_S
+        self._rich: Progress | None = None
+        if sys.stderr.isatty():
+            self._rich = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console(),
+            )  # fmt: skip
+            self._task = self._rich.add_task(description, total=total, note="")
+            self._rich.start()
+
+    def advance(self, n: int = 1) -> None:
+        self.done += n
+        if self._rich is not None:
+            self._rich.update(self._task, advance=n)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PLAIN_EVERY_S
+            self._line()
+
+    def note(self, text: str) -> None:
+        self.text = text
+        if self._rich is not None:
+            self._rich.update(self._task, note=text)
+
+    def close(self) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+        else:
+            self._line()
+
+    def _line(self) -> None:
+        of = f"/{self.total}" if self.total is not None else ""
+        say(f"{self.description}: {self.done}{of} {self.text}".rstrip())
+
+
+@contextmanager
+def bar(description: str, total: int | None = None) -> Iterator[Bar]:
+    """A `Bar` that is closed at the end, whatever happens."""
+    running = Bar(description, total)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+    """Iterate with a bar."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    with bar(description, total) as running:
+        for item in items:
+            yield item
+            running.advance()
