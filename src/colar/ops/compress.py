@@ -1,0 +1,78 @@
+"""Embedding Compress (section 3.1): c consecutive reasoning embeddings become one latent.
+
+    tokens      t0   t1   t2   t3   t4   t5   t6      L_r = 7, c = 3
+    groups     [      g0     ][      g1     ][g2]     L_c = ceil(7 / 3) = 3
+    latent k   sum of the group's embeddings / sqrt(number of tokens in it)
+
+Groups start at the first reasoning token, and only the last one may be shorter: no padding slot ever lies
+between the last latent and the answer. Departure: the paper divides by sqrt(c), we by the square root of the
+tokens really in the group, which is the same for full groups and keeps the scale of the last one.
+A factor need not be whole: token t (from 0) belongs to group ceil((t + 1) / c) - 1, which is floor(t / c)
+for whole factors and gives L_c = ceil(L_r / c) groups for all.
+
+Shape suffixes: B rows, T reasoning tokens, K latents, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Merge = Literal["sqrt", "mean"]
+
+
+def n_latents(lengths_B: Tensor, c_B: Tensor) -> Tensor:
+    """L_c = ceil(L_r / c) per row, (B,) int64. A row without reasoning tokens has no latents."""
+    return torch.ceil(lengths_B.double() / c_B.double()).long()
+
+
+def groups(n_tokens: int, c_B: Tensor) -> Tensor:
+    """The group that each token position falls in, (B, T) int64."""
+    positions_T = torch.arange(1, n_tokens + 1, device=c_B.device, dtype=torch.float64)
+    return torch.ceil(positions_T / c_B.double()[:, None]).long() - 1
+
+
+def compress(
+    embeds_BTD: Tensor, lengths_B: Tensor, c_B: Tensor, merge: Merge = "sqrt"
+) -> tuple[Tensor, Tensor]:
+    """Merge each row's first `lengths_B[b]` embeddings in groups of `c_B[b]`.
+
+    Returns the latents (B, K, D), zero beyond a row's own count, and that count (B,). `sqrt` divides a
+    group's sum by the square root of its size (keeps the variance of uncorrelated embeddings), `mean` by its
+    size (the paper's mean-pooling ablation). Sums are taken in float32.
+    """
+    B, T, D = embeds_BTD.shape
+    counts_B = n_latents(lengths_B, c_B)
+    K = int(counts_B.max()) if B else 0
+    if K == 0:
+        return embeds_BTD.new_zeros(B, 0, D), counts_B
+    real_BT = torch.arange(T, device=embeds_BTD.device) < lengths_B[:, None]
+    member_BKT = groups(T, c_B)[:, None, :] == torch.arange(K, device=embeds_BTD.device)[:, None]
+    member_BKT = (member_BKT & real_BT[:, None, :]).float()
+    size_BK1 = member_BKT.sum(-1, keepdim=True).clamp(min=1)
+    weight_BKT = member_BKT / (size_BK1.sqrt() if merge == "sqrt" else size_BK1)
+    with torch.autocast(embeds_BTD.device.type, enabled=False):
+        latents_BKD = weight_BKT @ torch.where(real_BT[..., None], embeds_BTD, 0).float()
+    return latents_BKD.to(embeds_BTD.dtype), counts_B
+
+
+def pick_one(ids_BT: Tensor, lengths_B: Tensor, c_B: Tensor, uniform_BK: Tensor) -> Tensor:
+    """One token of each group, chosen uniformly: the label of section 3.1. (B, K) ids, 0 beyond a row's count.
+
+    `uniform_BK` in [0, 1) decides, so the draw is a function of its seed and of nothing else.
+    """
+    K = uniform_BK.shape[1]
+    if K == 0:
+        return ids_BT.new_zeros(ids_BT.shape[0], 0)
+    index_BT = groups(ids_BT.shape[1], c_B)
+    real_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) < lengths_B[:, None]
+    member_BKT = (index_BT[:, None, :] == torch.arange(K, device=ids_BT.device)[:, None]) & real_BT[
+        :, None, :
+    ]
+    size_BK = member_BKT.sum(-1)
+    first_BK = member_BKT.int().argmax(-1)
+    offset_BK = (uniform_BK * size_BK).long().clamp(max=(size_BK - 1).clamp(min=0))
+    picked_BK = ids_BT.gather(1, (first_BK + offset_BK).clamp(max=ids_BT.shape[1] - 1))
+    return torch.where(size_BK > 0, picked_BK, 0)

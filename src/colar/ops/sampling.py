@@ -1,0 +1,33 @@
+"""Choosing tokens for all rows at once: temperature, then nucleus (top-p), each row with its own values.
+
+Conventions of transformers and vLLM: temperature divides the logits, top-p keeps the smallest set of most
+probable tokens whose mass reaches p (always at least one), temperature 0 is argmax.
+
+Shape suffixes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sample_tokens(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
+    """(B,) int64 ids by inverse CDF from `uniform_B` in [0, 1); rows of temperature 0 take the argmax."""
+    greedy_B = temperature_B == 0
+    best_B = logits_BV.argmax(-1)
+    if bool(greedy_B.all()):
+        return best_B
+    scale_B1 = torch.where(greedy_B, torch.ones_like(temperature_B), temperature_B)[:, None]
+    probs_BV, order_BV = torch.sort(
+        (logits_BV.float() / scale_B1).softmax(-1), dim=-1, descending=True, stable=True
+    )
+    before_BV = probs_BV.cumsum(-1) - probs_BV
+    kept_BV = torch.where(before_BV < top_p_B[:, None], probs_BV, 0)
+    kept_BV[:, 0] = probs_BV[:, 0]
+    cdf_BV = kept_BV.double().cumsum(-1)
+    threshold_B1 = uniform_B.double()[:, None] * cdf_BV[:, -1:]
+    # The first index whose CDF exceeds the threshold; a zero-probability token is never it.
+    rank_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True).clamp(max=logits_BV.shape[1] - 1)
+    sampled_B = order_BV.gather(1, rank_B1)[:, 0]
+    return torch.where(greedy_B, best_B, sampled_B)

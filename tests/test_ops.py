@@ -1,0 +1,160 @@
+"""Compress against a brute-force loop, noise as a function of its counters, sampling against its definition."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colar.ops import noise
+from colar.ops.compress import compress, groups, n_latents, pick_one
+from colar.ops.sampling import sample_tokens
+
+
+def by_hand(row, c, merge):
+    """The definition, one group at a time."""
+    out = []
+    for k in range(math.ceil(len(row) / c)):
+        group = [row[t] for t in range(len(row)) if math.floor(k * c) <= t < math.floor((k + 1) * c)]
+        total = torch.stack(group).sum(0)
+        out.append(total / (math.sqrt(len(group)) if merge == "sqrt" else len(group)))
+    return out
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 13), min_size=1, max_size=4),
+    factors=st.lists(st.sampled_from([1, 2, 3, 4, 5, 7, 1.5, 2.5]), min_size=4, max_size=4),
+    merge=st.sampled_from(["sqrt", "mean"]),
+    extra=st.integers(0, 3),
+)
+def test_compress_equals_a_loop(lengths, factors, merge, extra):
+    torch.manual_seed(0)
+    embeds = torch.randn(len(lengths), max(lengths) + extra, 3)
+    lengths_B, c_B = torch.tensor(lengths), torch.tensor(factors[: len(lengths)], dtype=torch.float64)
+    latents, counts = compress(embeds, lengths_B, c_B, merge)
+    for b, (n, c) in enumerate(
+        zip(lengths, factors, strict=False)
+    ):  # c_B took as many factors as there are rows
+        want = by_hand(list(embeds[b, :n]), c, merge)
+        assert counts[b] == len(want) == math.ceil(n / c)
+        for k in range(latents.shape[1]):
+            torch.testing.assert_close(latents[b, k], want[k] if k < len(want) else torch.zeros(3))
+
+
+def test_factor_one_is_the_identity():
+    embeds = torch.randn(2, 6, 4)
+    latents, counts = compress(embeds, torch.tensor([6, 4]), torch.ones(2))
+    torch.testing.assert_close(latents[0], embeds[0], rtol=0, atol=0)
+    torch.testing.assert_close(latents[1, :4], embeds[1, :4], rtol=0, atol=0)
+    assert counts.tolist() == [6, 4]
+
+
+def test_last_group_is_scaled_by_its_own_size():
+    """PITFALLS 7: seven ones at c = 3 give sqrt(3), sqrt(3), 1, and there is no fourth, empty slot."""
+    latents, counts = compress(torch.ones(1, 9, 1), torch.tensor([7]), torch.tensor([3]))
+    torch.testing.assert_close(latents[0, :, 0], torch.tensor([3**0.5, 3**0.5, 1.0]))
+    assert counts.tolist() == [3]
+
+
+def test_nan_in_padding_does_not_leak():
+    embeds = torch.ones(1, 4, 1)
+    embeds[0, 2:] = float("nan")
+    latents, _ = compress(embeds, torch.tensor([2]), torch.tensor([5]))
+    torch.testing.assert_close(latents, torch.full((1, 1, 1), 2**0.5))
+
+
+def test_empty_chain_has_no_latents():
+    latents, counts = compress(torch.ones(2, 0, 3), torch.tensor([0, 0]), torch.tensor([2, 3]))
+    assert latents.shape == (2, 0, 3)
+    assert counts.tolist() == [0, 0]
+
+
+def test_pick_one_takes_each_member_equally_often_and_nothing_else():
+    ids = torch.tensor([[10, 11, 12, 13, 14, 99, 99]]).repeat(6000, 1)
+    uniform = noise.uniform(noise.keys(torch.arange(6000)), 2)
+    picked = pick_one(ids, torch.full((6000,), 5), torch.full((6000,), 3), uniform)
+    assert set(picked[:, 0].tolist()) == {10, 11, 12}
+    assert set(picked[:, 1].tolist()) == {13, 14}
+    share = torch.bincount(picked[:, 0])[10:13] / 6000
+    torch.testing.assert_close(share, torch.full((3,), 1 / 3), atol=0.025, rtol=0)
+
+
+def test_groups_and_counts_agree():
+    for c in (1, 1.5, 2, 3, 7):
+        for n in range(1, 20):
+            assert (
+                groups(n, torch.tensor([c]))[0, -1] + 1 == n_latents(torch.tensor([n]), torch.tensor([c]))[0]
+            )
+
+
+def test_noise_is_a_function_of_its_key_alone():
+    seeds = torch.tensor([3, 4, 5])
+    alone = noise.normal(noise.keys(seeds[1:2], 0, 7), 5)
+    torch.testing.assert_close(noise.normal(noise.keys(seeds, 0, 7), 5)[1:2], alone, rtol=0, atol=0)
+    assert not torch.equal(alone, noise.normal(noise.keys(seeds[1:2], 0, 8), 5))
+    assert not torch.equal(alone, noise.normal(noise.keys(seeds[1:2], 1, 7), 5))
+
+
+def test_splitmix_matches_the_published_sequence():
+    """The reference C program seeded with 1234567 prints 6457827717110365317, 3203168211198807973, ..."""
+    key = torch.tensor([1234567])
+    raw = noise._mix(key[:, None] + torch.arange(1, 3) * noise.GOLDEN)[0]
+    assert [int(x) % 2**64 for x in raw] == [6457827717110365317, 3203168211198807973]
+
+
+def test_noise_has_the_right_moments_and_no_correlation_between_neighbours():
+    normal = noise.normal(noise.keys(torch.arange(2000), 0, 0), 100).double()
+    assert abs(normal.mean()) < 0.01
+    assert abs(normal.std() - 1) < 0.01
+    assert abs((normal**4).mean() - 3) < 0.1
+    for a, b in [
+        (normal[:-1], normal[1:]),
+        (normal[:, :-1], normal[:, 1:]),
+        (normal[:, :50], normal[:, 50:]),
+    ]:
+        assert abs((a * b).mean()) < 0.01
+    uniform = noise.uniform(noise.keys(torch.arange(2000)), 50)
+    assert 0 <= uniform.min()
+    assert uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 0.01
+
+
+def test_seed_from_is_fixed():
+    assert noise.seed_from(0, "a", 1) == noise.seed_from(0, "a", 1) != noise.seed_from(0, "a1", "")
+    assert 0 <= noise.seed_from("x") < 2**63
+
+
+def test_sampling_matches_the_truncated_softmax():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    probs = (logits / 0.7).softmax(-1)[0]
+    kept = torch.tensor([probs[0], probs[1], 0, 0])  # 0.9 is reached by the first two
+    assert probs[0] < 0.9 <= probs[0] + probs[1]
+    n = 20000
+    ids = sample_tokens(
+        logits.repeat(n, 1),
+        torch.full((n,), 0.7),
+        torch.full((n,), 0.9),
+        noise.uniform(noise.keys(torch.arange(n)), 1)[:, 0],
+    )
+    share = torch.bincount(ids, minlength=4) / n
+    torch.testing.assert_close(share, kept / kept.sum(), atol=0.012, rtol=0)
+
+
+def test_temperature_zero_is_argmax_and_each_row_has_its_own():
+    logits = torch.tensor([[0.0, 5.0, 1.0]] * 3)
+    ids = sample_tokens(
+        logits,
+        torch.tensor([0.0, 1.0, 1.0]),
+        torch.tensor([1.0, 1e-9, 1.0]),
+        torch.tensor([0.99, 0.99, 0.99999]),
+    )
+    assert ids.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_sampling_never_returns_a_token_of_probability_zero(uniform):
+    logits = torch.tensor([[0.0, float("-inf"), 0.0]])
+    ids = sample_tokens(logits, torch.ones(1), torch.ones(1), torch.tensor([uniform], dtype=torch.float64))
+    assert ids.item() in (0, 2)
