@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -150,3 +151,22 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextmanager
+def replace_folder(target: str | Path) -> Iterator[Path]:
+    """Give a fresh folder to fill; at the end it takes the place of `target` in one rename.
+
+    A kill leaves either the old folder or the new one, and at most a `.name.partial` beside it.
+    """
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
+    partial.mkdir()
+    yield partial
+    if target.exists():
+        os.replace(target, old)
+    os.replace(partial, target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What a model thinks and how it fares: retrieval, norms, pictures."""

@@ -1,0 +1,122 @@
+r"""The one judge, of RL rewards and of evaluation alike: is this completion the gold answer?
+
+Three steps, the same for the completion and for the gold: find where the answer is stated, read it as its type,
+compare. Where it is stated: in the last `\boxed{}`; else in the sentence after the last "####", "answer is" or
+"answer:"; else in the whole text. How it is read:
+
+| type | read as | compared |
+|---|---|---|
+| number | the single value stated there (`quantity.py`); "6*7 = 42" is 42 | integers exactly, others to 1e-4 relative |
+| latex | the expression (the one `$...$` where there is one) | spelling, then math-verify (`latex.py`) |
+| choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
+| text | case, white space and final punctuation dropped | identical |
+
+Nothing is guessed: two different values ("12 13 14"), two letters, or nothing readable are unparsable, which is
+wrong and counted as such. Departure from the published code: no commas deleted, so (1,2) is not 12.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from colar.data.example import ANSWER_TYPES, AnswerType
+from colar.data.latex import MAX_CHARACTERS, extract_boxed, math_spans, plain, same_maths
+from colar.data.quantity import canonical, read_number, same_number
+
+__all__ = ["Verdict", "extract", "extract_boxed", "judge"]
+
+_MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
+_LEADING_MARKER = re.compile(r"(?:####|(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*:))\s*:?\s*", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
+_WHOLE_LETTER = re.compile(r"\(?([A-Ja-j])[).:]*")
+_LABEL = re.compile(r"\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)")
+_TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
+_NEGATION = re.compile(r"\bnot\b|n['’]t\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`parsed` is the answer as read, in one spelling per value (votes are counted on it); None: unparsable."""
+
+    correct: bool
+    parsed: str | None
+
+
+def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
+    """Judge the text generated after the second separator against the gold `answer`.
+
+    Never raises on any text; ValueError for an unknown `answer_type`, RuntimeError where math-verify is missing.
+    """
+    parsed, gold = extract(completion, answer_type), extract(answer, answer_type)
+    if parsed is None or gold is None:
+        return Verdict(False, parsed)
+    if parsed == gold:
+        return Verdict(True, parsed)
+    if answer_type == "latex":
+        return Verdict(same_maths(_expression(answer), _expression(completion)), parsed)
+    if answer_type == "number":
+        return Verdict(same_number(Fraction(gold), Fraction(parsed)), parsed)
+    return Verdict(False, parsed)
+
+
+def extract(completion: str, answer_type: AnswerType) -> str | None:
+    """The answer that `completion` states, in its canonical spelling; None where none can be read."""
+    if answer_type == "number":
+        value = read_number(_stated(completion))
+        return None if value is None else canonical(value)
+    if answer_type == "latex":
+        return _latex(completion)
+    if answer_type == "choice":
+        return _choice(_stated(completion))
+    if answer_type == "text":
+        return _text(completion)
+    raise ValueError(f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {answer_type!r}")
+
+
+def _stated(text: str) -> str:
+    """The part of `text` that states the answer."""
+    if _has_box(text):
+        return extract_boxed(text) or ""  # a box that never closes is a truncated answer: unparsable
+    markers = list(_MARKER.finditer(text))
+    if not markers:
+        return text.strip()
+    return _SENTENCE_END.split(text[markers[-1].end() :].lstrip(), maxsplit=1)[0].strip()
+
+
+def _latex(completion: str) -> str | None:
+    expression = _expression(completion)
+    return plain(expression) or None if len(expression) <= MAX_CHARACTERS else None
+
+
+def _expression(text: str) -> str:
+    """The stated answer as LaTeX: the box, the one `$...$`, or all of it. `\\text{}` still marks words as words."""
+    stated = _stated(text)
+    spans = [] if _has_box(text) else math_spans(stated)
+    return spans[0] if len(spans) == 1 else stated
+
+
+def _has_box(text: str) -> bool:
+    return "\\boxed" in text or "\\fbox" in text
+
+
+def _choice(stated: str) -> str | None:
+    stated = plain(stated).strip("\"'`* ")
+    letter = _WHOLE_LETTER.fullmatch(stated)
+    if letter:
+        return letter[1].upper()
+    letters = {first or second for first, second in _LABEL.findall(stated)}
+    truths = {word.capitalize() for word in _TRUTH.findall(stated)}
+    if len(letters) == 1:
+        return letters.pop()
+    if letters or len(truths) != 1 or _NEGATION.search(stated):
+        return None
+    return truths.pop()
+
+
+def _text(completion: str) -> str | None:
+    text = " ".join(completion.split())
+    text = text[leading.end() :] if (leading := _LEADING_MARKER.match(text)) else text
+    folded = text.casefold()
+    return folded.strip("\"'“”` ").rstrip(".!?,;: ") or folded or None

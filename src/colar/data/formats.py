@@ -1,0 +1,217 @@
+"""File formats and row formats: how published rows become question, steps and answer.
+
+A reader turns a file into (place, raw row) pairs, where a place is "file:line" (or "file: row 7" where a format has
+no lines). A parser turns one raw row into `Fields` and raises ValueError with the reason where the row is
+malformed; the caller adds the place. Text is stripped and otherwise left as published, except that whole floats
+lose their ".0" (145.0 -> "145").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colar.data.example import AnswerType
+from colar.data.latex import extract_boxed
+
+Parser = Callable[..., "Fields"]
+
+_EQUATION = re.compile(r"<<[^<>]*>>")
+_PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_CLOSING = ".!?,;:"
+_LETTERS = "ABCD"
+
+
+@dataclass(frozen=True)
+class Fields:
+    """One parsed row. `key` is the publisher's own id, where there is one."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    key: str | None = None
+    answer_type: AnswerType | None = None
+
+
+def read(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, raw row) of a .txt (a line each), .jsonl, .json (a list) or .parquet file. ValueError names the file."""
+    if path.suffix in (".txt", ".jsonl"):
+        yield from _lines(path)
+    elif path.suffix == ".json":
+        yield from ((f"{path}: row {number}", row) for number, row in enumerate(_json_list(path), start=1))
+    elif path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        for number, row in enumerate(parquet.read_table(path).to_pylist(), start=1):
+            yield f"{path}: row {number}", row
+    else:
+        raise ValueError(f"{path}: a data file must end in .json, .jsonl, .parquet or .txt")
+
+
+def question_hash(question: str) -> str:
+    """16 hex digits of the SHA-256 of the question with its white space collapsed: the same on every machine."""
+    return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:16]
+
+
+def columns(question: str, answer: str, *, steps: str | None = None, key: str | None = None) -> Parser:
+    """A parser of rows that hold question, answer, and perhaps steps and an id, in columns of these names."""
+
+    def parse(raw: Any) -> Fields:
+        row = _row(raw)
+        chain = _steps(row[steps], steps) if steps is not None and steps in row else ()
+        own = _text(row, key) if key is not None and row.get(key) is not None else None
+        return Fields(_text(row, question), chain, _answer(row, answer), own)
+
+    return parse
+
+
+def coconut(raw: Any) -> Fields:
+    """Coconut's rows, also a user's own: question, steps (a list, or one string), answer; perhaps id, answer_type."""
+    row = _row(raw)
+    fields = columns("question", "answer", steps="steps", key="id")(row)
+    return Fields(fields.question, fields.steps, fields.answer, fields.key, row.get("answer_type"))
+
+
+def icot_line(raw: Any) -> Fields:
+    """`question||<<21/7=3>> <<5*3=15>> #### 15`; each `<<...>>` is a step, and there may be none."""
+    question, bars, rest = str(raw).partition("||")
+    if not bars:
+        raise ValueError("no '||' between question and steps")
+    chain, mark, answer = rest.partition("####")
+    if not mark:
+        raise ValueError("no '####' before the answer")
+    outside = _EQUATION.sub("", chain).strip()
+    if outside:
+        raise ValueError(f"text outside <<...>> in the steps: {outside[:40]!r}")
+    steps = tuple(_EQUATION.findall(chain))
+    return Fields(_filled(question, "question"), steps, _filled(answer, "answer"))
+
+
+def gsm8k(raw: Any, keep_marks: bool = False) -> Fields:
+    """GSM8K's own rows: a step a line, then `#### answer`. The <<...>> calculator marks go unless `keep_marks`."""
+    row = _row(raw)
+    chain, mark, answer = _text(row, "answer").rpartition("####")
+    if not mark:
+        raise ValueError("no '####' before the answer")
+    chain = chain if keep_marks else _EQUATION.sub("", chain)
+    steps = tuple(line.strip() for line in chain.splitlines() if line.strip())
+    return Fields(_text(row, "question"), steps, _filled(answer, "answer"))
+
+
+def svamp(raw: Any) -> Fields:
+    """SVAMP: Body and Question make the problem, joined by ". " where the body does not end in punctuation."""
+    row = _row(raw)
+    body, question = _text(row, "Body"), _text(row, "Question")
+    joint = " " if body[-1] in _CLOSING else ". "
+    return Fields(body + joint + question, (), _answer(row, "Answer"), _text(row, "ID"))
+
+
+def hendrycks_math(raw: Any) -> Fields:
+    """MATH: the solution's paragraphs are the steps, its last box (braces matched) is the answer.
+
+    Reads the publisher's columns (problem, solution) and the verl layout (`reward_model.ground_truth`), whose
+    question carries a prompt suffix and whose `target` has lost its spaces: both are put right.
+    """
+    row = _row(raw)
+    if "reward_model" in row:
+        row = _row(_row(row["reward_model"]).get("ground_truth"))
+        row = {"problem": _text(row, "question").removesuffix(_PROMPT_SUFFIX), "solution": row.get("solution")}
+    solution = _text(row, "solution")
+    answer = extract_boxed(solution)
+    if answer is None:
+        raise ValueError("no closed \\boxed{} in the solution")
+    return Fields(_text(row, "problem"), _paragraphs(solution), answer)
+
+
+def math_500(raw: Any) -> Fields:
+    """MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
+    row = _row(raw)
+    key = _text(row, "unique_id").removeprefix("test/").removesuffix(".json")
+    return Fields(_text(row, "problem"), _paragraphs(_text(row, "solution")), _answer(row, "answer"), key)
+
+
+def gpqa(raw: Any) -> Fields:
+    """GPQA: four choices, their order fixed by a hash of question and choice; the answer is a letter. No steps."""
+    row = _row(raw)
+    question, correct = _text(row, "Question"), _text(row, "Correct Answer")
+    wrong = [_text(row, f"Incorrect Answer {number}") for number in (1, 2, 3)]
+    choices = sorted([correct, *wrong], key=lambda choice: question_hash(f"{question} {choice}"))
+    lines = [f"({letter}) {choice}" for letter, choice in zip(_LETTERS, choices, strict=True)]
+    return Fields("\n".join([question, *lines]), (), _LETTERS[choices.index(correct)])
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with open(path, encoding="utf-8") as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", line.rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
+
+
+def _json_list(path: Path) -> list[Any]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+    if not isinstance(rows, list):
+        raise ValueError(f"{path}: must hold a list of rows, holds a {type(rows).__name__}")
+    return rows
+
+
+def _row(raw: Any) -> Mapping[str, Any]:
+    if isinstance(raw, str):  # a line of a .jsonl file
+        try:
+            raw = json.loads(raw)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not valid JSON: {error.msg}") from error
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
+    return raw
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        raise ValueError(f"no field {name!r} (has {', '.join(sorted(map(str, row))) or 'none'})")
+    if isinstance(value, int) and not isinstance(value, bool) and name == "id":
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, is a {type(value).__name__}")
+    return _filled(value, name)
+
+
+def _answer(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if isinstance(value, list) and len(value) == 1:  # MultiArith's lSolutions
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _text({**row, name: value}, name)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, is {value}")
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _steps(value: Any, name: str) -> tuple[str, ...]:
+    steps = [value] if isinstance(value, str) else value
+    if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
+        raise ValueError(f"{name} must be text or a list of texts")
+    return tuple(step.strip() for step in steps if step.strip())
+
+
+def _paragraphs(solution: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in _PARAGRAPH.split(solution) if part.strip())
+
+
+def _filled(text: str, name: str) -> str:
+    if not text.strip():
+        raise ValueError(f"empty {name}")
+    return text.strip()

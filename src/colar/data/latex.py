@@ -1,0 +1,187 @@
+r"""LaTeX answers: the content of `\boxed{}`, a plain spelling, and whether two expressions mean the same.
+
+Braces are matched: cutting at the last brace of a MATH solution corrupts a tenth of its answers. Two answers are
+the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
+so. math-verify is asked in a process of its own (`latex_worker.py`): its own timeouts use SIGALRM, which works in
+the main thread only and cannot interrupt one long C call, and a model may write `9^{9^{9^9}}`. Here a question that
+takes longer than DEADLINE_S, or more memory than the worker is allowed, ends the worker and means "not the same".
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+from colar.data.quantity import read_number
+
+DEADLINE_S = 5.0
+MAX_CHARACTERS = 1000
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BARE_BOX = re.compile(r"[^\s$]+")
+_MATHS = re.compile(r"(?<!\\)\$+([^$]+)(?<!\\)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
+_LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!]"), ""),
+    (re.compile(r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])"), " "),
+    (re.compile(r"\\[dt]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\frac\s*([0-9])\s*([0-9])"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\sqrt\s*([0-9])"), r"\\sqrt{\1}"),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"(?<![0-9a-zA-Z])\s+|\s+(?![0-9a-zA-Z])"), ""),  # a space counts between words and digits only
+    (re.compile(r"\s+"), " "),
+)
+_PLAIN_NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9.,]+(?:/[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})")
+
+
+def extract_boxed(solution: str) -> str | None:
+    r"""Content of the last `\boxed{...}` or `\fbox{...}`, braces matched; also `\boxed 5`.
+
+    None where there is no box, where it is empty, or where the last one never closes (a truncated completion).
+    """
+    start = None
+    for match in _BOX.finditer(solution):
+        start = match.end()
+    if start is None or start >= len(solution):
+        return None
+    if solution[start] != "{":
+        bare = _BARE_BOX.match(solution, start)
+        content = bare[0].rstrip(".,;:") if bare else ""
+    else:
+        content = _braced(solution, start) or ""
+    return content.strip() or None
+
+
+def math_spans(text: str) -> list[str]:
+    r"""What stands between `$...$`, `\(...\)` or `\[...\]`."""
+    return [next(filter(None, groups)).strip() for groups in _MATHS.findall(text)]
+
+
+def plain(expression: str) -> str:
+    r"""One spelling for looks that do not matter: `\dfrac`, `\left(`, `\text{}`, spaces, dollars, a final full stop."""
+    text = expression.strip()
+    spans = math_spans(text)
+    if len(spans) == 1 and _MATHS.fullmatch(text.rstrip(".")):
+        text = spans[0]
+    text = _WORDS.sub(r" \1 ", text)
+    for pattern, replacement in _LOOKS:
+        text = pattern.sub(replacement, text)
+    return text.strip().removesuffix(".").strip() or expression.strip()
+
+
+def same_maths(gold: str, answer: str) -> bool:
+    """Whether two LaTeX expressions mean the same. Safe in threads; answers within DEADLINE_S or so."""
+    spelled, other = plain(gold), plain(answer)
+    if spelled == other:
+        return True
+    if max(len(gold), len(answer)) > MAX_CHARACTERS or not spelled or not other:
+        return False
+    if not _WORDS.sub("", gold).strip(" $.\\"):  # "\text{Evelyn}": letters are a word, not a product
+        return spelled.casefold().strip("()") == other.casefold().strip("()")
+    if _PLAIN_NUMBER.fullmatch(spelled) and _PLAIN_NUMBER.fullmatch(other):
+        left, right = read_number(spelled), read_number(other)
+        if left is not None and right is not None:
+            return left == right
+    return _asked(gold, answer)
+
+
+def _braced(text: str, start: int) -> str | None:
+    """What stands in the braces that open at `start`; `\\{` and `\\}` are characters, not braces."""
+    depth, position = 0, start
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start + 1 : position]
+        position += 1
+    return None
+
+
+class _Comparer:
+    """The worker process: started at the first question, again after a deadline, and gone with its parent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def same(self, gold: str, answer: str) -> bool:
+        with self._lock:
+            process = self._process or self._start()
+            expired = threading.Event()
+
+            def expire() -> None:
+                expired.set()
+                process.kill()
+
+            timer = threading.Timer(DEADLINE_S, expire)
+            timer.start()
+            try:
+                reply = _ask(process, json.dumps([gold, answer]))
+            finally:
+                timer.cancel()
+                timer.join()  # no timer may outlive its question and end the next one
+            if expired.is_set() or not reply:
+                self._stop()
+            return reply == "true"
+
+    def _start(self) -> subprocess.Popen[str]:
+        worker = Path(__file__).with_name("latex_worker.py")
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-P", str(worker)],  # -P: this folder must not shadow the standard library
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
+        )  # fmt: skip
+        assert process.stdout is not None
+        greeting = process.stdout.readline().strip()
+        if greeting != "ready":
+            self._stop()
+            raise RuntimeError(f"LaTeX answers cannot be compared: {greeting or 'math-verify did not start'}")
+        return process
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def forget(self) -> None:
+        """In a forked child: the worker and its pipes belong to the parent."""
+        self._lock, self._process = threading.Lock(), None
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+
+def _ask(process: subprocess.Popen[str], line: str) -> str:
+    """The worker's reply to one line, "" when it has died."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+_COMPARER = _Comparer()
+atexit.register(_COMPARER.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_COMPARER.forget)
+
+
+@lru_cache(maxsize=10_000)
+def _asked(gold: str, answer: str) -> bool:
+    return _COMPARER.same(gold, answer)

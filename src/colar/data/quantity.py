@@ -1,0 +1,110 @@
+r"""Numbers in free text, exactly: "1,234.50 dollars" -> 2469/2.
+
+What is read: signs, thousands separators in groups of three, decimals, fractions ("3/4", "\frac{3}{4}", the
+mixed "1 1/2"), scientific notation ("1.5e6", "1.5 \times 10^6"), a currency sign before the number, and a unit or
+percent sign after it. A percent sign is a unit ("45%" is 45, as in GSM8K's answers), never a division by 100.
+
+Values are `Fraction`s, so a 30-digit integer is compared digit by digit. A number of more than MAX_DIGITS
+characters or with an exponent beyond MAX_EXPONENT is not read at all: its value would take minutes to build.
+
+Numbers are never picked: a text with two different values has no value, unless it is an equation, which has the
+value to the right of its last "=". Operands ("10-5", "2^10"), dates and versions are no numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_DIGITS = 1000
+MAX_EXPONENT = 400
+RELATIVE_TOLERANCE = Fraction(1, 10_000)
+
+_PLAIN = re.compile(r"-?[0-9]{1,15}")
+_FRACTION = re.compile(r"\\[dtc]?frac\s{0,3}(?:\{([^{}]{1,60})\}\s{0,3}\{([^{}]{1,60})\}|([0-9])([0-9]))")
+_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile("[−–]"), "-"),
+    (re.compile(r"\{,\}|\\,(?=[0-9]{3})|,\\!"), ","),
+    (re.compile(r"\\([$%])"), r"\1"),
+    (re.compile(r"\\times|\\cdot"), "×"),
+    (re.compile(r"(?<![0-9)])\*\*|\*\*(?![0-9($])"), ""),  # Markdown bold, not a power
+    (re.compile(r"(?<=[0-9)])\s{0,3}([-+*×/^÷])\s{0,3}(?=[0-9($\\])"), r"\1"),  # operators touch both operands
+    (re.compile(r"(^|[=:($]\s{0,3})([-+])\s{1,3}(?=[$0-9.])"), r"\1\2"),  # "= - 5" is a sign, not an operator
+)
+# Possessive quantifiers (++) forbid giving digits back: "12x" must fail, not match as "1".
+_NUMBER = re.compile(
+    r"""
+    (?:(?<![\w)\]}])(?P<sign>[-+]))?  (?:[$€£¥]\s?)?  (?P<inner>(?<=[$€£¥])[-+])?
+    (?<![\w./^*×÷]) (?<![\w)\]}][-+])
+    (?: (?:(?P<whole>[0-9]++)\s)? (?P<top>[0-9]++)/(?P<bottom>[0-9]++)
+      | (?P<digits> [0-9]{1,3}+(?:,[0-9]{3})++(?!,?[0-9])(?:\.[0-9]++)? | [0-9]++(?:\.[0-9]++)? | \.[0-9]++ )
+        (?: [eE](?P<exponent>[-+]?[0-9]++) | \s?[x×*]\s?10\^(?:\{(?P<braced>[-+]?[0-9]++)\}|(?P<power>[-+]?[0-9]++)) )?+
+    )
+    (?: \s?% )?+
+    (?![0-9_]) (?!\.[0-9]) (?![-+*×/^÷][0-9($]) (?!\^) (?![A-Za-z](?![A-Za-z]))
+    """,
+    re.VERBOSE,
+)
+
+
+def read_number(text: str) -> Fraction | None:
+    """The one value that `text` states, or None where it states none, several, or one too long to build."""
+    text = text.strip()
+    if _PLAIN.fullmatch(text):
+        return Fraction(int(text))
+    text = _FRACTION.sub(lambda m: f" {m[1] or m[3]}/{m[2] or m[4]}", text).strip()
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    value = _single(text)
+    if value is None and "=" in text:
+        value = _single(text.rpartition("=")[2])
+    return value
+
+
+def same_number(gold: Fraction, value: Fraction) -> bool:
+    """Exact for an integer gold; within RELATIVE_TOLERANCE of it otherwise (GSM-Hard's golds are floats)."""
+    if gold.denominator == 1:
+        return value == gold
+    return abs(value - gold) <= abs(gold) * RELATIVE_TOLERANCE
+
+
+def canonical(value: Fraction) -> str:
+    """One spelling for each value, for votes and records: "42", "-0.75", and "1/3" where decimals never end."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    rest, twos, fives = value.denominator, 0, 0
+    while rest % 2 == 0:
+        rest, twos = rest // 2, twos + 1
+    while rest % 5 == 0:
+        rest, fives = rest // 5, fives + 1
+    if rest != 1:
+        return str(value)
+    places = max(twos, fives)
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+def _single(text: str) -> Fraction | None:
+    values: set[Fraction] = set()
+    for match in _NUMBER.finditer(text):
+        value = _value(match)
+        if value is None:
+            return None
+        values.add(value)
+        if len(values) > 1:
+            return None
+    return values.pop() if values else None
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    group = match.groupdict()
+    exponent = group["exponent"] or group["braced"] or group["power"] or "0"
+    if len(match[0]) > MAX_DIGITS or len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
+        return None
+    if group["digits"] is not None:
+        value = Fraction(group["digits"].replace(",", "")) * Fraction(10) ** int(exponent)
+    elif int(group["bottom"]) == 0:
+        return None
+    else:
+        value = Fraction(int(group["top"]), int(group["bottom"])) + int(group["whole"] or 0)
+    return -value if "-" in (group["sign"], group["inner"]) else value

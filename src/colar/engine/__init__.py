@@ -1,0 +1,1 @@
+"""Requests in, completions out: the naive reference and the batched, cached engine."""

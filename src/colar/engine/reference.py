@@ -1,0 +1,81 @@
+"""The oracle: one request, no cache, no batch, every step a full forward over all that was fed so far.
+
+Read this first: it is what thinking means. `engine.py` must give the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from colar.engine.request import Completion, Event, Request, fold, prompt_ids
+from colar.methods.base import Method, ThinkState, param_columns
+from colar.model.latent_lm import LatentLM
+from colar.ops import noise
+from colar.ops.sampling import sample_tokens
+
+
+def complete(lm: LatentLM, method: Method, request: Request) -> Completion:
+    """Answer one request."""
+    (completion,) = fold(lm, stream(lm, method, request))
+    return completion
+
+
+@torch.no_grad()
+def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
+    """The events of one request, in order."""
+    decoding = request.decoding
+    fed = lm.embed(torch.tensor([prompt_ids(lm, method, request)], device=lm.device))
+    n_thoughts = 0
+
+    thinking_cut = True
+    while n_thoughts < decoding.max_latents:
+        last = lm.hidden(fed)[:, -1]
+        thought = method.think(lm, think_state(lm, request, last, n_thoughts))
+        if thought.done.item():
+            thinking_cut = False
+            break
+        fed = torch.cat([fed, thought.embeds[:, None]], dim=1)
+        n_thoughts += 1
+        kept = request.keep_latents
+        info = {name: column[0] for name, column in thought.info.items()} if kept else {}
+        yield Event(request, "thought", int(thought.token_ids), thought.embeds[0] if kept else None, info)
+
+    token_id, n_tokens = lm.template.separator_id, 0
+    while n_tokens < decoding.max_completion_length and token_id != lm.template.eos_id:
+        fed = torch.cat([fed, lm.embed(torch.tensor([[token_id]], device=lm.device))], dim=1)
+        logits = lm.logits(lm.hidden(fed)[:, -1])
+        token_id = int(sample(logits, request, n_thoughts + 1 + n_tokens))
+        n_tokens += 1
+        yield Event(request, "token", token_id)
+
+    reason = "stop" if token_id == lm.template.eos_id else "length"
+    yield Event(request, "finished", reason=reason, truncated=thinking_cut or reason == "length")
+
+
+def think_state(lm: LatentLM, request: Request, last: Tensor, step: int) -> ThinkState:
+    """The one-row state after `step` forward passes beyond the question's."""
+    decoding = asdict(request.decoding)
+    column = {
+        name: torch.tensor([decoding[name]], device=lm.device, dtype=torch.float64)
+        for name in ("temperature", "top_p", "latent_temperature")
+    }
+    params = {name: value.to(lm.device) for name, value in param_columns([request.params]).items()}
+    counters = {
+        name: torch.tensor([value], device=lm.device)
+        for name, value in (("step", step), ("seed", request.seed), ("sample", request.sample))
+    }
+    return ThinkState(last, params=params, make_logits=lm.logits, **column, **counters)
+
+
+def sample(logits: Tensor, request: Request, step: int) -> Tensor:
+    """An answer token by the request's own temperature, top-p and noise."""
+    seed = torch.tensor([request.seed], device=logits.device)
+    uniform = noise.uniform(noise.keys(seed, request.sample, step, noise.TOKEN), 1)[:, 0]
+    decoding = request.decoding
+    temperature = torch.tensor([decoding.temperature], device=logits.device, dtype=torch.float64)
+    top_p = torch.tensor([decoding.top_p], device=logits.device, dtype=torch.float64)
+    return sample_tokens(logits, temperature, top_p, uniform)

@@ -1,0 +1,1 @@
+"""From a checkpoint to records, from records to a report."""

@@ -1,0 +1,272 @@
+"""The one interface of all methods, and the tensors that go through it.
+
+A `Row` is one example as ids; a `Batch` the same segments padded one by one on the right, with everything
+that differs between rows as a column. `ThinkState` is what a method sees at inference, one step of all rows
+at once, and `Thought` what it answers. Nothing outside `methods/` asks which method it has.
+
+Shape suffixes: B rows, Q question, T reasoning tokens, A answer, N labels, S steps, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from random import Random
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from colar.data.example import Example
+from colar.model.latent_lm import LatentLM
+from colar.ops import noise
+from colar.prompts import Template
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """Per-request values of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example as ids. `question` ends with the opening separator, `answer` is separator ... EOS."""
+
+    question: list[int]
+    steps: list[list[int]]
+    answer: list[int]
+    params: Any
+    seed: int
+
+    @property
+    def chain(self) -> list[int]:
+        return [token for step in self.steps for token in step]
+
+    def __len__(self) -> int:
+        return len(self.question) + sum(map(len, self.steps)) + len(self.answer)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as tensors: ids (B, Q | T | A) padded on the right, lengths (B,), step sizes (B, S), and columns."""
+
+    question_ids: Tensor
+    question_lengths: Tensor
+    chain_ids: Tensor
+    chain_lengths: Tensor
+    step_sizes: Tensor
+    answer_ids: Tensor
+    answer_lengths: Tensor
+    seeds: Tensor
+    params: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def collate(cls, rows: Sequence[Row]) -> Batch:
+        """Padding is id 0 and never read: every use goes through the lengths."""
+        question, question_lengths = _pad([row.question for row in rows])
+        chain, chain_lengths = _pad([row.chain for row in rows])
+        sizes, _ = _pad([[len(step) for step in row.steps] for row in rows])
+        answer, answer_lengths = _pad([row.answer for row in rows])
+        seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64)
+        columns = param_columns([row.params for row in rows])
+        return cls(
+            question, question_lengths, chain, chain_lengths, sizes, answer, answer_lengths, seeds, columns
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A flat dict, as data loaders and Trainer move it between devices."""
+        flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "params"}
+        return flat | {f"params.{name}": column for name, column in self.params.items()}
+
+    @classmethod
+    def from_tensors(cls, flat: Mapping[str, Tensor]) -> Batch:
+        params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
+        return cls(**{key: flat[key] for key in flat if not key.startswith("params.")}, params=params)
+
+
+@dataclass
+class ThinkState:
+    """What a method sees at one thinking step, a row each for every request that is still thinking.
+
+    `hidden` (B, D) is the last hidden state after the question or after the last thought; `step` (B,) counts
+    forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step).
+    """
+
+    hidden: Tensor
+    step: Tensor
+    params: dict[str, Tensor]
+    temperature: Tensor
+    top_p: Tensor
+    latent_temperature: Tensor
+    seed: Tensor
+    sample: Tensor
+    make_logits: Callable[[Tensor], Tensor]
+
+    @cached_property
+    def _logits(self) -> Tensor:
+        return self.make_logits(self.hidden)
+
+    def logits(self) -> Tensor:
+        """LM head at `hidden`, (B, V) float32; computed when first asked for."""
+        return self._logits
+
+    def uniform(self) -> Tensor:
+        """One number in [0, 1) a row, (B,) float64."""
+        return noise.uniform(noise.keys(self.seed, self.sample, self.step, noise.TOKEN), 1)[:, 0]
+
+    def normal(self, n: int) -> Tensor:
+        """(B, n) float32 standard normals."""
+        return noise.normal(noise.keys(self.seed, self.sample, self.step, noise.LATENT), n)
+
+
+@dataclass(frozen=True)
+class Thought:
+    """One step of all rows. A row that is done emits nothing: its embedding is ignored.
+
+    embeds (B, D) · done (B,) bool · token_ids (B,) int64, -1 for a latent · info: columns (B, ...) to look at.
+    """
+
+    embeds: Tensor
+    done: Tensor
+    token_ids: Tensor
+    info: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Method(Protocol):
+    """How to learn and how to think. Constructed from its frozen, self-validating `Config`."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    Params: ClassVar[type]
+    config: Any
+
+    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
+        """What it adds to the backbone; `LatentLM` registers, trains and saves them."""
+        ...
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        """Once over the data before training; may also fix `self.config` (a measured scale)."""
+        ...
+
+    def prompt(self, params: Any) -> str:
+        """What fills the template's speed slot, in training and at inference alike."""
+        ...
+
+    def stage(self, epoch: float) -> int:
+        """The curriculum's stage at a (fractional) epoch; 0 throughout for most."""
+        ...
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments."""
+        ...
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        """Named terms, each (B,), averaged within the row and weighted: their sum is the row's loss.
+
+        A name that starts with "_" is a quantity to log and no part of the loss.
+        """
+        ...
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        """Inference, one step, behaviour of the final stage; a pure function of the state's columns."""
+        ...
+
+    def trained(self, params: Any) -> str | None:
+        """None where `params` are as trained; a warning where they go beyond. ValueError where they cannot work."""
+        ...
+
+
+class Base:
+    """Defaults that most methods share."""
+
+    Params: ClassVar[type] = NoParams
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
+        return {}
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        return examples
+
+    def prompt(self, params: Any) -> str:
+        return ""
+
+    def stage(self, epoch: float) -> int:
+        return 0
+
+    def trained(self, params: Any) -> str | None:
+        return None
+
+
+def encode_row(template: Template, example: Example, params: Any, prompt: str, seed: int) -> Row:
+    """The plain layout: question with its prompt, all steps, answer. ValueError names the example."""
+    try:
+        return Row(
+            template.question(example.question, prompt),
+            template.steps(example.steps),
+            template.answer(example.answer),
+            params,
+            seed,
+        )
+    except ValueError as error:
+        raise ValueError(f"{example.id}: {error}") from error
+
+
+def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
+    """A (B,) float64 column for each field of the rows' params."""
+    names = [f.name for f in dataclasses.fields(params[0])] if params else []
+    return {
+        name: torch.tensor([float(getattr(p, name)) for p in params], dtype=torch.float64) for name in names
+    }
+
+
+def pack(*segments: tuple[Tensor, Tensor]) -> Tensor:
+    """Lay each row's segments end to end, right-padded with zeros.
+
+    Each segment is (values (B, L, ...), lengths (B,)). Returns (B, longest total, ...); gradients flow.
+    """
+    lengths = torch.stack([lengths for _, lengths in segments])
+    values = segments[0][0]
+    out = values.new_zeros(values.shape[0], int(lengths.sum(0).max()), *values.shape[2:])
+    start_B = torch.zeros_like(lengths[0])
+    for values, lengths_B in segments:
+        row, column = torch.nonzero(length_mask(lengths_B, values.shape[1]), as_tuple=True)
+        out = out.index_put((row, start_B[row] + column), values[row, column].to(out.dtype))
+        start_B = start_B + lengths_B
+    return out
+
+
+def length_mask(lengths_B: Tensor, n: int) -> Tensor:
+    """(B, n) bool, true at a row's first `lengths_B[b]` positions."""
+    return torch.arange(n, device=lengths_B.device) < lengths_B[:, None]
+
+
+def shift(hidden_BTD: Tensor, start_B: Tensor, n: int) -> Tensor:
+    """Row b's hidden states at positions start_b, start_b + 1, ... (B, n, D), clamped at the end."""
+    index_BN = (start_B[:, None] + torch.arange(n, device=start_B.device)).clamp(max=hidden_BTD.shape[1] - 1)
+    return hidden_BTD.gather(1, index_BN[..., None].expand(-1, -1, hidden_BTD.shape[2]))
+
+
+def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
+    """Mean over each row's masked entries, (B,); 0 where a row has none."""
+    total_B = torch.where(mask_BN, values_BN, 0).sum(-1)
+    return total_B / mask_BN.sum(-1).clamp(min=1)
+
+
+def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BN: Tensor, mask_BN: Tensor) -> Tensor:
+    """Mean cross-entropy of each row over its masked positions, (B,); logits are made only there."""
+    loss_BN = hidden_BND.new_zeros(labels_BN.shape, dtype=torch.float32)
+    losses = nn.functional.cross_entropy(lm.logits(hidden_BND[mask_BN]), labels_BN[mask_BN], reduction="none")
+    return row_mean(loss_BN.masked_scatter(mask_BN, losses), mask_BN)
+
+
+def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    ids = torch.zeros(len(rows), int(lengths.max()) if len(rows) else 0, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
+    return ids, lengths

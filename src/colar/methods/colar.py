@@ -1,0 +1,232 @@
+"""CoLaR: compressed latent reasoning (the paper's sections 3.1 and 3.2).
+
+    fed        question  (Thinking speed: 2)  ###   l1   l2   l3   ###   answer
+    LM head                                   t1'   t2'  t3'  ###  answer EOS     t_k': one token of group k
+    latent head                               l1    l2   l3                       mean and spread of the next latent
+
+A row's factor c is drawn when it is encoded, its reasoning embeddings are merged in groups of c
+(`ops/compress.py`), and two heads are trained at the same positions:
+
+    L_comp   = mean over L_c + L_a of -log p(label)                             equation 1
+    L_latent = mean over L_c and D of  soft-MSE  E[(mu + sigma eps - e)^2] - alpha * entropy       equation 3
+               or of the Gaussian      NLL       (e - mu)^2 / (2 sigma^2) + log sigma              equation 2
+
+Departures: the expectation in soft-MSE has a closed form, (mu - e)^2 + sigma^2, so the loss has no sampling
+noise (its sigma settles at sqrt(alpha / 2)); the NLL has the square that the paper's formula misses; the last
+group is scaled by its own size; c is drawn per row, not per batch. Targets are detached and divided by sigma_e,
+the standard deviation of the embedding module's output, and the embeddings are frozen: they are the targets.
+
+At inference the LM head decides BEFORE each latent whether to stop (it chooses the separator); otherwise the
+latent head's mean, plus `latent_temperature` times sigma times noise, times sigma_e, is fed back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Batch, Row, ThinkState, Thought
+from colar.model.latent_lm import LatentLM
+from colar.ops import noise
+from colar.ops.compress import Merge, compress, pick_one
+from colar.ops.sampling import sample_tokens
+from colar.prompts import Template
+
+LatentLoss = Literal["soft_mse", "nll"]
+Head = Literal["gaussian", "deterministic"]
+LOG_STD_RANGE = (-7.0, 2.0)
+"""Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""
+
+
+@dataclass(frozen=True)
+class ColarParams:
+    """Per-request values."""
+
+    compression_factor: float = 2
+    """c: how many reasoning tokens a latent stands for, 1 or more."""
+
+    def __post_init__(self) -> None:
+        c = self.compression_factor
+        if isinstance(c, bool) or not isinstance(c, int | float) or not math.isfinite(c):
+            raise ValueError(f"compression_factor must be a number, got {c!r}")
+        if c < 1:
+            raise ValueError(f"compression_factor must be 1 or more, got {c:g}")
+
+
+@dataclass(frozen=True)
+class ColarConfig:
+    """The paper's choices; its ablations are values of these."""
+
+    compression_factors: tuple[float, ...] | str = "1..5"
+    """Factors drawn from in training: a list, or a range of whole numbers such as "1..5" (the paper's)."""
+    merge: Merge = "sqrt"
+    """Scale of a group's sum: "sqrt" of its size, or its "mean" (ablation MP)."""
+    head: Head = "gaussian"
+    """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL)."""
+    latent_loss: LatentLoss = "soft_mse"
+    """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
+    alpha: float = 0.02
+    """Weight of the entropy in soft-MSE; sigma settles at sqrt(alpha / 2) = 0.1 sigma_e, the exploration noise."""
+    supervise_chain: bool = True
+    """Train the LM head on one token of each next group; false keeps only the stop and answer labels (OC)."""
+    comp_weight: float = 1.0
+    """Weight of L_comp."""
+    latent_weight: float = 1.0
+    """Weight of L_latent ("we sum up L_comp and L_latent")."""
+    sigma_e: float | None = None
+    """Scale of the embeddings; null: measured on the backbone at the start and kept here."""
+
+    def __post_init__(self) -> None:
+        _one_of("merge", self.merge, get_args(Merge))
+        _one_of("head", self.head, get_args(Head))
+        _one_of("latent_loss", self.latent_loss, get_args(LatentLoss))
+        if self.head == "deterministic" and self.latent_loss == "nll":
+            raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
+        for name in ("alpha", "comp_weight", "latent_weight"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"method.{name} must be 0 or more, got {value}")
+        if self.sigma_e is not None and not self.sigma_e > 0:
+            raise ValueError(f"method.sigma_e must be above 0 or null, got {self.sigma_e}")
+        if not self.factors:
+            raise ValueError("method.compression_factors is empty")
+        for c in self.factors:
+            ColarParams(c)
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The training factors as numbers."""
+        given = self.compression_factors
+        if not isinstance(given, str):
+            return tuple(given)
+        low, dots, high = given.partition("..")
+        if not (dots and low.strip().isdigit() and high.strip().isdigit() and int(low) <= int(high)):
+            raise ValueError(
+                f'method.compression_factors must be a list or a range such as "1..5", got {given!r}'
+            )
+        return tuple(range(int(low), int(high) + 1))
+
+
+class LatentHead(nn.Module):
+    """Hidden state -> mean and log standard deviation of the next latent in units of sigma_e, (..., D) each.
+
+    "A three-layered MLP with hidden dimensions corresponding to the LLM backbone's" and two heads.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
+        self.mean = nn.Linear(width, width)
+        self.log_std = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(hidden.to(self.mean.weight.dtype))
+        return self.mean(features).float(), self.log_std(features).float().clamp(*LOG_STD_RANGE)
+
+
+class Colar(base.Base):
+    name: ClassVar[str] = "colar"
+    Config: ClassVar[type] = ColarConfig
+    Params: ClassVar[type] = ColarParams
+
+    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
+        return {"latent_head": LatentHead(lm_config.hidden_size)}
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        lm.freeze_embeddings()
+        if self.config.sigma_e is None:
+            self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
+        return examples
+
+    def prompt(self, params: ColarParams) -> str:
+        return f"(Thinking speed: {params.compression_factor:g})"
+
+    def trained(self, params: ColarParams) -> str | None:
+        c, factors = params.compression_factor, self.config.factors
+        if c in factors:
+            return None
+        known = ", ".join(f"{value:g}" for value in factors)
+        if c != int(c):
+            raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {known}")
+        return f"compression_factor {c:g} was not trained (trained: {known}): expect less"
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        params = ColarParams(rng.choice(self.config.factors))
+        return base.encode_row(template, example, params, self.prompt(params), rng.getrandbits(62))
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        c_B = batch.params["compression_factor"]
+        with torch.no_grad():
+            chain_BTD = lm.embed(batch.chain_ids)
+        latents_BKD, counts_B = compress(chain_BTD, batch.chain_lengths, c_B, self.config.merge)
+        question = (lm.embed(batch.question_ids), batch.question_lengths)
+        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
+        hidden_BTD = lm.hidden(base.pack(question, (latents_BKD, counts_B), answer))
+        labels_BN, mask_BN = self._labels(batch, counts_B, latents_BKD.shape[1])
+        hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
+        terms = {"ce": self.config.comp_weight * base.cross_entropy(lm, hidden_BND, labels_BN, mask_BN)}
+        return terms | self._latent_loss(lm, hidden_BND, latents_BKD, counts_B)
+
+    def _labels(self, batch: Batch, counts_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
+        """Labels from the last question position on: a token of each group, then ### answer EOS; and their mask."""
+        uniform_BK = noise.uniform(noise.keys(batch.seeds, noise.LABEL), K)
+        picked_BK = pick_one(
+            batch.chain_ids, batch.chain_lengths, batch.params["compression_factor"], uniform_BK
+        )
+        labels_BN = base.pack((picked_BK, counts_B), (batch.answer_ids, batch.answer_lengths))
+        mask_BN = base.length_mask(counts_B + batch.answer_lengths, labels_BN.shape[1])
+        if not self.config.supervise_chain:
+            mask_BN = mask_BN & ~base.length_mask(counts_B, labels_BN.shape[1])
+        return labels_BN, mask_BN
+
+    def _latent_loss(
+        self, lm: LatentLM, hidden_BND: Tensor, latents_BKD: Tensor, counts_B: Tensor
+    ) -> dict[str, Tensor]:
+        K = latents_BKD.shape[1]
+        mask_BK = base.length_mask(counts_B, K)
+        mean, log_std = lm.extra["latent_head"](hidden_BND[:, :K])
+        target_BKD = latents_BKD.float() / self.config.sigma_e
+        loss_BK = latent_loss(self.config, mean, log_std, target_BKD).mean(-1)
+        return {
+            "latent": self.config.latent_weight * base.row_mean(loss_BK, mask_BK),
+            "_sigma": base.row_mean(log_std.detach().exp().mean(-1), mask_BK),
+            "_latent_mse": base.row_mean((mean.detach() - target_BKD).square().mean(-1), mask_BK),
+        }
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        logits_BV = state.logits()
+        ids_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
+        mean, log_std = lm.extra["latent_head"](state.hidden)
+        latent = mean
+        if self.config.head == "gaussian" and bool((state.latent_temperature > 0).any()):
+            spread = state.latent_temperature[:, None].float() * log_std.exp()
+            latent = mean + spread * state.normal(mean.shape[-1])
+        embeds = (latent * self.config.sigma_e).to(state.hidden.dtype)
+        stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
+        info = {"mu": mean, "sigma": log_std.exp(), "stop_probability": stop_B}
+        return Thought(embeds, ids_B == lm.template.separator_id, torch.full_like(ids_B, -1), info)
+
+
+def latent_loss(config: ColarConfig, mean: Tensor, log_std: Tensor, target: Tensor) -> Tensor:
+    """Elementwise loss of a prediction, in units of sigma_e squared."""
+    error = (mean - target).square()
+    if config.head == "deterministic":
+        return error
+    if config.latent_loss == "nll":
+        return 0.5 * error * torch.exp(-2 * log_std) + log_std
+    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
+    return error + torch.exp(2 * log_std) - config.alpha * entropy
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"method.{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,99 @@
+"""Names to methods, and checkpoints to a model with its method. A new method is one import and one line here."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from torch import nn
+
+from colar.methods.base import Method
+from colar.methods.colar import Colar
+from colar.methods.cot import Cot, NoCot
+from colar.model import checkpoint
+from colar.model.latent_lm import LatentLM
+
+METHODS: dict[str, type[Any]] = {method.name: method for method in (Cot, NoCot, Colar)}
+
+
+def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
+    """The method of that name. ValueError names the nearest right name or key, and the allowed values."""
+    if name not in METHODS:
+        raise ValueError(
+            f"method.name: unknown method {name!r}{nearest(name, METHODS)}; one of {', '.join(METHODS)}"
+        )
+    cls = METHODS[name]
+    method: Method = cls(typed(cls.Config, config or {}, f"method ({name})"))
+    return method
+
+
+def make_params(method: Method, values: Mapping[str, Any]) -> Any:
+    """The method's per-request values. ValueError for a key it does not have (a factor for CoT)."""
+    allowed = [f.name for f in dataclasses.fields(method.Params)]
+    for key in values:
+        if key not in allowed:
+            takes = f"takes {', '.join(allowed)}" if allowed else "takes none"
+            raise ValueError(f"method {method.name} has no {key}; it {takes}")
+    return typed(method.Params, values, f"{method.name} request")
+
+
+def param_names() -> list[str]:
+    """Every per-request value that some method has."""
+    names = [f.name for method in METHODS.values() for f in dataclasses.fields(method.Params)]
+    return list(dict.fromkeys(names))
+
+
+def typed(cls: type[Any], values: Mapping[str, Any], what: str) -> Any:
+    """A dataclass from JSON-like values: unknown keys and wrong types are errors in words."""
+    hints = get_type_hints(cls)
+    for key, value in values.items():
+        if key not in hints:
+            raise ValueError(
+                f"{what}: unknown key {key!r}{nearest(key, hints)}; keys: {', '.join(hints) or 'none'}"
+            )
+        expected = hints[key]
+        if expected is float or expected is int:
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            fits = fits and (expected is float or value == int(value))
+        else:
+            fits = expected is not bool or isinstance(value, bool)
+        if not fits:
+            raise ValueError(f"{what}: {key} must be a {expected.__name__}, got {value!r}")
+    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def nearest(key: str, allowed: Any) -> str:
+    """`, did you mean 'x'?` where some allowed key is close, else nothing."""
+    close = difflib.get_close_matches(key, list(allowed), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def save(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
+    """Write model and method as a checkpoint folder."""
+    config = json.loads(json.dumps(dataclasses.asdict(method.config)))
+    return checkpoint.save(lm, folder, {"name": method.name, "config": config}, run, card)
+
+
+def load(
+    path_or_id: str | Path, dtype: str = "float32", backbone: str | None = None
+) -> tuple[LatentLM, Method]:
+    """A checkpoint folder (or Hub id) as model and method, ready for inference or further training."""
+    folder = checkpoint.resolve(path_or_id)
+    lm, info = checkpoint.load(folder, dtype, backbone)
+    method = build(info["method"]["name"], info["method"]["config"])
+    lm.add_modules(method.modules(lm.config))
+    checkpoint.load_modules(lm.extra, folder) if lm.extra else None
+    return lm.eval(), method
+
+
+def attach(lm: LatentLM, method: Method, seed: int) -> None:
+    """Give `lm` the modules of a method that is about to be trained, initialised from `seed`."""
+    lm.extra = nn.ModuleDict()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm.add_modules(method.modules(lm.config))

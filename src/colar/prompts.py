@@ -1,0 +1,121 @@
+"""`Template`: how a problem becomes token ids, the same in training and at inference.
+
+    question segment                          reasoning            answer segment
+    [BOS] question text (Thinking speed: 2) ### [steps or latents] ### answer EOS
+                                            `-- one token each --'
+
+Every segment (and every reasoning step) is tokenised by itself and the ids are concatenated, so that no token
+straddles a border and a step can be dropped or compressed without changing its neighbours. BOS is there where
+the tokenizer has one. The template is saved with the checkpoint: a model is prompted as it was trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import AddedToken, PreTrainedTokenizerBase
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TemplateConfig:
+    """The texts of the layout."""
+
+    question: str = "{question} {speed}"
+    """Text before the first separator; `{speed}` is filled by the method's prompt ("" for most)."""
+    step_joiner: str = " "
+    """What stands before every reasoning step but the first."""
+    separator: str = "###"
+    """Opens and closes the reasoning; added to the tokenizer where it is not one token."""
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.question or "{speed}" not in self.question:
+            raise ValueError(
+                f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
+            )
+        if not self.separator.strip():
+            raise ValueError("template.separator must not be empty")
+
+
+class Template:
+    """Text to ids and back for one tokenizer.
+
+    `separator_added` says that the separator is a new token whose embedding row has to be trained.
+    """
+
+    def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        ids = self._ids(config.separator)
+        self.separator_added = len(ids) != 1 or ids[0] == tokenizer.unk_token_id
+        if self.separator_added:
+            tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
+            ids = self._ids(config.separator)
+        self.separator_id: int = ids[-1]
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no EOS token: answers could not end")
+        self.bos_id: int | None = tokenizer.bos_token_id
+        self.eos_id: int = tokenizer.eos_token_id
+
+    def question(self, question: str, speed: str = "") -> list[int]:
+        """Ids up to and including the opening separator."""
+        text = self.config.question.format(question=question.strip(), speed=speed).strip()
+        bos = [] if self.bos_id is None else [self.bos_id]
+        return [*bos, *self._ids(text), self.separator_id]
+
+    def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
+        """Ids of each reasoning step. ValueError where a step contains the separator: it would end the chain."""
+        rows = [self._ids((self.config.step_joiner if i else "") + step) for i, step in enumerate(steps)]
+        for step, ids in zip(steps, rows, strict=True):
+            if self.separator_id in ids:
+                raise ValueError(
+                    f"the separator {self.config.separator!r} occurs in the reasoning step {step!r}"
+                )
+        return rows
+
+    def answer(self, answer: str) -> list[int]:
+        """Ids from the closing separator to EOS, both included."""
+        return [self.separator_id, *self._ids(answer.strip()), self.eos_id]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of generated ids, special tokens left out, outer white space stripped."""
+        return str(
+            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        ).strip()
+
+    def token(self, token_id: int) -> str:
+        """One token as a person reads it."""
+        return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            **asdict(self.config),
+            "separator_id": self.separator_id,
+            "separator_added": self.separator_added,
+            "bos_id": self.bos_id,
+            "eos_id": self.eos_id,
+        }
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Template:
+        """The saved template. ValueError when it is of a newer version or does not fit `tokenizer`."""
+        if saved.get("version") != VERSION:
+            raise ValueError(
+                f"template version {saved.get('version')!r} is not {VERSION}, the one this colar reads"
+            )
+        texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
+        template = cls(TemplateConfig(**texts), tokenizer)
+        for key in ("separator_id", "bos_id", "eos_id"):
+            if getattr(template, key) != saved[key]:
+                raise ValueError(
+                    f"the checkpoint was trained with {key} = {saved[key]}, but its tokenizer gives "
+                    f"{getattr(template, key)} (separator {template.config.separator!r}): "
+                    "the tokenizer files do not belong to this checkpoint"
+                )
+        template.separator_added = saved["separator_added"]
+        return template
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
