@@ -28,7 +28,7 @@ from colar.data.quantity import canonical, read_number, same_number
 __all__ = ["Verdict", "extract", "extract_boxed", "judge"]
 
 _MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
-_LEADING_MARKER = re.compile(r"(?:####|(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*:))\s*:?\s*", re.IGNORECASE)
+_LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
 _WHOLE_LETTER = re.compile(r"\(?([A-Ja-j])[).:]*")
 _LABEL = re.compile(r"\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)")
@@ -106,8 +106,8 @@ def _choice(stated: str) -> str | None:
     letter = _WHOLE_LETTER.fullmatch(stated)
     if letter:
         return letter[1].upper()
-    letters = {first or second for first, second in _LABEL.findall(stated)}
-    truths = {word.capitalize() for word in _TRUTH.findall(stated)}
+    letters: set[str] = {first or second for first, second in _LABEL.findall(stated)}
+    truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
     if len(letters) == 1:
         return letters.pop()
     if letters or len(truths) != 1 or _NEGATION.search(stated):

@@ -8,7 +8,7 @@ Hub splits use the Hub's own syntax ("train+test").
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -21,11 +21,16 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Split:
-    """Where one split lies. `part`: all rows, or the rows kept or held out by the hash of the question."""
+    """Where one split lies.
+
+    `part`: all rows, or the rows kept or held out by the hash of the question. `leave_out`: hashes of questions
+    that the test set asks too.
+    """
 
     files: tuple[tuple[str, ...], ...] = ()
     hub: str | None = None
     part: Literal["all", "kept", "held"] = "all"
+    leave_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # name -> default
 
 
-def _one(path: str, hub: str | None, part: Literal["all", "kept", "held"] = "all") -> Split:
-    return Split(((path,),), hub, part)
+def _one(path: str, hub: str | None) -> Split:
+    return Split(((path,),), hub)
 
 
 def _coconut_files(name: str) -> dict[str, Split]:
@@ -54,8 +59,10 @@ def _coconut_files(name: str) -> dict[str, Split]:
 
 
 _GSM8K_AUG_TRAIN = Split(
-    (("gsm8k_aug/train.txt",), ("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt")), "train"
+    (("gsm8k_aug/train.txt",), ("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt")),
+    "train",
 )
+_MATH_TRAIN = Split((("math/train.parquet",),), "train", "kept", frozenset({"98fc77ec11ec6bfc"}))
 _MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
@@ -96,8 +103,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "math": Source(
             "competition problems, LaTeX answers; a tenth of train is held out as validation", "MIT", "latex",
             {
-                "train": _one("math/train.parquet", "train", "kept"),
-                "validation": _one("math/train.parquet", "train", "held"),
+                "train": _MATH_TRAIN,
+                "validation": replace(_MATH_TRAIN, part="held"),
                 "test": _one("math/test.parquet", "test"),
             },
             formats.hendrycks_math, formats.hendrycks_math, "EleutherAI/hendrycks_math", _MATH_SUBJECTS, "key",

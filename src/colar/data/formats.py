@@ -25,8 +25,15 @@ Parser = Callable[..., "Fields"]
 _EQUATION = re.compile(r"<<[^<>]*>>")
 _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 _PARAGRAPH = re.compile(r"\n\s*\n")
+_WHOLE_FLOAT = re.compile(r"^(-?[0-9]+)\.0$")
 _CLOSING = ".!?,;:"
 _LETTERS = "ABCD"
+# Two of the 7,500 training rows end in an empty box.
+_MATH_UNANSWERED = frozenset({"79595ba3b4cfcfe2", "81a7fe8e017d681c"})
+
+
+class UpstreamFault(ValueError):
+    """A row that is known to be faulty where it was published: left out and told, whatever was asked."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ def read(path: Path) -> Iterator[tuple[str, Any]]:
     elif path.suffix == ".json":
         yield from ((f"{path}: row {number}", row) for number, row in enumerate(_json_list(path), start=1))
     elif path.suffix == ".parquet":
-        from pyarrow import parquet
+        from pyarrow import parquet  # type: ignore[import-untyped]
 
         for number, row in enumerate(parquet.read_table(path).to_pylist(), start=1):
             yield f"{path}: row {number}", row
@@ -122,19 +129,20 @@ def hendrycks_math(raw: Any) -> Fields:
     row = _row(raw)
     if "reward_model" in row:
         row = _row(_row(row["reward_model"]).get("ground_truth"))
-        row = {"problem": _text(row, "question").removesuffix(_PROMPT_SUFFIX), "solution": row.get("solution")}
-    solution = _text(row, "solution")
+        row = {**row, "problem": _text(row, "question").removesuffix(_PROMPT_SUFFIX)}
+    problem, solution = _text(row, "problem"), _text(row, "solution")
     answer = extract_boxed(solution)
     if answer is None:
-        raise ValueError("no closed \\boxed{} in the solution")
-    return Fields(_text(row, "problem"), _paragraphs(solution), answer)
+        fault = UpstreamFault if question_hash(problem) in _MATH_UNANSWERED else ValueError
+        raise fault("no answer: the solution has no filled, closed \\boxed{}")
+    return Fields(problem, _paragraphs(solution), answer)
 
 
 def math_500(raw: Any) -> Fields:
     """MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
     row = _row(raw)
     key = _text(row, "unique_id").removeprefix("test/").removesuffix(".json")
-    return Fields(_text(row, "problem"), _paragraphs(_text(row, "solution")), _answer(row, "answer"), key)
+    return Fields(_text(row, "problem"), _paragraphs(_text(row, "solution")), _text(row, "answer"), key)
 
 
 def gpqa(raw: Any) -> Fields:
@@ -194,7 +202,8 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
     if isinstance(value, list) and len(value) == 1:  # MultiArith's lSolutions
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return _text({**row, name: value}, name)
+        text = _text({**row, name: value}, name)
+        return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, is {value}")
     return str(int(value)) if value == int(value) else repr(value)

@@ -26,7 +26,10 @@ MAX_CHARACTERS = 1000
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BARE_BOX = re.compile(r"[^\s$]+")
-_MATHS = re.compile(r"(?<!\\)\$+([^$]+)(?<!\\)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+# No span contains a delimiter of its own kind: the search is linear in the length of the text.
+_MATHS = re.compile(
+    r"(?<!\\)\$\$?([^$]+)\$\$?|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL
+)
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!]"), ""),
@@ -35,7 +38,8 @@ _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\frac\s*([0-9])\s*([0-9])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\sqrt\s*([0-9])"), r"\\sqrt{\1}"),
     (re.compile(r"\{,\}"), ","),
-    (re.compile(r"(?<![0-9a-zA-Z])\s+|\s+(?![0-9a-zA-Z])"), ""),  # a space counts between words and digits only
+    # A space counts between words and digits only: "1 2" is not "12".
+    (re.compile(r"(?<![0-9a-zA-Z])\s+|\s+(?![0-9a-zA-Z])"), ""),
     (re.compile(r"\s+"), " "),
 )
 _PLAIN_NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9.,]+(?:/[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})")

@@ -28,7 +28,9 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\([$%])"), r"\1"),
     (re.compile(r"\\times|\\cdot"), "×"),
     (re.compile(r"(?<![0-9)])\*\*|\*\*(?![0-9($])"), ""),  # Markdown bold, not a power
-    (re.compile(r"(?<=[0-9)])\s{0,3}([-+*×/^÷])\s{0,3}(?=[0-9($\\])"), r"\1"),  # operators touch both operands
+    (re.compile(r"\*\*"), "^"),
+    # Operators touch both operands, so that neither passes for a number of its own.
+    (re.compile(r"(?<=[0-9)])\s{0,3}([-+*×/^÷])\s{0,3}(?=[0-9($\\])"), r"\1"),
     (re.compile(r"(^|[=:($]\s{0,3})([-+])\s{1,3}(?=[$0-9.])"), r"\1\2"),  # "= - 5" is a sign, not an operator
 )
 # Possessive quantifiers (++) forbid giving digits back: "12x" must fail, not match as "1".

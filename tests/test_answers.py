@@ -1,0 +1,291 @@
+"""The judge: hand-made tables of what is read, what is right, and what must never pass."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colar.data import latex
+from colar.data.answers import Verdict, extract, extract_boxed, judge
+from colar.data.quantity import canonical, read_number, same_number
+
+TYPES = ("number", "latex", "choice", "text")
+
+READ_AS_NUMBER = [
+    ("42", "42"),
+    (" -42 ", "-42"),
+    ("042", "42"),
+    ("10.0", "10"),
+    ("36.", "36"),
+    (".45", "0.45"),
+    ("1,234.50 dollars", "1234.5"),
+    ("1,000,000", "1000000"),
+    ("The answer is 1,234.50 dollars.", "1234.5"),
+    ("So the final answer is: **18**", "18"),
+    ("Answer: 42. There are 3 left over", "42"),
+    ("First 7. The answer is 8. No, the answer is 9", "9"),
+    ("#### 42", "42"),
+    (r"\boxed{42}", "42"),
+    (r"2 then \boxed{41} then \boxed{42}", "42"),
+    ("$42$", "42"),
+    ("$1,234", "1234"),
+    (r"\$1{,}234", "1234"),
+    ("-$5", "-5"),
+    ("$-5", "-5"),
+    ("−5", "-5"),
+    ("- 5", "-5"),
+    ("x = - 5", "-5"),
+    ("45%", "45"),
+    (r"45\%", "45"),
+    ("3/4", "0.75"),
+    ("1/3", "1/3"),
+    (r"\frac{3}{4}", "0.75"),
+    (r"-\frac{3}{4}", "-0.75"),
+    (r"\frac12", "0.5"),
+    ("1 1/2", "1.5"),
+    (r"2\frac{1}{2}", "2.5"),
+    ("1e5", "100000"),
+    ("3.509e-07", "0.0000003509"),
+    (r"1.5 \times 10^6", "1500000"),
+    ("1.5 x 10^{3}", "1500"),
+    ("5km", "5"),
+    ("5 m^2", "5"),
+    ("6*7 = 42", "42"),
+    ("x=5", "5"),
+    ("42\n42.0", "42"),
+]
+NOT_A_NUMBER = [
+    "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2^10", "2**10", "12x",
+    "1,2345", "12,13", "1,23", "3.14.15", "1/2/3", "1 / 2 / 3", "1/0", "3.5/4", "2020-01-05", "10:30", "COVID-19",
+    "x2", "1_000", "½", "٣", "the answer is", r"\boxed{}", r"\boxed{42", "1e999999999", "1e401", "nan", "inf", "(1,2)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), READ_AS_NUMBER)
+def test_a_number_is_read(text: str, value: str) -> None:
+    assert extract(text, "number") == value
+
+
+@pytest.mark.parametrize("text", NOT_A_NUMBER)
+def test_no_number_is_guessed(text: str) -> None:
+    assert extract(text, "number") is None
+    assert judge(text, "42", "number") == Verdict(correct=False, parsed=None)
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "correct"),
+    [
+        ("10.0", "10", True),
+        ("10.0001", "10", False),  # integers are exact
+        ("1,234", "1234", True),
+        ("0.4", "2/5", True),
+        ("5.0001", "5", False),
+        ("123456789012345678901234567890", "123456789012345678901234567890", True),
+        ("123456789012345678901234567891", "123456789012345678901234567890", False),  # equal as floats
+        ("3244047.1", "3244047.0999999996", True),  # GSM-Hard's golds carry float noise
+        ("3244047", "3244047.0999999996", True),
+        ("3245000", "3244047.0999999996", False),  # 3e-4 off
+        ("3.509e-7", "3.509e-07", True),
+        ("0", "3.509e-07", False),  # an absolute tolerance would pass this
+        ("-3.5", "3.5", False),
+        ("45", "45%", True),
+        ("0.45", "45%", False),
+    ],
+)
+def test_numbers_compare(completion: str, gold: str, correct: bool) -> None:
+    assert judge(completion, gold, "number").correct is correct
+
+
+def test_the_tolerance_is_relative_and_closed() -> None:
+    gold = Fraction(5, 2)
+    assert same_number(gold, gold * Fraction(10_001, 10_000))
+    assert not same_number(gold, gold * Fraction(10_002, 10_000))
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"so $\boxed{5}$.", "5"),
+        (r"\boxed{\frac{3}{4}}", r"\frac{3}{4}"),
+        (r"\boxed{\left\{1, \frac{1}{2}\right\}} because {x}", r"\left\{1, \frac{1}{2}\right\}"),
+        (r"\boxed{\left\{x : x > 2\right.} and more}", r"\left\{x : x > 2\right."),
+        (r"first \boxed{1}, then \boxed{2}", "2"),
+        (r"$\boxed 2$.", "2"),
+        (r"$\boxed {17}.$", "17"),
+        (r"\fbox{9}", "9"),
+        (r"\fbox{\boxed{7}}", "7"),
+        ("no box", None),
+        (r"\boxed{}", None),
+        (r"\boxed{1} and \boxed{2", None),
+        (r"\boxed", None),
+        (r"\boxedwidth{3}", None),
+    ],
+)
+def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
+    assert extract_boxed(solution) == answer
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "correct"),
+    [
+        (r"\boxed{\frac34}", r"\frac{3}{4}", True),
+        ("0.75", r"\frac{3}{4}", True),
+        ("0.76", r"\frac{3}{4}", False),
+        ("12", "(1,2)", False),
+        ("(1,2)", "12", False),
+        ("1 2", "12", False),
+        (r"$\left( 1, 2 \right)$", "(1,2)", True),
+        ("(2,1)", "(1,2)", False),
+        ("1,234", "1234", True),
+        (r"The answer is $x^2+1$.", "1+x^2", True),
+        ("(x+1)^2", "x^2+2x+1", True),
+        ("(x+1)^2", "x^2+2x+2", False),
+        (r"\dfrac{\sqrt2}{2}", r"\frac{1}{\sqrt{2}}", True),
+        ("evelyn", r"\text{Evelyn}", True),
+        ("Elvyne", r"\text{Evelyn}", False),  # the same letters: equal as a product
+        ("(C)", r"\text{(C)}", True),
+        ("C", r"\text{(C)}", True),
+        ("5", "x=5", True),
+        ("90", r"90^\circ", True),
+        (r"\boxed{5", "5", False),
+    ],
+)
+def test_latex_compares(completion: str, gold: str, correct: bool) -> None:
+    assert judge(completion, gold, "latex").correct is correct
+
+
+def test_latex_is_judged_in_any_thread() -> None:
+    """math-verify's own timeouts raise outside the main thread; the comparer serves several at once."""
+    verdicts: dict[int, tuple[bool, bool]] = {}
+
+    def work(n: int) -> None:
+        right = judge(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n}", "latex").correct
+        verdicts[n] = (right, judge(f"(x+{n})^2", f"x^2+{2 * n}x+{n * n + 1}", "latex").correct)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == dict.fromkeys(range(1, 5), (True, False))
+
+
+def test_a_runaway_expression_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judge("y+x", "x+y", "latex").correct  # the worker is up
+    monkeypatch.setattr(latex, "DEADLINE_S", 0.5)
+    start = time.monotonic()
+    assert not judge("9^{9^{9^{9}}}", "5z", "latex").correct
+    assert time.monotonic() - start < 5
+    monkeypatch.undo()
+    assert judge("z+x", "x+z", "latex").correct  # a new worker answers the next question
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="forking a threaded test process warns")
+def test_a_forked_child_has_a_comparer_of_its_own() -> None:
+    assert judge("b+a", "a+b", "latex").correct
+    child = os.fork()
+    if child == 0:
+        os._exit(
+            0 if judge("c+a", "a+c", "latex").correct and not judge("c+a", "a-c", "latex").correct else 1
+        )
+    assert os.waitpid(child, 0)[1] == 0
+    assert judge("d+a", "a+d", "latex").correct
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("B", "B"), ("b", "B"), ("(B)", "B"), ("B.", "B"), ("B) Vitamin C.", "B"), ("(C) 5 apples", "C"),
+        ("The answer is B", "B"), ("The answer is (C).", "C"), ("answer: D\nbecause (A) fails", "D"),
+        ("**D**", "D"), (r"\boxed{\text{(J)}}", "J"),
+        ("True", "True"), ("false.", "False"), ("The statement is false.", "False"),
+        ("", None), ("K", None), ("A dog", None), ("I think so", None), ("(A) or (B)", None), ("A. x B. y", None),
+        ("It is not true", None), ("true or false", None), ("Because", None), ("AB", None),
+    ],
+)  # fmt: skip
+def test_choices_are_read(text: str, choice: str | None) -> None:
+    assert extract(text, "choice") == choice
+
+
+@pytest.mark.parametrize(
+    ("completion", "correct"),
+    [
+        ("Tom is a lempus.", True),
+        ("tom is  a LEMPUS", True),
+        ("The answer is: Tom is a lempus.", True),
+        ("### Tom is a lempus.", False),
+        ("Tom is a scrompus.", False),
+        ("Tom is a lempus. Tom is a scrompus.", False),
+        ("", False),
+    ],
+)
+def test_texts_compare(completion: str, correct: bool) -> None:
+    assert judge(completion, "Tom is a lempus.", "text").correct is correct
+
+
+def test_an_unknown_type_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="answer_type must be one of number, latex, choice, text, got 'float'"
+    ):
+        judge("1", "1", "float")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 10_000, "1" + " " * 100_000 + "2", "-" * 100_000, "answer is " * 10_000, "1,000" * 20_000, "{" * 50_000,
+     r"\frac{" * 10_000, "1e999999999", "1e-999999999", "=" * 100_000, "(A) " * 20_000, r"\boxed{" * 10_000,
+     "$" * 50_000, r"\(" * 30_000, "1/" * 30_000, "\n" * 100_000, r"\boxed" + " " * 100_000],
+)  # fmt: skip
+@pytest.mark.parametrize("answer_type", TYPES)
+def test_long_garbage_is_judged_fast(text: str, answer_type: str) -> None:
+    start = time.monotonic()
+    assert not judge(text, "7", answer_type).correct  # type: ignore[arg-type]
+    assert time.monotonic() - start < 2
+
+
+@given(st.integers(min_value=-(10**40), max_value=10**40))
+def test_an_integer_is_right_in_every_spelling_and_its_neighbour_is_wrong(n: int) -> None:
+    gold = str(n)
+    for text in (gold, f"{n:,}", f"{n}.0", f"The answer is {n:,}.", rf"\boxed{{{n}}}", f"{n} apples"):
+        assert judge(text, gold, "number") == Verdict(correct=True, parsed=gold)
+        assert not judge(text, str(n + 1), "number").correct
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30))
+def test_a_float_is_right_as_it_prints(value: float) -> None:
+    assert judge(repr(value), repr(value), "number").correct
+    assert read_number(repr(value)) == Fraction(repr(value))
+
+
+@given(st.fractions(max_denominator=10_000))
+def test_the_canonical_spelling_reads_back_to_the_same_value(value: Fraction) -> None:
+    assert Fraction(canonical(value)) == value
+    assert read_number(canonical(value)) == value
+
+
+@given(st.text(max_size=60), st.sampled_from(TYPES[2:] + TYPES[:1]))
+def test_any_text_is_judged(text: str, answer_type: str) -> None:
+    verdict = judge(text, text, answer_type)  # type: ignore[arg-type]
+    assert verdict.correct == (verdict.parsed is not None)  # what can be read is itself
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(alphabet=r"\{}^_$()[]<=>.,+-*/ 019abx", max_size=20))
+def test_any_latex_is_judged(text: str) -> None:
+    verdict = judge(text, text, "latex")
+    assert verdict.correct == (verdict.parsed is not None)
+    assert not judge(text, r"\text{no}", "latex").correct
+
+
+@given(st.text(min_size=1, max_size=40).filter(str.strip))
+def test_a_text_answer_is_right_however_it_is_spaced_and_cased(text: str) -> None:
+    assert judge(text, text, "text").correct
+    assert judge(f"  {'  '.join(text.split())}\n", text, "text").correct

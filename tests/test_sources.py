@@ -1,0 +1,489 @@
+"""Sources: rows of our own in every published format, then (with COLAR_DATA_DIR) the published files themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colar.data import answers, formats, sources, synthetic
+from colar.data.catalogue import SOURCES, SPLITS
+from colar.data.example import Example
+from colar.data.sources import load
+
+ICOT = [
+    "Ann has 3 bags of 4 pens. She finds 2 more. How many pens?||<<3*4=12>> <<12+2=14>> #### 14",
+    "Half of the 9 m rope is how long?||<<9 / 2 = 4.5>> #### 4.5",
+    "What number is seven?|| #### 7",
+]
+MATHS = [
+    {
+        "problem": f"What is ${n}+1$?",
+        "solution": f"Count on.\n \nWe get $\\boxed{{{n + 1}}}$.",
+        "level": "Level 1",
+    }
+    for n in range(25)
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "real_data" not in request.fixturenames:
+        monkeypatch.delenv("COLAR_DATA_DIR", raising=False)
+
+
+def put(folder: Path, name: str, content: Any) -> Path:
+    """Write lines (a list of str), JSON lines (a list of dict, .jsonl), JSON or parquet, as the name says."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".txt":
+        path.write_text("".join(line + "\n" for line in content), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
+    elif path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    else:
+        path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_icot_lines(tmp_path: Path) -> None:
+    put(tmp_path, "gsm8k_aug/test.txt", [ICOT[0], "", *ICOT[1:]])
+    assert load("gsm8k-aug", "test", data_dir=tmp_path) == [
+        Example("gsm8k-aug/test/0", "Ann has 3 bags of 4 pens. She finds 2 more. How many pens?",
+                ("<<3*4=12>>", "<<12+2=14>>"), "14"),
+        Example("gsm8k-aug/test/1", "Half of the 9 m rope is how long?", ("<<9 / 2 = 4.5>>",), "4.5"),
+        Example("gsm8k-aug/test/2", "What number is seven?", (), "7"),
+    ]  # fmt: skip
+
+
+def test_the_whole_train_file_is_preferred_to_its_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "gsm8k_aug/train_first3000.txt", ICOT[:2])
+    with pytest.raises(ValueError, match=r"no gsm8k_aug/train\.txt or gsm8k_aug/train_first3000\.txt \+ "):
+        load("gsm8k-aug", "train", data_dir=tmp_path)  # one part alone is not a training set
+    put(tmp_path, "gsm8k_aug/train_no_aug_equations.txt", [ICOT[1], ICOT[2]])
+    parts = load("gsm8k-aug", "train", data_dir=tmp_path)
+    assert [example.answer for example in parts] == ["14", "4.5", "7"]
+    assert [example.id for example in parts] == [f"gsm8k-aug/train/{n}" for n in range(3)]
+    told = capsys.readouterr().err
+    assert "no gsm8k_aug/train.txt" in told
+    assert "dropped 1 rows" in told
+    put(tmp_path, "gsm8k_aug/train.txt", [ICOT[2]])
+    assert [example.answer for example in load("gsm8k-aug", "train", data_dir=tmp_path)] == ["7"]
+    assert capsys.readouterr().err == ""
+
+
+def test_gsm8k_steps_lose_their_calculator_marks_unless_asked(tmp_path: Path) -> None:
+    row = {
+        "question": " How many legs? ",
+        "answer": "A cat has 2*2=<<2*2=4>>4 legs.\n\nTwo have <<4*2=8>>8.\n#### 8",
+    }
+    put(tmp_path, "gsm8k/test.jsonl", [row])
+    (plain,) = load("gsm8k", "test", data_dir=tmp_path)
+    assert plain == Example("gsm8k/test/0", "How many legs?", ("A cat has 2*2=4 legs.", "Two have 8."), "8")
+    (marked,) = load("gsm8k", "test", data_dir=tmp_path, options={"keep_marks": True})
+    assert marked.steps == ("A cat has 2*2=<<2*2=4>>4 legs.", "Two have <<4*2=8>>8.")
+
+
+def test_gsm_hard_targets_keep_their_digits(tmp_path: Path) -> None:
+    values = [-9867630.0, 0.0016791648, 9284017268534.4, 12]
+    put(
+        tmp_path,
+        "gsm_hard/gsmhardv2.jsonl",
+        [{"input": "q", "code": "", "target": value} for value in values],
+    )
+    found = [example.answer for example in load("gsm-hard", "test", data_dir=tmp_path)]
+    assert found == ["-9867630", "0.0016791648", "9284017268534.4", "12"]
+
+
+def test_svamp_is_all_rows_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    made = [
+        ("chal-10", "He has 5 figs.", 5.0),
+        ("chal-9", "If he has 2 figs", 2.0),
+        ("chal-1", "Any figs? ", 1.5),
+    ]
+    put(
+        tmp_path,
+        "svamp/SVAMP.json",
+        [{"ID": i, "Body": b, "Question": "How many?", "Answer": a} for i, b, a in made],
+    )
+    found = load("svamp", "test", data_dir=tmp_path)
+    assert [(e.id, e.question, e.answer) for e in found] == [
+        ("svamp/test/chal-1", "Any figs? How many?", "1.5"),
+        ("svamp/test/chal-10", "He has 5 figs. How many?", "5"),
+        ("svamp/test/chal-9", "If he has 2 figs. How many?", "2"),
+    ]
+
+
+def test_multiarith_repeats_a_question_under_another_id(tmp_path: Path) -> None:
+    made = [(" How many? ", 39.0), (" How few? ", 2.0), (" How many? ", 39.0)]
+    put(tmp_path, "multiarith/MultiArith.json", [{"sQuestion": q, "lSolutions": [a]} for q, a in made])
+    found = load("multiarith", "test", data_dir=tmp_path)
+    many, few = (formats.question_hash(q) for q in ("How many?", "How few?"))
+    assert {(e.id, e.question, e.answer) for e in found} == {
+        (f"multiarith/test/{many}", "How many?", "39"),
+        (f"multiarith/test/{many}-2", "How many?", "39"),
+        (f"multiarith/test/{few}", "How few?", "2"),
+    }
+
+
+def verl(row: dict[str, str]) -> dict[str, Any]:
+    truth = {"question": row["problem"] + " Let's think step by step and output the final answer within \\boxed{}.",
+             "solution": row["solution"], "target": "spoilt"}  # fmt: skip
+    return {"level": row["level"], "reward_model": {"ground_truth": truth, "style": "rule"}}
+
+
+def test_math_holds_out_the_same_tenth_whatever_the_layout_and_order(tmp_path: Path) -> None:
+    put(tmp_path / "a", "math/train.parquet", [verl(row) for row in MATHS])
+    put(tmp_path / "b", "math/train.parquet", MATHS[::-1])
+    parts = {}
+    for split in ("train", "validation"):
+        parts[split] = load("math", split, data_dir=tmp_path / "a")
+        assert parts[split] == load("math", split, data_dir=tmp_path / "b")
+        assert parts[split][:1] == load("math", split, data_dir=tmp_path / "a", limit=1)
+    by_hash = sorted((row["problem"] for row in MATHS), key=formats.question_hash)
+    assert [e.question for e in parts["validation"]] == by_hash[:2]  # round(25 / 10)
+    assert [e.question for e in parts["train"]] == by_hash[2:]
+    example = next(e for e in parts["train"] + parts["validation"] if e.question == "What is $7+1$?")
+    assert example.steps == ("Count on.", r"We get $\boxed{8}$.")
+    assert (example.answer, example.answer_type) == ("8", "latex")
+    # sha256("What is $7+1$?"), computed with sha256sum
+    assert example.id.endswith("/cedd7f73c6675099")
+
+
+def test_math_500_and_gpqa_rows() -> None:
+    row = {"problem": "p", "solution": "s", "answer": "\\pi", "unique_id": "test/algebra/3.json"}
+    assert formats.math_500(row) == formats.Fields("p", ("s",), "\\pi", "algebra/3")
+    wrong = {f"Incorrect Answer {n}": f"wrong {n}" for n in (1, 2, 3)}
+    letters = set()
+    for n in range(12):
+        fields = formats.gpqa({"Question": f"q{n}", "Correct Answer": "right", **wrong})
+        lines = fields.question.splitlines()
+        assert lines[0] == f"q{n}"
+        assert sorted(line[4:] for line in lines[1:]) == ["right", "wrong 1", "wrong 2", "wrong 3"]
+        assert f"({fields.answer}) right" in lines
+        letters.add(fields.answer)
+    assert len(letters) > 1  # the right one is not always in the same place
+
+
+def test_coconut_files(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "prosqa/prosqa_valid.json",
+        [{"question": "Is it?", "steps": ["a", "b"], "answer": "It is."}],
+    )
+    put(tmp_path, "prontoqa/prontoqa_test.json", [{"question": "Is it?", "steps": ["a"], "answer": "False"}])
+    (pros,) = load("prosqa", "validation", data_dir=tmp_path)
+    (pronto,) = load("prontoqa", "test", data_dir=tmp_path)
+    assert pros == Example("prosqa/validation/0", "Is it?", ("a", "b"), "It is.", "text")
+    assert pronto == Example("prontoqa/test/0", "Is it?", ("a",), "False", "choice")
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    made = [
+        {"question": "q1", "steps": "one step", "answer": 1.0},
+        {"id": "mine", "question": "q2", "answer": "Rome", "answer_type": "text", "extra": 1},
+        {"id": 7, "question": "q3", "steps": [], "answer": "3"},
+    ]
+    expected = [
+        Example("own/train/0", "q1", ("one step",), "1"),
+        Example("mine", "q2", (), "Rome", "text"),
+        Example("7", "q3", (), "3"),
+    ]
+    for name in ("own.json", "own.jsonl"):
+        assert load(str(put(tmp_path, name, made)), "train") == expected
+
+
+MALFORMED_ICOT = [
+    ("no bars #### 1", "no '||' between question and steps"),
+    ("q||<<1+1=2>> 2", "no '####' before the answer"),
+    ("q||<<1+1=2>> ####  ", "empty answer"),
+    (" ||<<1+1=2>> #### 2", "empty question"),
+    ("q||1+1=2 #### 2", "text outside <<...>> in the steps: '1+1=2'"),
+    ("q||<<1+1=2>> #### two", "answer 'two' cannot be read as answer_type 'number'"),
+]
+MALFORMED_OWN = [
+    ("[1]", "must be an object with named fields, is a list"),
+    ('{"question": "q"', "not valid JSON"),
+    ('{"question": "q", "steps": []}', "no field 'answer' (has "),
+    ('{"question": "q", "answer": ""}', "empty answer"),
+    ('{"question": "q", "answer": null}', "no field 'answer'"),
+    ('{"question": ["q"], "answer": "1"}', "question must be text, is a list"),
+    ('{"question": "q", "answer": true}', "answer must be text, is a bool"),
+    ('{"question": "q", "answer": NaN}', "answer must be a finite number, is nan"),
+    ('{"question": "q", "answer": "1", "steps": [1]}', "steps must be text or a list of texts"),
+    ('{"question": "q", "answer": "1", "answer_type": "float"}', "answer_type must be one of number, latex"),
+    (
+        '{"question": "q", "answer": "Z", "answer_type": "choice"}',
+        "answer 'Z' cannot be read as answer_type 'choice'",
+    ),
+    ('{"question": "q", "answer": "1", "id": "a"}', "id 'a' occurs twice"),
+]
+
+
+@pytest.mark.parametrize(("line", "why"), MALFORMED_ICOT)
+def test_a_malformed_line_is_named_or_skipped_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, why: str
+) -> None:
+    path = put(tmp_path, "gsm8k_aug/test.txt", [ICOT[0], line, ICOT[1]])
+    check_malformed("gsm8k-aug", tmp_path, f"{path}:2: {why}", capsys)
+
+
+@pytest.mark.parametrize(("line", "why"), MALFORMED_OWN)
+def test_a_malformed_row_of_ones_own_is_named_or_skipped_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, why: str
+) -> None:
+    good = [json.dumps({"question": "q", "answer": "1", "id": key}) for key in "ab"]
+    path = tmp_path / "own.jsonl"
+    path.write_text(f"{good[0]}\n{line}\n{good[1]}\n")
+    check_malformed(str(path), None, f"{path}:2: {why}", capsys)
+
+
+def check_malformed(
+    source: str, folder: Path | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        load(source, "test", data_dir=folder)
+    assert message in str(caught.value)
+    assert len(load(source, "test", data_dir=folder, limit=1)) == 1  # the bad row is never reached
+    capsys.readouterr()
+    assert len(load(source, "test", data_dir=folder, skip_malformed=True)) == 2
+    told = capsys.readouterr().err
+    assert "left out 1 row(s)" in told
+    assert message in told
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "a.json"
+    broken.write_text('[\n{"question": }]')
+    with pytest.raises(ValueError, match=r"a\.json:2: not valid JSON"):
+        load(str(broken), "test")
+    with pytest.raises(ValueError, match=r"b\.json: must hold a list of rows, holds a dict"):
+        load(str(put(tmp_path, "b.json", {"question": "q"})), "test")
+    latin = tmp_path / "c.jsonl"
+    latin.write_bytes('{"question": "caf\u00e9", "answer": "1"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"c\.jsonl: not UTF-8"):
+        load(str(latin), "test")
+    with pytest.raises(ValueError, match=r"no file .*nowhere"):
+        load(str(tmp_path / "nowhere.jsonl"), "test")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        (
+            ("gsm8k-augg", "test"),
+            {},
+            "unknown source: 'gsm8k-augg'; did you mean 'gsm8k-aug'.*allowed: gsm8k-aug, ",
+        ),
+        (
+            ("math", "valid"),
+            {},
+            r"unknown split of math: 'valid'; did you mean 'validation'\? \(allowed: train, ",
+        ),
+        (("svamp", "train"), {}, r"unknown split of svamp: 'train' \(allowed: test\)"),
+        (("svamp", "test"), {"options": {"a": 1}}, r"unknown option of svamp: 'a' \(allowed: none\)"),
+        (("gsm8k", "test"), {"options": {"keep_mark": 1}}, "did you mean 'keep_marks'"),
+        (("gsm8k", "test"), {"options": {"keep_marks": 1}}, "keep_marks must be a bool, got 1"),
+        (("gsm8k", "test"), {"limit": 0}, "limit must be 1 or more"),
+        (("gsm8k", "test"), {"data_dir": "/no/such/folder"}, "/no/such/folder does not exist"),
+        (
+            ("prosqa", "test"),
+            {},
+            "prosqa is read from files only: put prosqa/prosqa_test.json under a folder",
+        ),
+        (
+            ("arithmetic", "test"),
+            {"options": {"step": 2}},
+            "unknown option of arithmetic: 'step'; did you mean",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_says_what_can(arguments: Any, keywords: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(*arguments, **keywords)
+
+
+def test_a_missing_file_is_no_silent_download_and_an_empty_one_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLAR_DATA_DIR", str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"svamp: no svamp/SVAMP\.json under .*load ChilleD/SVAMP from the Hub"
+    ):
+        load("svamp", "test")
+    put(tmp_path, "svamp/SVAMP.json", [])
+    with pytest.raises(ValueError, match="svamp, split test: no rows"):
+        load("svamp", "test")
+
+
+def test_the_argument_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "a", "gsm8k_aug/test.txt", ICOT[:1])
+    put(tmp_path / "b", "gsm8k_aug/test.txt", ICOT[1:])
+    monkeypatch.setenv("COLAR_DATA_DIR", str(tmp_path / "a"))
+    assert len(load("gsm8k-aug", "test")) == 1
+    assert len(load("gsm8k-aug", "test", data_dir=tmp_path / "b")) == 2
+
+
+def test_arithmetic_is_the_generator(tmp_path: Path) -> None:
+    options = {"steps": (2, 3), "max_number": 9}
+    expected = synthetic.generate(synthetic.ArithmeticConfig(**options), "train", 5, 3)  # type: ignore[arg-type]
+    assert load("arithmetic", "train", limit=5, seed=3, options=options) == expected
+    assert len(load("arithmetic", "validation")) == sources.GENERATED["validation"]
+
+
+def test_prepared_files_read_back_to_the_same_rows(tmp_path: Path) -> None:
+    put(tmp_path, "math/train.parquet", MATHS)
+    paths = sources.prepare("math", ["train", "validation"], tmp_path / "out", data_dir=tmp_path)
+    assert paths == [tmp_path / "out" / "train.jsonl", tmp_path / "out" / "validation.jsonl"]
+    first = json.loads(paths[0].read_text().splitlines()[0])
+    assert set(first) == {"id", "question", "steps", "answer", "answer_type"}
+    for split in ("train", "validation"):
+        assert load(str(tmp_path / "out"), split) == load("math", split, data_dir=tmp_path)
+        assert load(str(tmp_path / "out" / f"{split}.jsonl"), split) == load("math", split, data_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"unknown split of .*'test' \(allowed: train, validation\)"):
+        load(str(tmp_path / "out"), "test")
+
+
+def test_describe_says_where_each_source_is(tmp_path: Path) -> None:
+    put(tmp_path, "gsm8k_aug/test.txt", ICOT)
+    without = {listing.name: listing for listing in sources.describe()}
+    assert set(without) == set(SOURCES)
+    assert without["gsm8k"].found == "Hub openai/gsm8k"
+    assert without["arithmetic"].found == "built in"
+    assert without["prosqa"].found.startswith("files only")
+    assert (without["math"].splits, without["math"].answer_type) == ("train, validation, test", "latex")
+    within = {listing.name: listing for listing in sources.describe(tmp_path)}
+    assert within["gsm8k-aug"].found == f"{tmp_path} (not there: train, validation)"
+    assert within["gpqa"].found == "Hub Idavidrein/gpqa"
+
+
+def test_the_table_is_whole() -> None:
+    for name, source in SOURCES.items():
+        assert list(source.splits) == [split for split in SPLITS if split in source.splits], name
+        assert (source.hub is None) == (source.hub_parser is None), name
+        for plan in source.splits.values():
+            assert bool(plan.files) == (source.file_parser is not None), name
+            assert (plan.hub is not None) == (source.hub is not None), name
+
+
+def test_hub_rows_give_the_rows_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` reads a local folder in a Hub repository's layout: configurations, joined splits, schema."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    hub, local = tmp_path / "hub", tmp_path / "files"
+    made = [
+        {"ID": f"chal-{n}", "Body": f"{n} figs.", "Question": "How many?", "Answer": float(n)}
+        for n in (1, 2, 3)
+    ]
+    put(local, "svamp/SVAMP.json", made)
+    texts = [{**row, "Answer": str(row["Answer"])} for row in made]  # the Hub's column is text
+    put(hub / "svamp", "train.jsonl", texts[2:])
+    put(hub / "svamp", "test.jsonl", texts[:2])
+    put(local, "math/train.parquet", [verl(row) for row in MATHS])
+    put(hub / "math", "a/train.jsonl", MATHS[20:])
+    put(hub / "math", "b/train.jsonl", MATHS[:20])
+    configs = [
+        {"config_name": c, "data_files": [{"split": "train", "path": f"{c}/train.jsonl"}]} for c in "ab"
+    ]
+    (hub / "math" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    table = {
+        "svamp": dataclasses.replace(SOURCES["svamp"], hub=str(hub / "svamp")),
+        "math": dataclasses.replace(SOURCES["math"], hub=str(hub / "math"), hub_configs=("a", "b")),
+    }
+    monkeypatch.setattr(sources, "SOURCES", table)
+    assert [e.answer for e in load("svamp", "test")] == ["1", "2", "3"]
+    for name, split in (("svamp", "test"), ("math", "train"), ("math", "validation")):
+        assert load(name, split) == load(name, split, data_dir=local)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "expected"),
+    [
+        ("gsm8k-aug", {"question": "q", "steps": ["<<1+1=2>>"], "answer": "2"}, ("q", ("<<1+1=2>>",), "2")),
+        ("gsm8k", {"question": "q", "answer": "a <<1+1=2>>2\n#### 2"}, ("q", ("a 2",), "2")),
+        ("gsm-hard", {"input": "q", "code": "", "target": 2.0}, ("q", (), "2")),
+        ("multiarith", {"question": " q ", "final_ans": "2"}, ("q", (), "2")),
+        (
+            "math-500",
+            {"problem": "q", "solution": "s", "answer": "2", "unique_id": "test/a/1.json"},
+            ("q", ("s",), "2"),
+        ),
+    ],
+)
+def test_hub_columns(name: str, row: dict[str, Any], expected: tuple[str, tuple[str, ...], str]) -> None:
+    parser = SOURCES[name].hub_parser
+    assert parser is not None
+    fields = parser(row)
+    assert (fields.question, fields.steps, fields.answer) == expected
+
+
+def test_an_unreachable_hub_says_what_to_do() -> None:
+    code = "from colar.data.sources import load; load('gsm8k', 'test')"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"}
+    environment.pop("COLAR_DATA_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    for part in ("ValueError: cannot load openai/gsm8k from the Hub", "--data-dir", "COLAR_DATA_DIR"):
+        assert part in last
+
+
+COUNTS = {
+    ("gsm8k-aug", "train"): 9915,  # 3,000 + 6,973 - 58 repeated questions; the whole set is not among the files
+    ("gsm8k-aug", "validation"): 500, ("gsm8k-aug", "test"): 1319, ("gsm8k", "train"): 7473, ("gsm8k", "test"): 1319,
+    ("gsm-hard", "test"): 1319, ("svamp", "test"): 1000, ("multiarith", "test"): 600,
+    ("math", "train"): 6747, ("math", "validation"): 750, ("math", "test"): 5000, ("math-500", "test"): 500,
+    ("prosqa", "validation"): 300, ("prosqa", "test"): 500,
+    ("prontoqa", "validation"): 200, ("prontoqa", "test"): 800,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "split"), COUNTS)
+def test_published_files(real_data: Path, name: str, split: str) -> None:
+    examples = load(name, split, data_dir=real_data)
+    assert len(examples) == COUNTS[name, split]
+    assert len({example.id for example in examples}) == len(examples)
+    for example in examples:
+        assert answers.judge(example.answer, example.answer, example.answer_type).correct, example
+        assert all(step == step.strip() != "" for step in example.steps)
+
+
+def test_published_empty_chains(real_data: Path) -> None:
+    test = load("gsm8k-aug", "test", data_dir=real_data)
+    assert sum(not example.steps for example in test) == 18
+
+
+def test_published_math_splits_are_disjoint(real_data: Path) -> None:
+    train, held, test = ({e.question for e in load("math", split, data_dir=real_data)} for split in SPLITS)
+    assert not train & held
+    assert not (train | held) & test
+    assert len(train | held) == 7497  # two of 7,500 end in an empty box, one is a test question
+    assert {e.question for e in load("math-500", "test", data_dir=real_data)} <= test
+
+
+def test_published_gsm_hard_has_303_golds_that_are_no_integers(real_data: Path) -> None:
+    golds = [answers.extract(e.answer, "number") for e in load("gsm-hard", "test", data_dir=real_data)]
+    assert sum(gold is not None and not gold.lstrip("-").isdigit() for gold in golds) == 303
+
+
+def test_no_published_answer_passes_for_its_neighbour(real_data: Path) -> None:
+    test = load("gsm8k-aug", "test", data_dir=real_data)
+    for example, other in itertools.pairwise(test):
+        same = float(example.answer.replace(",", "")) == float(other.answer.replace(",", ""))
+        assert answers.judge(other.answer, example.answer, "number").correct is same
