@@ -166,7 +166,7 @@ class Colar(base.Base):
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         c_B = batch.params["compression_factor"]
         with torch.no_grad():
-            chain_BTD = lm.embed(batch.chain_ids)
+            chain_BTD = lm.embed(batch.chain_ids).float()  # targets keep float32 over a half-precision base
         latents_BKD, counts_B = compress(chain_BTD, batch.chain_lengths, c_B, self.config.merge)
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)

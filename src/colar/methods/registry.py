@@ -15,8 +15,8 @@ from torch import nn
 from colar.methods.base import Method
 from colar.methods.colar import Colar
 from colar.methods.cot import Cot, NoCot
-from colar.model import checkpoint
-from colar.model.latent_lm import LatentLM
+from colar.model import backbones, checkpoint
+from colar.model.latent_lm import LatentLM, LoraSettings
 
 METHODS: dict[str, type[Any]] = {method.name: method for method in (Cot, NoCot, Colar)}
 
@@ -87,8 +87,33 @@ def load(
     lm, info = checkpoint.load(folder, dtype, backbone)
     method = build(info["method"]["name"], info["method"]["config"])
     lm.add_modules(method.modules(lm.config))
-    checkpoint.load_modules(lm.extra, folder) if lm.extra else None
+    if lm.extra:
+        checkpoint.load_modules(lm.extra, folder)
     return lm.eval(), method
+
+
+def load_for_training(
+    path_or_id: str | Path, method: Method, lora: LoraSettings | None, dtype: str, seed: int
+) -> LatentLM:
+    """A checkpoint's weights for another stage of training, with the modules of `method`.
+
+    The modules are loaded where the checkpoint is of the same method, and made afresh where it is not. With
+    `lora` an adapter goes on being trained (its settings must be the checkpoint's), or is laid on full weights.
+    """
+    folder = checkpoint.resolve(path_or_id)
+    info = checkpoint.read_info(folder)
+    adapter = info["weights"] == "adapter"
+    if adapter and lora is None:
+        raise ValueError(f"{folder} is an adapter: model.lora must be given, with the settings that it has")
+    lm, _ = checkpoint.load(folder, dtype)
+    if adapter and lora is not None:
+        lora.check_same(lm.lm.peft_config["default"], folder)
+    elif lora is not None:
+        lm = LatentLM(backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer), lm.template, lora)
+    attach(lm, method, seed)
+    if lm.extra and info["method"]["name"] == method.name:
+        checkpoint.load_modules(lm.extra, folder)
+    return lm
 
 
 def attach(lm: LatentLM, method: Method, seed: int) -> None:

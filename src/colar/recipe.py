@@ -1,0 +1,267 @@
+"""`Recipe`: everything that a training run is, from one YAML file and exact dotted overrides.
+
+    colar train recipes/tiny/colar.yaml --training.learning_rate 1e-3 --method.alpha 0.05
+
+An unknown key is an error that names the nearest right one; every value is checked before any work starts.
+`run` wires data, model, method, validation and training together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from colar import files, progress
+from colar.data import sources
+from colar.data.example import Example
+from colar.engine.request import DECODINGS
+from colar.evaluation.evaluate import Limits, score
+from colar.methods import registry
+from colar.methods.base import Method
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.prompts import TemplateConfig
+from colar.training.sft import TrainingConfig, TrainResult, train
+
+jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Where the weights come from."""
+
+    backbone: str = "tiny"
+    """tiny | smollm2-135m | a folder | a Hub id. Unused where `init_from` is given."""
+    init_from: str | None = None
+    """A colar checkpoint to start from ("all methods are initialized with weights from CoT-SFT")."""
+    lora: LoraSettings | None = None
+    """Low-rank adapters; null trains all weights."""
+    dtype: str = "float32"
+    """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
+    trust_remote_code: bool = False
+    """Let a Hub model run its own code."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learnt from."""
+
+    source: str = "arithmetic"
+    """A source by name (`colar data list`) or a .json / .jsonl file."""
+    data_dir: str | None = None
+    """Folder with upstream files; else $COLAR_DATA_DIR, else the Hub."""
+    train_split: str = "train"
+    """Split to train on."""
+    train_size: int | None = None
+    """First so many rows; null: all."""
+    validation_source: str | None = None
+    """Another source for validation; null: the same."""
+    validation_split: str = "validation"
+    """Split that selects the checkpoint."""
+    validation_size: int | None = 200
+    """First so many of its rows; 0: no validation, the last weights are kept."""
+    seed: int = 0
+    """Of a generated source."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """A generated source's options (`colar data show arithmetic`)."""
+    skip_malformed: bool = False
+    """Go on without the malformed rows instead of stopping at the first."""
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """How a checkpoint is validated: by thinking as at test time."""
+
+    params: tuple[dict[str, Any], ...] = ({},)
+    """The per-request values asked for, e.g. [{compression_factor: 2}]; accuracy is the mean over them."""
+    decoding: str = "greedy"
+    """greedy | sampled."""
+    limits: Limits = field(default_factory=Limits)
+    """Where generation is cut."""
+
+    def __post_init__(self) -> None:
+        if self.decoding not in DECODINGS:
+            raise ValueError(f"validation.decoding must be one of {', '.join(DECODINGS)}, got {self.decoding!r}")
+        if not self.params:
+            raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run."""
+
+    output: str
+    """Run folder."""
+    label: str = ""
+    """What the run is in a comparison (ablation, control); kept with the checkpoint."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Weights."""
+    template: TemplateConfig = field(default_factory=TemplateConfig)
+    """Prompt layout; a checkpoint to start from brings its own."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Rows."""
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "cot"})
+    """`name` and the keys of that method's config."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """How long and how fast."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    """How the best checkpoint is chosen."""
+
+
+def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
+    """The parser of a recipe: `--config file.yaml` and a dotted option for every key."""
+    made = jsonargparse.ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False)
+    made.add_argument("--config", action="config", help="The recipe.")
+    made.add_class_arguments(Recipe, fail_untyped=False)
+    return made
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """The recipe in a YAML file with `--dotted.key value` overrides. ValueError in words for a wrong key or value."""
+    if not Path(path).is_file():
+        raise ValueError(f"no recipe at {path}")
+    made = parser()
+    try:
+        namespace = made.parse_args(["--config", str(path), *(overrides or [])])
+        values = made.instantiate(namespace).as_dict()
+    except jsonargparse.ArgumentError as error:
+        raise ValueError(f"{path}: {_explain(made, str(error))}") from error
+    recipe = Recipe(**{f.name: values[f.name] for f in dataclasses.fields(Recipe)})
+    build_method(recipe)
+    return recipe
+
+
+def build_method(recipe: Recipe) -> Method:
+    """The recipe's method; unknown names, keys and per-request values are ValueErrors."""
+    config = dict(recipe.method)
+    method = registry.build(str(config.pop("name", "")), config)
+    for values in recipe.validation.params:
+        registry.make_params(method, values)
+    return method
+
+
+def run(recipe: Recipe, resume: bool = True) -> TrainResult:
+    """Train as the recipe says. Everything that can be wrong with it is found before the first step."""
+    output = files.require_writable(recipe.output)
+    claim(recipe, output)
+    examples, validation = load_examples(recipe.data)
+    lm, method = load_model(recipe)
+    info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
+    result = train(
+        lm,
+        method,
+        examples,
+        recipe.training,
+        output,
+        validate=make_validate(recipe, validation),
+        run_info=info,
+        resume=resume,
+    )
+    progress.say(f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)")
+    return result
+
+
+def claim(recipe: Recipe, output: Path) -> None:
+    """Write the recipe into its run folder; a folder that holds another run is refused, not mixed up."""
+    path, mine = output / "recipe.json", to_json(recipe)
+    if path.exists():
+        theirs = files.read_json(path)
+        differing = [key for key in _flat(mine) | _flat(theirs) if _flat(mine).get(key) != _flat(theirs).get(key)]
+        # A longer budget is the one change that a run may go on with.
+        differing = [key for key in differing if key.split(".")[-1] not in RESUMABLE]
+        if differing:
+            raise ValueError(
+                f"{output} holds another run (other {', '.join(sorted(differing))}); "
+                "give this one its own --output, or remove that folder"
+            )
+    files.write_json(path, mine)
+
+
+RESUMABLE = ("num_train_epochs", "max_hours", "max_steps", "report_to")
+
+
+def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
+    """Training rows and validation rows."""
+
+    def rows(source: str, split: str, limit: int | None) -> list[Example]:
+        return sources.load(
+            source,
+            split,
+            data_dir=Path(data.data_dir) if data.data_dir else None,
+            limit=limit,
+            seed=data.seed,
+            skip_malformed=data.skip_malformed,
+            options=data.options if source == data.source else {},
+        )
+
+    train_rows = rows(data.source, data.train_split, data.train_size)
+    if data.validation_size == 0:
+        return train_rows, []
+    return train_rows, rows(data.validation_source or data.source, data.validation_split, data.validation_size)
+
+
+def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
+    """Model and method, ready to train: from a checkpoint's weights or from a backbone."""
+    method, model = build_method(recipe), recipe.model
+    if model.init_from is None:
+        backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed, model.trust_remote_code)
+        lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
+        registry.attach(lm, method, recipe.training.seed)
+        return lm, method
+    lm = registry.load_for_training(model.init_from, method, model.lora, model.dtype, recipe.training.seed)
+    return lm, method
+
+
+def make_validate(
+    recipe: Recipe, examples: list[Example]
+) -> Callable[[LatentLM, Method], dict[str, float]] | None:
+    """Validation by generation, or None where the recipe has no validation rows."""
+    if not examples:
+        return None
+    settings = recipe.validation
+
+    def validate(lm: LatentLM, method: Method) -> dict[str, float]:
+        params = [registry.make_params(method, values) for values in settings.params]
+        return score(lm, method, examples, params, settings.decoding, settings.limits)
+
+    return validate
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as JSON values (tuples as lists)."""
+    return {key: _plain(value) for key, value in dataclasses.asdict(recipe).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    return {
+        path: leaf
+        for key, value in tree.items()
+        for path, leaf in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
+    """jsonargparse's message, with the nearest right key where it complains of an unknown one."""
+    known = [name.removeprefix("--") for action in made._actions for name in action.option_strings]
+    unknown = re.search(r"(?:[Gg]roup '(?P<group>[\w.]+)' )?does not accept (?:option|nested key) '(?P<key>[\w.]+)'", message)
+    if unknown:
+        key = ".".join(filter(None, (unknown["group"], unknown["key"])))
+        return f"unknown key {key!r}{registry.nearest(key, known)}"
+    unknown = re.search(r"[Uu]nrecognized arguments?: --(?P<key>[\w.]+)", message)
+    if unknown:
+        return f"unknown key {unknown['key']!r}{registry.nearest(unknown['key'], known)}"
+    return message
