@@ -18,6 +18,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,9 +60,11 @@ class Rows:
     def take(self, keep: Tensor) -> Rows:
         """The rows at these indices."""
         index = keep.tolist()
-        columns = {name: value[keep] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        lists = {name: [getattr(self, name)[i] for i in index] for name in ("requests", "seconds", "cut")}
-        return Rows(**columns, **lists, params={name: value[keep] for name, value in self.params.items()})
+        taken: dict[str, Any] = {"params": {name: value[keep] for name, value in self.params.items()}}
+        for name, value in vars(self).items():
+            if name != "params":
+                taken[name] = value[keep] if isinstance(value, Tensor) else [value[i] for i in index]
+        return Rows(**taken)
 
 
 class Engine:
@@ -123,7 +126,8 @@ class Engine:
             rows.hidden_BD = self.lm.hidden(embeds_BD[:, None], mask_BT, rows.position_B[:, None], cache)[
                 :, -1
             ]
-            rows.position_B = rows.position_B + 1
+            # A row that is done stays where it is: it must not count on past the model's positions.
+            rows.position_B = rows.position_B + rows.running_B.long()
             rows.step_B = rows.step_B + 1
 
     def _prefill(self, prompts: list[tuple[Request, list[int]]], cache: DynamicCache) -> tuple[Rows, Tensor]:

@@ -1,0 +1,222 @@
+"""Tiny random `LatentLM`s of four architectures, each with a tokenizer in the style of its family.
+
+    llama    byte-level BPE, BOS, an untied head, `###` one token                (Llama 3)
+    qwen2    byte-level BPE with NFC, no BOS, a tied head, `###` one token       (Qwen 2)
+    gemma3   SentencePiece-like BPE: "▁" for a space, byte fallback, <unk>, BOS; embeddings scaled in their
+             module, sliding-window layers of 8 positions, tied, `###` NOT in the vocabulary   (Gemma 3)
+    gpt2     byte-level BPE, bos = eos, learnt positions, tied, dropout          (GPT-2)
+
+Random models rarely stop and repeat themselves; `liven` makes their rows think 0, 1 or several times.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from colar.data.example import Example
+from colar.model.backbones import Backbone
+from colar.model.latent_lm import LatentLM, LoraSettings
+
+FAMILIES = ("llama", "qwen2", "gemma3", "gpt2")
+WINDOW = 8
+CONTEXT = 128
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+EXAMPLES = (
+    Example("t/0", "Ann has 3 pens and buys 4. How many?", ("<<3+4=7>>",), "7"),
+    Example("t/1", "What is 2 times 6 minus 5?", ("<<2*6=12>>", "<<12-5=7>>"), "7"),
+    Example("t/2", "Bo is 9.", (), "9"),
+    Example(
+        "t/3",
+        "A box holds 12 eggs; 5 boxes hold x eggs, and 8 break. Find x - 8, please.",
+        ("<<12*5=60>>", "<<60-8=52>>", "<<52*1=52>>"),
+        "52",
+    ),
+    Example("t/4", "Sum of 10 and 11?", ("<<10+11=21>>",), "21"),
+    Example("t/5", "Half of 18, then half of 10, summed: how much?", ("<<18/2=9>>", "<<9+5=14>>"), "14"),
+)
+"""Hand-written rows, one without reasoning; questions of different lengths, the longest beyond WINDOW."""
+
+
+def tiny_lm(
+    family: str,
+    *,
+    lora: LoraSettings | None = None,
+    tied: bool | None = None,
+    separator: bool | None = None,
+    seed: int = 0,
+) -> LatentLM:
+    """A fresh model in eval mode. `tied` and `separator` (is `###` in the vocabulary?) override the family's."""
+    return LatentLM.from_backbone(
+        backbone(family, tied=tied, separator=separator, seed=seed), lora=lora
+    ).eval()
+
+
+def backbone(
+    family: str, *, tied: bool | None = None, separator: bool | None = None, seed: int = 0
+) -> Backbone:
+    """Weights and tokenizer, untouched by colar."""
+    tokenizer = build_tokenizer(family, separator=family != "gemma3" if separator is None else separator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm = _model(family, tokenizer, tied=family != "llama" if tied is None else tied)
+    return Backbone(f"tiny-{family}", lm.eval(), tokenizer)
+
+
+@torch.no_grad()
+def liven(lm: LatentLM, stop: float = 0.3, end: float = 0.25) -> LatentLM:
+    """Give the head a bias with which the separator, and EOS, is the most probable token at about this share
+    of positions (measured where `EXAMPLES` think and answer)."""
+    template, head = lm.template, lm.causal_lm.get_output_embeddings()
+    probes = []
+    for example in EXAMPLES:
+        chain = [token for step in template.steps(example.steps) for token in step]
+        question = template.question(example.question, "(Thinking speed: 2)")
+        ids = [*question, *chain, *template.answer(example.answer)]
+        probes.append(lm.hidden(lm.embed(torch.tensor([ids])))[0, len(question) - 1 :])
+    logits = lm.logits(torch.cat(probes))
+    bias = torch.zeros(logits.shape[1])
+    wanted = {template.separator_id: stop, template.eos_id: end}
+    logits_others = logits.index_fill(1, torch.tensor(list(wanted)), float("-inf")).amax(1)
+    for token_id, share in wanted.items():
+        bias[token_id] = (logits_others - logits[:, token_id]).quantile(share)
+    head.bias = torch.nn.Parameter(bias)
+    return lm
+
+
+def _model(family: str, tokenizer: PreTrainedTokenizerFast, tied: bool) -> PreTrainedModel:
+    common: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": None,
+        "tie_word_embeddings": tied,
+        "initializer_range": 0.5,
+    }
+    if family == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, **common))
+    common |= {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+    }
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**common))
+    if family == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**common))
+    if family == "gemma3":
+        layers = ["sliding_attention", "full_attention", "sliding_attention"]
+        common |= {"num_hidden_layers": 3, "layer_types": layers, "sliding_window": WINDOW, "head_dim": 8}
+        return Gemma3ForCausalLM(Gemma3TextConfig(**common))
+    raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
+
+
+def build_tokenizer(family: str, separator: bool) -> PreTrainedTokenizerFast:
+    """A new copy; with `separator` the text it was trained on is full of `###`."""
+    special: dict[str, dict[str, str]] = {
+        "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
+        "qwen2": {"eos_token": "<|endoftext|>"},
+        "gemma3": {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"},
+        "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
+    }
+    names = special[family]
+    text = _trained(family, separator, tuple(dict.fromkeys(names.values())))
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **names)
+
+
+@cache
+def _trained(family: str, separator: bool, special: tuple[str, ...]) -> str:
+    words = [
+        "how",
+        "many",
+        "pens",
+        "are",
+        "there",
+        "Ann",
+        "has",
+        "box",
+        "eggs",
+        "times",
+        "plus",
+        "sum",
+        "of",
+        "speed",
+    ]
+    texts = [f"{a} {b} <<{i}+{j}={i + j}>>" for i, a in enumerate(words) for j, b in enumerate(words)]
+    texts += ["### 12", "(Thinking speed: 2)\n###"] * 200 if separator else ["(Thinking speed: 2)"] * 200
+    if family == "gemma3":
+        return _sentencepiece(texts, special)
+    tokenizer = Tokenizer(models.BPE())
+    if family == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if family != "gpt2":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(LLAMA3), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(texts, _trainer(350, special, alphabet))
+    if family == "llama":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{special[0]} $A", special_tokens=[(special[0], tokenizer.token_to_id(special[0]))]
+        )
+    return str(tokenizer.to_str())
+
+
+def _sentencepiece(texts: list[str], special: tuple[str, ...]) -> str:
+    """BPE over "▁"-marked text whose unknown characters fall back to bytes, as in Gemma's tokenizer.json."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    # One word a text: without a space to split on, merges would run over whole sentences.
+    pieces = [
+        piece for text in texts for piece in (text.split(" ")[0], *(f" {w}" for w in text.split(" ")[1:]))
+    ]
+    tokenizer.train_from_iterator(pieces, _trainer(120, special, []))
+    spec = json.loads(tokenizer.to_str())
+    vocabulary = spec["model"]["vocab"]
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    spec["model"]["byte_fallback"] = True
+    spec["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ],
+    }
+    return json.dumps(spec)
+
+
+def _trainer(size: int, special: tuple[str, ...], alphabet: list[str]) -> trainers.BpeTrainer:
+    return trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+    )
