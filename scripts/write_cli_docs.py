@@ -1,0 +1,34 @@
+"""Write docs/cli.md from the commands' own --help. `tests/test_cli.py` checks that it is up to date."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ["COLUMNS"] = "100"
+
+from colar.cli import build_parser
+
+COMMANDS = ("", "train", "evaluate", "generate", "report", "data list", "data show", "data prepare")
+
+
+def render() -> str:
+    """The page."""
+    parts = ["# Command line\n\nMade from `--help` by `scripts/write_cli_docs.py`.\n"]
+    for command in COMMANDS:
+        parts.append(f"## colar {command}".rstrip() + f"\n\n```\n{_help(command)}```\n")
+    return "\n".join(parts)
+
+
+def _help(command: str) -> str:
+    parser = build_parser()
+    for word in command.split():
+        choices = next(action.choices for action in parser._actions if isinstance(action.choices, dict))
+        parser = choices[word]
+    return parser.format_help()
+
+
+if __name__ == "__main__":
+    path = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+    path.write_text(render())
+    print(path)

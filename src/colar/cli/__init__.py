@@ -1,0 +1,57 @@
+"""`colar`: train, evaluate, generate, report, data. Results on stdout, everything else on stderr.
+
+The commands wire the rooms of the library together and hold no logic of their own. Options are written with
+underscores or hyphens, as you like.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from colar import __version__, progress
+from colar.cli import data, evaluate, generate, report, train
+from colar.cli.shared import Parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    parser = build_parser()
+    args, rest = parser.parse_known_args(
+        [underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
+    )
+    if rest and args.run is not train.run:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args.overrides = rest
+    try:
+        args.run(args)
+    except (ValueError, OSError, ArithmeticError) as error:
+        progress.say(f"colar {args.command}: error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        progress.say("stopped; the same command goes on from here")
+        return 130
+    return 0
+
+
+def underscored(word: str) -> str:
+    """`--data-dir` as `--data_dir`: options may be spelt either way."""
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value if word.startswith("--") else word
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="colar",
+        description="Fine-tune a causal language model to think in compressed latents, at any speed.",
+    )
+    parser.add_argument("--version", action="version", version=f"colar {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    train.add_parser(commands)
+    evaluate.add_parser(commands)
+    generate.add_parser(commands)
+    report.add_parser(commands)
+    data.add_parser(commands)
+    return parser

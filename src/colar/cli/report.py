@@ -1,0 +1,33 @@
+"""`colar report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from colar import files
+from colar.cli.shared import write_report
+
+
+def add_parser(commands: Any) -> None:
+    report = commands.add_parser(
+        "report",
+        help="fold records into a report again, or several into one",
+        description="Fold records into a report: records.jsonl files, or folders that hold one.",
+    )
+    report.add_argument("records", nargs="+", help="records.jsonl[.gz], or folders")
+    report.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
+    report.add_argument("--title", help="heading of the report")
+    report.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    paths = []
+    for text in args.records:
+        path = Path(text)
+        found = [path / name for name in ("records.jsonl", "records.jsonl.gz") if (path / name).exists()]
+        paths += found[:1] if path.is_dir() else [path]
+        if path.is_dir() and not found:
+            raise ValueError(f"{path} holds no records.jsonl")
+    write_report(paths, files.require_writable(args.output), args.title)

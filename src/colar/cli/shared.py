@@ -1,0 +1,132 @@
+"""What several commands share: the parser, common options, loading a checkpoint, writing a report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from colar import progress
+
+DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
+
+
+class Formatter(argparse.HelpFormatter):
+    """Shows a default where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, False, [], argparse.SUPPRESS) and action.option_strings
+        return f"{action.help} (default: %(default)s)" if shown else action.help
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with exact names only."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
+
+
+def data_options(parser: Parser) -> None:
+    parser.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
+    parser.add_argument("--data_seed", type=int, default=0, help="seed of a generated source")
+    parser.add_argument(
+        "--options",
+        nargs="*",
+        default=[],
+        metavar="[SOURCE.]KEY=VALUE",
+        help="of sources that have options, e.g. arithmetic.max_number=30",
+    )
+    parser.add_argument("--skip_malformed", action="store_true", help="go on without malformed rows")
+
+
+def model_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights"
+    )
+    parser.add_argument("--backbone", help="where to find an adapter's backbone, if not where it was trained")
+    parser.add_argument("--device", help="cpu, cuda, ... (the GPU where there is one)")
+
+
+def params_options(parser: Parser) -> None:
+    """An option for each per-request value that some method has."""
+    from colar.methods import registry
+
+    for name in registry.param_names():
+        parser.add_argument(
+            f"--{name}", type=number, nargs="+", help="one or several, for methods that have it"
+        )
+
+
+def number(text: str) -> float:
+    """A number off the command line; whole ones as int (argparse names this function in its error)."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def options(pairs: list[str], source: str) -> dict[str, Any]:
+    """The options of one source: KEY=VALUE is every source's, SOURCE.KEY=VALUE its own. Values are YAML."""
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
+        owner, dot, key = name.rpartition(".")
+        if not dot or owner == source:
+            options[key] = yaml.safe_load(value)
+    return options
+
+
+def named(text: str) -> tuple[str, str]:
+    """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
+    name, equals, path = text.partition("=")
+    if equals:
+        return name, path
+    folder = Path(text).resolve()
+    return (folder.parent.name if folder.name == "best" else folder.name), text
+
+
+def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
+    import torch
+
+    from colar.methods import registry
+    from colar.model import checkpoint
+
+    folder = checkpoint.resolve(path)
+    run = checkpoint.read_info(folder)["run"]
+    lm, method = registry.load(folder, args.dtype, args.backbone)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return lm.to(device), method, run
+
+
+def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> list[Any]:
+    """Every combination of the given per-request values that this method has; its defaults where it has none.
+
+    `strict` refuses a value that the method does not have (one checkpoint is asked, not a table filled).
+    """
+    from colar.methods import registry
+
+    given = [name for name in registry.param_names() if getattr(args, name)]
+    has = [f.name for f in dataclasses.fields(method.Params)]
+    names = given if strict else [name for name in given if name in has]
+    grid = [
+        registry.make_params(method, dict(zip(names, values, strict=True)))
+        for values in itertools.product(*(getattr(args, name) for name in names))
+    ]
+    for params in grid:
+        if warning := method.trained(params):
+            progress.say(f"warning: {method.name}: {warning}")
+    return grid
+
+
+def write_report(records: list[Path], output: Path, title: str | None = None) -> None:
+    from rich.console import Console
+
+    from colar.evaluation import report
+
+    made = report.write(output, report.load_records(records), title=title)
+    Console().print(report.render_console(made))
+    progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")

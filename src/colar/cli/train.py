@@ -1,0 +1,33 @@
+"""`colar train`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    train = commands.add_parser(
+        "train",
+        help="train as a recipe says; the same command resumes",
+        description="Train as a recipe says. Any key can be overridden, exactly: --training.learning_rate 1e-4. "
+        "The same command resumes a run that was stopped.",
+    )
+    train.add_argument("recipe", help="YAML file, e.g. recipes/tiny/colar.yaml")
+    train.add_argument(
+        "--no_resume", action="store_true", help="start afresh, dropping the run's checkpoints"
+    )
+    train.add_argument(
+        "--keys", action="store_true", help="list every key of a recipe with its meaning, and end"
+    )
+    train.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from colar import recipe
+
+    if args.keys:
+        recipe.parser().print_help()
+        return
+    result = recipe.run(recipe.load(args.recipe, args.overrides), resume=not args.no_resume)
+    print(result.best)
