@@ -18,10 +18,9 @@ from colar.cli.shared import Parser
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = build_parser()
-    args, rest = parser.parse_known_args(
-        [underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
-    )
+    words = [underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
+    parser = build_parser(words[0] if words else "")
+    args, rest = parser.parse_known_args(words)
     if rest and args.run is not train.run:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
@@ -42,7 +41,12 @@ def underscored(word: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value if word.startswith("--") else word
 
 
-def build_parser() -> Parser:
+def build_parser(command: str | None = None) -> Parser:
+    """The parser of all commands; `command` is the one at hand, None for all in full.
+
+    The options for methods' per-request values come from the methods, whose import takes seconds: only the
+    command at hand gets them.
+    """
     parser = Parser(
         prog="colar",
         description="Fine-tune a causal language model to think in compressed latents, at any speed.",
@@ -50,8 +54,8 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"colar {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     train.add_parser(commands)
-    evaluate.add_parser(commands)
-    generate.add_parser(commands)
+    evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
+    generate.add_parser(commands, method_options=command in (None, "generate"))
     report.add_parser(commands)
     data.add_parser(commands)
     return parser

@@ -21,7 +21,7 @@ from colar.cli.shared import (
 )
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, method_options: bool) -> None:
     evaluate = commands.add_parser(
         "evaluate",
         help="answer test questions, keep a record of each, and report",
@@ -40,7 +40,8 @@ def add_parser(commands: Any) -> None:
     )
     evaluate.add_argument("--split", default="test", help="split of the sources")
     evaluate.add_argument("--limit", type=int, help="first so many questions of each")
-    params_options(evaluate)
+    if method_options:
+        params_options(evaluate)
     evaluate.add_argument(
         "--decoding", nargs="+", default=["greedy"], choices=["greedy", "sampled"], help=DECODING_HELP
     )

@@ -12,7 +12,7 @@ from colar import files, progress
 from colar.cli.shared import DECODING_HELP, load, model_options, param_grid, params_options
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, method_options: bool) -> None:
     generate = commands.add_parser(
         "generate",
         help="answer a question, or a file of questions",
@@ -22,7 +22,8 @@ def add_parser(commands: Any) -> None:
     generate.add_argument("question", nargs="?", help="the question; or use --input")
     generate.add_argument("--input", help='JSONL with "question" and, if you like, "id" in each line')
     generate.add_argument("--output", help="JSONL of answers, appended to; without it they are printed")
-    params_options(generate)
+    if method_options:
+        params_options(generate)
     generate.add_argument(
         "--show_latents", action="store_true", help="print each thought, a latent by its nearest tokens"
     )

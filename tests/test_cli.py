@@ -1,0 +1,255 @@
+"""The command line as a user meets it: what it prints where, its exit codes, and its words for mistakes."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from colar import files
+from colar.cli import main
+from colar.methods import registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Untrained `cot` and `colar` checkpoints: what they answer is noise, but they answer."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name in ("cot", "colar"):
+        lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+        method = registry.build(name)
+        registry.attach(lm, method, 0)
+        method.prepare(lm, [])
+        registry.save(lm, method, folder / name, {"seed": 7, "label": ""}, "# card\n")
+    return folder
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [
+        {"id": "a", "question": "Ann has 2 pens. She buys 3. How many?", "answer": "5"},
+        {"question": "2 + 2?"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+SHORT = ["--max_latents", "4", "--max_completion_length", "3"]
+
+MISTAKES = [
+    # arguments, exit code, words on stderr
+    (["train", "missing.yaml"], 2, "no recipe at missing.yaml"),
+    (["train", "{recipe}", "--training.learning_rat", "1"], 2, "'training.learning_rat', did you mean 'training.learning_rate'?"),
+    (["train", "{recipe}", "--method.alhpa", "1"], 2, "unknown key 'alhpa', did you mean 'alpha'?"),
+    (["train", "{recipe}", "--method.name", "collar"], 2, "unknown method 'collar', did you mean 'colar'?"),
+    (["train", "{recipe}", "--method.compression_factors", "[0.5]"], 2, "compression_factor must be 1 or more, got 0.5"),
+    (["train", "{recipe}", "--method.compression_factors", "5..1"], 2, 'a list or a range such as "1..5", got \'5..1\''),
+    (["train", "{recipe}", "--data.source", "gsm8kaug"], 2, "did you mean 'gsm8k-aug'?"),
+    (["train", "{recipe}", "--model.backbone", "no/such/folder"], 2, "cannot load backbone 'no/such/folder'"),
+    (["train", "{recipe}", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
+    (["train", "{recipe}", "--validation.decoding", "warm"], 2, "must be one of greedy, sampled, got 'warm'"),
+    (["train", "{recipe}", "--validation.params", "[{ratio: 2}]"], 2, "method colar has no ratio; it takes compression_factor"),
+    (["generate", "{colar}", "q", "--compression_factor", "0.5"], 2, "compression_factor must be 1 or more, got 0.5"),
+    (["generate", "{colar}", "q", "--compression_factor", "2.5"], 2, "2.5 is not whole and was not trained; trained: 1, 2, 3, 4, 5"),
+    (["generate", "{colar}", "q", "--compression_factor", "nan"], 2, "compression_factor must be a number, got nan"),
+    (["generate", "{cot}", "q", "--compression_factor", "2"], 2, "method cot has no compression_factor; it takes none"),
+    (["generate", "{colar}", "word " * 2000], 2, "the model's context is"),
+    (["generate", "{colar}"], 2, "give a question, or --input"),
+    (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0 or more, got -1"),
+    (["generate", "no/such/folder/here", "q"], 2, "there is no checkpoint there"),
+    (["evaluate", "{cot}", "--limit", "2", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
+    (["evaluate", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "none of the methods (cot) has it"),
+    (["evaluate", "{cot}", "{cot}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name"),
+    (["evaluate", "{cot}", "--data", "arithmetc", "--output", "{out}"], 2, "did you mean 'arithmetic'?"),
+    (["evaluate", "{cot}", "--limit", "2", "--options", "max_number", "--output", "{out}"], 2, "--options takes KEY=VALUE"),
+    (["report", "{out}", "--output", "{out}"], 2, "holds no records.jsonl"),
+    (["data", "show", "{empty}"], 2, "empty.jsonl"),
+    (["data", "show", "{no_answer}"], 2, "no_answer.jsonl:2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "code", "words"), MISTAKES, ids=lambda value: str(value)[:60])
+def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("")
+    good = {"question": "q", "steps": [], "answer": "1"}
+    (tmp_path / "no_answer.jsonl").write_text(
+        json.dumps(good) + "\n" + json.dumps({"question": "q", "steps": []}) + "\n"
+    )
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"output: {tmp_path}/run\nmethod: {{name: colar}}\ndata: {{train_size: 4, validation_size: 2}}\n"
+    )
+    (tmp_path / "out").mkdir()
+    names = {
+        "recipe": recipe, "out": tmp_path / "out", "colar": checkpoints / "colar", "cot": checkpoints / "cot",
+        "empty": tmp_path / "empty.jsonl", "no_answer": tmp_path / "no_answer.jsonl",
+    }  # fmt: skip
+    assert main([arg.format(**names) for arg in args] if "{" in "".join(args) else args) == code
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "args", [["generate", "x", "q", "--compression_factor", "two"], ["nothing"], ["report", "--outptu", "x"]]
+)
+def test_argparse_mistakes_exit_with_2(args, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(args)
+    assert error.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_generate_prints_the_answer_on_stdout_and_reads_latents(checkpoints, capsys):
+    question = "Ann has 2 pens. She buys 3. How many?"
+    assert main(["generate", str(checkpoints / "colar"), question, "--compression-factor", "2", *SHORT]) == 0
+    plain = capsys.readouterr()
+    assert "thoughts" in plain.err
+    assert (
+        main(
+            [
+                "generate",
+                str(checkpoints / "colar"),
+                question,
+                "--compression_factor",
+                "2",
+                "--show-latents",
+                *SHORT,
+            ]
+        )
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert shown.endswith(plain.out)
+    assert shown.count("sigma") == 4  # an untrained model does not stop before its limit
+    assert "  1  " in shown
+
+
+def test_an_untrained_factor_warns_and_answers(checkpoints, capsys):
+    assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
+    assert "compression_factor 9 was not trained (trained: 1, 2, 3, 4, 5)" in capsys.readouterr().err
+
+
+def test_generate_in_batches_resumes(checkpoints, questions, tmp_path, capsys):
+    out = tmp_path / "answers.jsonl"
+    args = ["generate", str(checkpoints / "colar"), "--input", str(questions), "--output", str(out)]
+    args += ["--compression_factor", "1", "2", *SHORT]
+    assert main(args) == 0
+    whole = {
+        (row["id"], row["params"]["compression_factor"]): row["answer"] for _, row in files.read_jsonl(out)
+    }
+    assert set(whole) == {("a", 1), ("a", 2), ("2", 1), ("2", 2)}
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text(lines[0] + lines[1][:10])  # killed while writing the second line
+    assert main(args) == 0
+    assert "3 new answers, 1 were there" in capsys.readouterr().err
+    again = {
+        (row["id"], row["params"]["compression_factor"]): row["answer"] for _, row in files.read_jsonl(out)
+    }
+    assert again == whole
+
+
+def test_generate_prints_a_file_of_questions_with_the_expected_answers(checkpoints, questions, capsys):
+    assert (
+        main(
+            [
+                "generate",
+                str(checkpoints / "colar"),
+                "--input",
+                str(questions),
+                "--compression_factor",
+                "1",
+                "5",
+                *SHORT,
+            ]
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert out.count("(expected 5)") == 2
+    assert "[compression_factor 1]" in out
+
+
+def evaluate_args(checkpoints, out, *more):
+    return [
+        "evaluate", str(checkpoints / "cot"), str(checkpoints / "colar"), "--limit", "5", "--compression_factor", "1", "2",
+        "--decoding", "greedy", "sampled", "--seeds", "0", "1", "--output", str(out), *SHORT, *more,
+    ]  # fmt: skip
+
+
+def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(evaluate_args(checkpoints, out)) == 0
+    records = files.resume_jsonl(out / "records.jsonl")
+    assert len(records) == 5 * 3 * 3  # questions x (cot, c = 1, c = 2) x (greedy once, two sampled seeds)
+    assert {r["train_seed"] for r in records} == {7}
+    report = files.read_json(out / "report.json")
+    cells = [row for row in report["rows"] if row["dataset"] == "arithmetic"]
+    assert {(r["method"], r["compression_factor"], r["decoding"]) for r in cells} == {
+        (method, c, decoding)
+        for method, c in (("cot", None), ("colar", 1), ("colar", 2))
+        for decoding in ("greedy", "sampled")
+    }
+    assert all(row["n"] == 5 for row in cells)
+    assert (out / "accuracy_vs_length.png").stat().st_size > 5000
+    assert "CoT" in (out / "report.md").read_text() or "cot" in (out / "report.md").read_text()
+
+    lines = (out / "records.jsonl").read_text().splitlines(keepends=True)
+    (out / "records.jsonl").write_text("".join(lines[:20]))
+    capsys.readouterr()
+    assert main(evaluate_args(checkpoints, out)) == 0
+    timeless = [
+        {k: v for k, v in r.items() if k != "seconds"} for r in files.resume_jsonl(out / "records.jsonl")
+    ]
+    key = lambda r: json.dumps(r, sort_keys=True)  # noqa: E731
+    assert sorted(map(key, timeless)) == sorted(
+        key({k: v for k, v in r.items() if k != "seconds"}) for r in records
+    )
+
+
+def test_evaluate_refuses_records_of_another_checkpoint_or_limit(checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    base = ["evaluate", f"model={checkpoints / 'cot'}", "--limit", "2", "--output", str(out)]
+    assert main([*base, *SHORT]) == 0
+    assert main([*base, "--max_latents", "5"]) == 2
+    assert "holds records with limits" in capsys.readouterr().err
+    other = ["evaluate", f"model={checkpoints / 'colar'}", "--limit", "2", "--output", str(out), *SHORT]
+    assert main(other) == 2
+    assert "another checkpoint called model" in capsys.readouterr().err
+
+
+def test_report_folds_several_folders(checkpoints, tmp_path, capsys):
+    for name in ("cot", "colar"):
+        args = ["evaluate", str(checkpoints / name), "--limit", "2", "--output", str(tmp_path / name), *SHORT]
+        assert main(args) == 0
+    assert (
+        main(["report", str(tmp_path / "cot"), str(tmp_path / "colar"), "--output", str(tmp_path / "both")])
+        == 0
+    )
+    rows = files.read_json(tmp_path / "both" / "report.json")["rows"]
+    assert {row["method"] for row in rows} == {"cot", "colar"}
+
+
+def test_data_commands(tmp_path, capsys):
+    assert main(["data", "list"]) == 0
+    assert "multiarith" in capsys.readouterr().out
+    assert main(["data", "show", "arithmetic", "--n", "2", "--options", "steps=[3,3]"]) == 0
+    assert capsys.readouterr().out.count('"question"') == 2
+    assert (
+        main(["data", "prepare", "arithmetic", "--limit", "4", "--splits", "test", "--output", str(tmp_path)])
+        == 0
+    )
+    written = capsys.readouterr().out.strip()
+    assert len(list(files.read_jsonl(written))) == 4
+
+
+def test_docs_show_the_help_of_now():
+    spec = importlib.util.spec_from_file_location("write_cli_docs", ROOT / "scripts" / "write_cli_docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "cli.md").read_text() == module.render(), "run scripts/write_cli_docs.py"
