@@ -65,21 +65,29 @@ def tiny_lm(
     tied: bool | None = None,
     separator: bool | None = None,
     seed: int = 0,
+    scale: float = 0.5,
 ) -> LatentLM:
-    """A fresh model in eval mode. `tied` and `separator` (is `###` in the vocabulary?) override the family's."""
-    return LatentLM.from_backbone(
-        backbone(family, tied=tied, separator=separator, seed=seed), lora=lora
-    ).eval()
+    """A fresh model in eval mode. `tied` and `separator` (is `###` in the vocabulary?) override the family's.
+
+    `scale` is the weights' standard deviation: 0.5 makes rows differ a lot, 0.1 learns more easily.
+    """
+    made = backbone(family, tied=tied, separator=separator, seed=seed, scale=scale)
+    return LatentLM.from_backbone(made, lora=lora).eval()
 
 
 def backbone(
-    family: str, *, tied: bool | None = None, separator: bool | None = None, seed: int = 0
+    family: str,
+    *,
+    tied: bool | None = None,
+    separator: bool | None = None,
+    seed: int = 0,
+    scale: float = 0.5,
 ) -> Backbone:
     """Weights and tokenizer, untouched by colar."""
     tokenizer = build_tokenizer(family, separator=family != "gemma3" if separator is None else separator)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        lm = _model(family, tokenizer, tied=family != "llama" if tied is None else tied)
+        lm = _model(family, tokenizer, tied=family != "llama" if tied is None else tied, scale=scale)
     return Backbone(f"tiny-{family}", lm.eval(), tokenizer)
 
 
@@ -104,14 +112,14 @@ def liven(lm: LatentLM, stop: float = 0.3, end: float = 0.25) -> LatentLM:
     return lm
 
 
-def _model(family: str, tokenizer: PreTrainedTokenizerFast, tied: bool) -> PreTrainedModel:
+def _model(family: str, tokenizer: PreTrainedTokenizerFast, tied: bool, scale: float) -> PreTrainedModel:
     common: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": None,
         "tie_word_embeddings": tied,
-        "initializer_range": 0.5,
+        "initializer_range": scale,
     }
     if family == "gpt2":
         return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, **common))

@@ -56,7 +56,7 @@ class ColarParams:
 
     def __post_init__(self) -> None:
         c = self.compression_factor
-        if isinstance(c, bool) or not isinstance(c, int | float) or not math.isfinite(c):
+        if not _is_number(c):
             raise ValueError(f"compression_factor must be a number, got {c!r}")
         if c < 1:
             raise ValueError(f"compression_factor must be 1 or more, got {c:g}")
@@ -93,10 +93,11 @@ class ColarConfig:
             raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
         for name in ("alpha", "comp_weight", "latent_weight"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if not (_is_number(value) and value >= 0):
                 raise ValueError(f"method.{name} must be 0 or more, got {value}")
-        if self.sigma_e is not None and not self.sigma_e > 0:
-            raise ValueError(f"method.sigma_e must be above 0 or null, got {self.sigma_e}")
+        sigma_e = self.sigma_e
+        if sigma_e is not None and not (_is_number(sigma_e) and sigma_e > 0):
+            raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
         if not self.factors:
             raise ValueError("method.compression_factors is empty")
         for c in self.factors:
@@ -106,9 +107,9 @@ class ColarConfig:
     def factors(self) -> tuple[float, ...]:
         """The training factors as numbers."""
         given = self.compression_factors
-        if not isinstance(given, str):
+        if isinstance(given, list | tuple):
             return tuple(given)
-        low, dots, high = given.partition("..")
+        low, dots, high = str(given).partition("..")
         if not (dots and low.strip().isdigit() and high.strip().isdigit() and int(low) <= int(high)):
             raise ValueError(
                 f'method.compression_factors must be a list or a range such as "1..5", got {given!r}'
@@ -146,6 +147,13 @@ class Colar(base.Base):
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
         return examples
+
+    @property
+    def sigma_e(self) -> float:
+        """The scale of the embeddings, once `prepare` has measured it."""
+        if self.config.sigma_e is None:
+            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
+        return float(self.config.sigma_e)
 
     def prompt(self, params: ColarParams) -> str:
         return f"(Thinking speed: {params.compression_factor:g})"
@@ -194,7 +202,7 @@ class Colar(base.Base):
         K = latents_BKD.shape[1]
         mask_BK = base.length_mask(counts_B, K)
         mean, log_std = lm.extra["latent_head"](hidden_BND[:, :K])
-        target_BKD = latents_BKD.float() / self.config.sigma_e
+        target_BKD = latents_BKD.float() / self.sigma_e
         loss_BK = latent_loss(self.config, mean, log_std, target_BKD).mean(-1)
         return {
             "latent": self.config.latent_weight * base.row_mean(loss_BK, mask_BK),
@@ -210,7 +218,7 @@ class Colar(base.Base):
         if self.config.head == "gaussian" and bool((state.latent_temperature > 0).any()):
             spread = state.latent_temperature[:, None].float() * log_std.exp()
             latent = mean + spread * state.normal(mean.shape[-1])
-        embeds = (latent * self.config.sigma_e).to(state.hidden.dtype)
+        embeds = (latent * self.sigma_e).to(state.hidden.dtype)
         stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
         info = {"mu": mean, "sigma": log_std.exp(), "stop_probability": stop_B}
         return Thought(embeds, ids_B == lm.template.separator_id, torch.full_like(ids_B, -1), info)
@@ -225,6 +233,10 @@ def latent_loss(config: ColarConfig, mean: Tensor, log_std: Tensor, target: Tens
         return 0.5 * error * torch.exp(-2 * log_std) + log_std
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
     return error + torch.exp(2 * log_std) - config.alpha * entropy
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -59,7 +59,7 @@ def typed(cls: type[Any], values: Mapping[str, Any], what: str) -> Any:
         expected = hints[key]
         if expected is float or expected is int:
             fits = isinstance(value, int | float) and not isinstance(value, bool)
-            fits = fits and (expected is float or value == int(value))
+            fits = fits and (expected is float or float(value).is_integer())
         else:
             fits = expected is not bool or isinstance(value, bool)
         if not fits:

@@ -48,8 +48,8 @@ class LoraSettings:
     def check_same(self, trained: Any, where: object) -> None:
         """ValueError where an adapter (its peft config) was made with other settings than these."""
         targets = self.target_modules
-        mine = {"r": self.r, "lora_alpha": self.lora_alpha}
-        theirs = {"r": trained.r, "lora_alpha": trained.lora_alpha}
+        mine: dict[str, Any] = {"r": self.r, "lora_alpha": self.lora_alpha}
+        theirs: dict[str, Any] = {"r": trained.r, "lora_alpha": trained.lora_alpha}
         if not isinstance(targets, str):  # "all-linear" is resolved to names by peft
             mine["target_modules"] = set(targets)
             theirs["target_modules"] = set(trained.target_modules)
@@ -70,7 +70,7 @@ class LatentLM(nn.Module):
         check_logits(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
-            self.lm = get_peft_model(backbone.lm, lora_config(lora, template))
+            self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
         self.extra = nn.ModuleDict()
 
     @classmethod
@@ -186,8 +186,8 @@ class LatentLM(nn.Module):
         self.causal_lm.enable_input_require_grads()
 
 
-def lora_config(lora: LoraSettings, template: Template) -> LoraConfig:
-    """peft's config; the row of an added separator is trained in the embedding and a tied head alike."""
+def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
+    """peft's config; an added separator's row is trained where it is read and where it is chosen."""
     targets = lora.target_modules
     return LoraConfig(
         task_type="CAUSAL_LM",
@@ -195,8 +195,17 @@ def lora_config(lora: LoraSettings, template: Template) -> LoraConfig:
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        trainable_token_indices=[template.separator_id] if template.separator_added else None,
+        trainable_token_indices=separator_rows(lm, template.separator_id)
+        if template.separator_added
+        else None,
     )
+
+
+def separator_rows(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
+    """Module name -> row: the embedding, and the head too where it is not tied (peft follows ties by itself)."""
+    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    wanted = [embedding] if head.weight is embedding.weight else [embedding, head]
+    return {name: [separator_id] for name, module in lm.named_modules() if any(module is w for w in wanted)}
 
 
 def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:

@@ -1,0 +1,587 @@
+"""Losses against naive loops, gradients, padding, and methods that learn four examples by heart and answer them."""
+
+import dataclasses
+import math
+from random import Random
+
+import pytest
+import torch
+from families import EXAMPLES, FAMILIES, tiny_lm
+from torch.distributions import Normal
+
+from colar.data.example import Example
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request
+from colar.methods import registry
+from colar.methods.base import Batch, Row
+from colar.methods.colar import LOG_STD_RANGE, ColarConfig, ColarParams, latent_loss
+from colar.model.latent_lm import LoraSettings
+from colar.ops import noise
+
+METHODS = ("cot", "no_cot", "colar")
+TIES = [(family, tied) for family in FAMILIES for tied in (True, False) if tied or family != "gpt2"]
+"""GPT-2's head is always tied."""
+
+
+def build(lm, name, **config):
+    """A method attached to `lm` and prepared, as before training."""
+    method = registry.build(name, config)
+    registry.attach(lm, method, seed=3)
+    method.prepare(lm, EXAMPLES)
+    return method
+
+
+def encode(method, lm, examples=EXAMPLES, epoch=0.0):
+    return [method.encode(lm.template, example, Random(i), epoch) for i, example in enumerate(examples)]
+
+
+def total(method, lm, batch):
+    """(B,) the rows' losses."""
+    return sum(value for name, value in method.loss(lm, batch).items() if not name.startswith("_"))
+
+
+def loss_of(method, lm, rows):
+    return method.loss(lm, Batch.collate(rows))
+
+
+# The loss by hand
+
+
+@torch.no_grad()
+def naive_ce(lm, embeds, start, labels):
+    """Mean of -log p over `labels` from position `start` on (None is unlabelled), by Hugging Face's own forward."""
+    log_probs = lm.causal_lm(inputs_embeds=torch.stack(embeds)[None]).logits[0].float().log_softmax(-1)
+    losses = [-log_probs[start + i, label] for i, label in enumerate(labels) if label is not None]
+    return torch.stack(losses).mean()
+
+
+@torch.no_grad()
+def naive_colar(lm, config, row, c):
+    """One row's terms: a loop over groups, no batch, no packing, no shifting."""
+    question, chain, answer = (
+        [lm.embed(torch.tensor(i)) for i in ids] for ids in (row.question, row.chain, row.answer)
+    )
+    latents, labels = [], []
+    for k, first in enumerate(range(0, len(chain), c)):
+        group = chain[first : first + c]
+        scale = math.sqrt(len(group)) if config.merge == "sqrt" else len(group)
+        latents.append(sum(group) / scale)
+        u = noise.uniform(noise.keys(torch.tensor([row.seed]), noise.LABEL), k + 1)[0, k]
+        labels.append(row.chain[first : first + c][int(u * len(group))] if config.supervise_chain else None)
+    embeds = [*question, *latents, *answer]
+    ce = naive_ce(lm, embeds, len(question) - 1, [*labels, *row.answer])
+    hidden = lm.causal_lm(inputs_embeds=torch.stack(embeds)[None], output_hidden_states=True).hidden_states[
+        -1
+    ][0]
+    losses = []
+    for k, latent in enumerate(latents):
+        mean, log_std = lm.extra["latent_head"](hidden[len(question) - 1 + k])
+        target = latent / config.sigma_e
+        if config.head == "deterministic":
+            losses.append(((mean - target) ** 2).mean())
+        elif config.latent_loss == "nll":
+            constant = 0.5 * math.log(2 * math.pi)
+            losses.append((-Normal(mean, log_std.exp()).log_prob(target) - constant).mean())
+        else:
+            entropy = Normal(mean, log_std.exp()).entropy()
+            losses.append(((mean - target) ** 2 + log_std.exp() ** 2 - config.alpha * entropy).mean())
+    return ce, torch.stack(losses).mean() if losses else torch.tensor(0.0)
+
+
+CONFIGS = [
+    {"latent_loss": "soft_mse", "alpha": 0.5},
+    {"latent_loss": "nll"},
+    {"head": "deterministic"},
+    {"merge": "mean", "latent_weight": 0.25, "comp_weight": 3.0},
+    {"merge": "mean", "latent_loss": "nll", "supervise_chain": False},
+    {"supervise_chain": False},
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_colar_loss_equals_a_naive_loop(family, config):
+    lm = tiny_lm(family)
+    method = build(lm, "colar", compression_factors=[1, 2, 3, 5], **config)
+    rows = [row for i in range(3) for row in encode(method, lm, epoch=i)]
+    rows = [dataclasses.replace(row, params=ColarParams(1 + i % 5), seed=i) for i, row in enumerate(rows)]
+    found = loss_of(method, lm, rows)
+    for b, row in enumerate(rows):
+        ce, latent = naive_colar(lm, method.config, row, row.params.compression_factor)
+        torch.testing.assert_close(found["ce"][b], ce * method.config.comp_weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found["latent"][b], latent * method.config.latent_weight, rtol=1e-4, atol=1e-5
+        )
+        # Row 2 of every six has no reasoning: nothing to compress, and the stop and the answer are still learnt.
+        assert (latent == 0) == (len(row.chain) == 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cot_loss_equals_hugging_face(family):
+    lm = tiny_lm(family)
+    for name in ("cot", "no_cot"):
+        method = build(lm, name)
+        rows = encode(method, lm)
+        assert all(
+            (row.chain == []) == (name == "no_cot" or not example.steps)
+            for row, example in zip(rows, EXAMPLES, strict=True)
+        )
+        found = loss_of(method, lm, rows)["ce"]
+        for b, row in enumerate(rows):
+            ids = [*row.question, *row.chain, *row.answer]
+            labels = [-100] * len(row.question) + ids[len(row.question) :]
+            theirs = lm.causal_lm(torch.tensor([ids]), labels=torch.tensor([labels])).loss
+            torch.testing.assert_close(found[b], theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_colar_at_factor_one_is_cot(family):
+    """A group of one token is that token's embedding, so with the same prompt L_comp is CoT's loss."""
+    lm = tiny_lm(family)
+    cot = build(lm, "cot")
+    rows = encode(cot, lm)
+    expected = loss_of(cot, lm, rows)["ce"]
+    colar = build(lm, "colar")
+    rows = [dataclasses.replace(row, params=ColarParams(1)) for row in rows]
+    torch.testing.assert_close(loss_of(colar, lm, rows)["ce"], expected, rtol=1e-5, atol=1e-6)
+
+
+# Padding and batches
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_and_batch_mates_do_not_matter(family, name):
+    """PITFALLS 4, 5: columns of garbage, and longer rows beside it, leave a row's loss as it is."""
+    lm = tiny_lm(family)
+    method = build(lm, name)
+    rows = encode(method, lm)
+    together = method.loss(lm, Batch.collate(rows))
+    batch = Batch.collate(rows)
+    padded = {
+        key: torch.cat([getattr(batch, key), torch.randint(5, 90, (len(rows), 3))], dim=1)
+        for key in ("question_ids", "chain_ids", "answer_ids", "step_sizes")
+    }
+    for key, lengths in (
+        ("question_ids", "question_lengths"),
+        ("chain_ids", "chain_lengths"),
+        ("answer_ids", "answer_lengths"),
+    ):
+        real = torch.arange(padded[key].shape[1]) < getattr(batch, lengths)[:, None]
+        padded[key] = torch.where(real, padded[key], torch.randint(5, 90, padded[key].shape))
+    with_garbage = method.loss(lm, dataclasses.replace(batch, **padded))
+    for key, values in together.items():
+        alone = torch.stack([method.loss(lm, Batch.collate([row]))[key][0] for row in rows])
+        torch.testing.assert_close(values, alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(with_garbage[key], values, rtol=1e-5, atol=1e-6)
+    assert total(method, lm, batch).shape == (len(rows),)
+
+
+def test_batch_survives_the_trip_as_tensors():
+    lm = tiny_lm("llama")
+    method = build(lm, "colar")
+    batch = Batch.collate(encode(method, lm))
+    back = Batch.from_tensors({name: value.clone() for name, value in batch.tensors().items()})
+    assert batch.tensors().keys() == back.tensors().keys()
+    for name, value in batch.tensors().items():
+        assert torch.equal(value, back.tensors()[name])
+    assert back.params["compression_factor"].tolist() == [
+        r.params.compression_factor for r in encode(method, lm)
+    ]
+    sizes = [[len(step) for step in row.steps] for row in encode(method, lm)]
+    assert [[n for n in row if n] for row in batch.step_sizes.tolist()] == sizes
+
+
+# What CoLaR feeds and labels
+
+
+def colar_row(length, c):
+    return Row(
+        [7, 8, 9], [list(range(100, 100 + length))] if length else [], [50, 51, 1], ColarParams(c), length
+    )
+
+
+@pytest.mark.parametrize("c", [1, 2, 3, 4, 5])
+def test_the_stop_label_is_never_lost(c):
+    """PITFALLS 7: for every length, L_c labels out of their groups and then, without a gap, ### answer EOS."""
+    method = registry.build("colar")
+    for length in range(13):
+        batch = Batch.collate([colar_row(length, c), colar_row(12, 1)])
+        n = math.ceil(length / c)
+        labels, mask = method._labels(batch, torch.tensor([n, 12]), 12)
+        assert labels[0, n : n + 3].tolist() == [50, 51, 1]
+        assert mask[0].tolist() == [True] * (n + 3) + [False] * (labels.shape[1] - n - 3)
+        for k in range(n):
+            assert labels[0, k] in range(100 + k * c, 100 + min(length, (k + 1) * c))
+        only = registry.build("colar", {"supervise_chain": False})._labels(batch, torch.tensor([n, 12]), 12)[
+            1
+        ]
+        assert only[0].nonzero()[:, 0].tolist() == [n, n + 1, n + 2]
+
+
+def test_every_token_of_a_group_gets_its_turn():
+    """The label is drawn uniformly: over seeds, each of three tokens about a third of the time."""
+    method = registry.build("colar")
+    rows = [dataclasses.replace(colar_row(6, 3), seed=seed) for seed in range(600)]
+    labels, _ = method._labels(Batch.collate(rows), torch.full((600,), 2), 2)
+    for k in range(2):
+        counts = torch.bincount(labels[:, k] - 100 - 3 * k, minlength=3)
+        assert counts.min() > 150
+
+
+def test_what_is_fed_is_what_is_compressed():
+    """The inputs of the backbone, seen by a hook: question, groups scaled by sqrt of their size, answer."""
+    lm = tiny_lm("gemma3")
+    method = build(lm, "colar")
+    rows = [colar_row(7, 3), colar_row(0, 3)]
+    seen = []
+    layer = lm.causal_lm.base_model.layers[0]
+    handle = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    loss_of(method, lm, rows)
+    handle.remove()
+    embed = lambda *ids: lm.embed(torch.tensor(ids))  # noqa: E731
+    merged = [embed(*range(100 + a, 100 + b)).sum(0) / math.sqrt(b - a) for a, b in ((0, 3), (3, 6), (6, 7))]
+    expected = torch.cat([embed(7, 8, 9), torch.stack(merged), embed(50, 51, 1)])
+    torch.testing.assert_close(seen[0][0], expected)
+    torch.testing.assert_close(seen[0][1, :6], embed(7, 8, 9, 50, 51, 1))
+
+
+def test_the_factor_is_drawn_per_row_and_again_the_same():
+    """PITFALLS 8, and: c is a function of the rng it is given, in the prompt as in the params."""
+    lm = tiny_lm("llama")
+    method = build(lm, "colar")
+    examples = [dataclasses.replace(EXAMPLES[0], id=f"t/{i}") for i in range(60)]
+    rows = encode(method, lm, examples)
+    assert {row.params.compression_factor for row in rows} == {1, 2, 3, 4, 5}
+    assert rows == encode(method, lm, examples)
+    assert len({row.seed for row in rows}) == 60
+    for row in rows:
+        c = row.params.compression_factor
+        assert row.question == lm.template.question(EXAMPLES[0].question, f"(Thinking speed: {c})")
+    only = registry.build("colar", {"compression_factors": [1.5]}).encode(
+        lm.template, EXAMPLES[0], Random(0), 0
+    )
+    assert lm.template.decode(only.question).count("(Thinking speed: 1.5)") == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=2, target_modules="all-linear")], ids=["full", "lora"])
+def test_sigma_e_is_measured_on_the_embedding_modules_output(family, lora):
+    """PITFALLS 9: Gemma scales by sqrt(width) inside the module, the others do not; no table of names."""
+    lm = tiny_lm(family, lora=lora)
+    method = build(lm, "colar")
+    rows = lm.causal_lm.get_input_embeddings().weight.shape[0]
+    output = lm.embed(torch.arange(rows)).std(correction=0).item()
+    assert method.config.sigma_e == pytest.approx(output, rel=1e-5)
+    weights = lm.causal_lm.get_input_embeddings().weight.std(correction=0).item()
+    assert output / weights == pytest.approx(math.sqrt(32) if family == "gemma3" else 1.0, rel=1e-4)
+    kept = build(lm, "colar", sigma_e=0.125)
+    assert kept.config.sigma_e == 0.125
+
+
+# The latent losses
+
+
+def test_log_std_is_clamped():
+    """PITFALLS 10: heads that have run away give finite losses and spreads within the range."""
+    lm = tiny_lm("llama")
+    method = build(lm, "colar", latent_loss="nll")
+    rows = encode(method, lm)
+    for bias, bound in ((-500.0, LOG_STD_RANGE[0]), (500.0, LOG_STD_RANGE[1])):
+        torch.nn.init.constant_(lm.extra["latent_head"].log_std.bias, bias)
+        found = loss_of(method, lm, rows)
+        assert torch.isfinite(found["latent"]).all()
+        has_chain = torch.tensor([bool(row.chain) for row in rows])
+        torch.testing.assert_close(found["_sigma"], torch.where(has_chain, math.exp(bound), 0.0))
+
+
+def test_soft_mse_is_the_expectation_in_closed_form():
+    """PITFALLS 11: E[(mu + sigma eps - e)^2] - alpha H, by a million draws; entropy is subtracted."""
+    config = ColarConfig(alpha=0.3)
+    mean, log_std, target = torch.tensor([0.4, -1.0]), torch.tensor([-0.5, 0.3]), torch.tensor([0.1, 0.2])
+    eps = torch.randn(1_000_000, 2, generator=torch.Generator().manual_seed(0))
+    drawn = (mean + log_std.exp() * eps - target).square().mean(0)
+    expected = drawn - 0.3 * Normal(mean, log_std.exp()).entropy()
+    torch.testing.assert_close(latent_loss(config, mean, log_std, target), expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.5])
+@pytest.mark.parametrize("error", [0.0, 3.0])
+def test_sigma_settles_at_the_root_of_half_alpha(alpha, error):
+    log_std = torch.zeros((), requires_grad=True)
+    optimiser = torch.optim.LBFGS([log_std], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimiser.zero_grad()
+        value = latent_loss(ColarConfig(alpha=alpha), torch.tensor(error), log_std, torch.tensor(0.0))
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    assert log_std.exp().item() == pytest.approx(math.sqrt(alpha / 2), rel=0.01)
+
+
+def test_nll_is_the_gaussians():
+    """With the square that the paper's formula misses; least where sigma is the error."""
+    mean, log_std, target = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    found = latent_loss(ColarConfig(latent_loss="nll"), mean, log_std, target)
+    expected = -Normal(mean, log_std.exp()).log_prob(target) - 0.5 * math.log(2 * math.pi)
+    torch.testing.assert_close(found, expected)
+
+
+# Gradients
+
+
+def gradients(lm, method, rows=None):
+    lm.zero_grad()
+    total(method, lm, Batch.collate(rows or encode(method, lm))).sum().backward()
+    return {
+        name: p.grad for name, p in lm.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
+    }
+
+
+def names(lm, part):
+    """Parameter names that contain `part`; at least one does."""
+    found = {name for name, _ in lm.named_parameters() if part in name}
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "tied"), [("llama", False), ("llama", True), ("qwen2", True), ("gpt2", True)]
+)
+def test_full_training_reaches_all_but_the_embeddings(family, tied):
+    """The targets are made of the embeddings: they stand still, and with them a tied head."""
+    lm = tiny_lm(family, tied=tied)
+    method = build(lm, "colar")
+    everything = {name for name, _ in lm.named_parameters()}
+    frozen = names(lm, "wte" if family == "gpt2" else "embed_tokens")
+    assert gradients(lm, method).keys() == everything - frozen
+    assert ("lm.lm_head.weight" in everything - frozen) == (not tied)
+
+
+def test_cot_trains_everything():
+    lm = tiny_lm("llama")
+    assert gradients(lm, build(lm, "cot")).keys() == {name for name, _ in lm.named_parameters()}
+
+
+def test_a_deterministic_head_has_no_spread_to_train():
+    lm = tiny_lm("qwen2")
+    found = gradients(lm, build(lm, "colar", head="deterministic"))
+    assert not any("log_std" in name for name in found)
+    assert any("latent_head.mean" in name for name in found)
+
+
+@pytest.mark.parametrize(("family", "tied"), TIES)
+def test_of_frozen_embeddings_an_added_separators_row_alone_is_trained(family, tied):
+    lm = tiny_lm(family, separator=False, tied=tied)
+    assert lm.template.separator_added
+    found = gradients(lm, build(lm, "colar"))
+    (name,) = names(lm, "wte" if family == "gpt2" else "embed_tokens")
+    assert found[name].abs().sum(1).nonzero()[:, 0].tolist() == [lm.template.separator_id]
+    if not tied:
+        assert (found["lm.lm_head.weight"].abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize(("family", "tied"), TIES)
+@pytest.mark.parametrize("separator", [True, False])
+def test_lora_trains_the_adapter_and_the_head_and_an_added_row(family, separator, tied):
+    targets = ("c_attn",) if family == "gpt2" else ("q_proj", "v_proj")
+    lm = tiny_lm(family, separator=separator, tied=tied, lora=LoraSettings(r=2, target_modules=targets))
+    assert lm.template.separator_added != separator
+    method = build(lm, "colar")
+    trainable = {name for name, p in lm.named_parameters() if p.requires_grad}
+    rows = [] if separator else [name for name in trainable if "trainable_tokens_delta" in name]
+    # The row that is read; and the one that decides to stop, where the head has its own.
+    assert len(rows) == (0 if separator else 1 if tied else 2)
+    assert trainable == names(lm, "lora_") | names(lm, "extra.") | set(rows)
+    for name, p in lm.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p)  # zero at first, which would hide lora_A's gradient
+    assert gradients(lm, method).keys() == trainable
+
+
+def test_no_gradient_flows_into_targets_or_compressed_inputs():
+    """Even with embeddings that are not frozen: a token that occurs in the chain alone gets no gradient."""
+    lm = tiny_lm("llama")
+    method = registry.build("colar", {"sigma_e": 0.5})
+    registry.attach(lm, method, seed=0)
+    grad = gradients(lm, method, [colar_row(9, 2), colar_row(4, 1)])["lm.model.embed_tokens.weight"]
+    # EOS (1) is the last input, and nothing is predicted from there.
+    assert grad.abs().sum(1).nonzero()[:, 0].tolist() == [7, 8, 9, 50, 51]
+
+
+def test_gradient_checkpointing_changes_nothing():
+    for lora in (None, LoraSettings(r=2)):
+        lm = tiny_lm("llama", lora=lora).train()
+        method = build(lm, "colar")
+        plain = {name: grad.clone() for name, grad in gradients(lm, method).items()}
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        again = gradients(lm, method)
+        assert plain.keys() == again.keys()
+        for name, grad in plain.items():
+            torch.testing.assert_close(again[name], grad, rtol=1e-4, atol=1e-6)
+
+
+# Params and configs
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.5, "compression_factor must be 1 or more, got 0.5"),
+        (0, "compression_factor must be 1 or more, got 0"),
+        (-2, "compression_factor must be 1 or more, got -2"),
+        (math.nan, "compression_factor must be a number, got nan"),
+        (math.inf, "compression_factor must be a number, got inf"),
+        ("2", "compression_factor must be a number, got '2'"),
+        (True, "compression_factor must be a number, got True"),
+        (None, "compression_factor must be a number, got None"),
+    ],
+)
+def test_a_factor_that_is_none(value, message):
+    with pytest.raises(ValueError, match=message):
+        ColarParams(value)
+    with pytest.raises(ValueError, match="compression_factor must be"):
+        registry.make_params(registry.build("colar"), {"compression_factor": value})
+
+
+def test_factors_beyond_what_was_trained():
+    method = registry.build("colar", {"compression_factors": [1, 2, 2.5]})
+    assert method.trained(ColarParams(2)) is None
+    assert method.trained(ColarParams(2.0)) is None
+    assert method.trained(ColarParams(2.5)) is None
+    assert (
+        method.trained(ColarParams(7))
+        == "compression_factor 7 was not trained (trained: 1, 2, 2.5): expect less"
+    )
+    with pytest.raises(
+        ValueError, match=r"compression_factor 1\.5 is not whole and was not trained; trained: 1, 2, 2\.5"
+    ):
+        method.trained(ColarParams(1.5))
+    assert registry.build("cot").trained(registry.make_params(registry.build("cot"), {})) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
+        ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, got 'gauss'"),
+        ({"latent_loss": "mse"}, "method.latent_loss must be one of soft_mse, nll, got 'mse'"),
+        ({"head": "deterministic", "latent_loss": "nll"}, "method.latent_loss nll needs a spread"),
+        ({"alpha": -0.1}, "method.alpha must be 0 or more, got -0.1"),
+        ({"alpha": math.nan}, "method.alpha must be 0 or more, got nan"),
+        ({"alpha": "0.1"}, "alpha must be a float, got '0.1'"),
+        ({"latent_weight": math.inf}, "method.latent_weight must be 0 or more, got inf"),
+        ({"supervise_chain": 1}, "supervise_chain must be a bool, got 1"),
+        ({"sigma_e": 0.0}, "sigma_e must be above 0 or null, got 0.0"),
+        ({"sigma_e": math.inf}, "sigma_e must be above 0 or null, got inf"),
+        ({"sigma_e": "big"}, "sigma_e must be above 0 or null, got 'big'"),
+        ({"compression_factors": []}, "method.compression_factors is empty"),
+        ({"compression_factors": 3}, 'must be a list or a range such as "1..5", got 3'),
+        ({"compression_factors": "5..1"}, "must be a list or a range such as \"1..5\", got '5..1'"),
+        ({"compression_factors": "two"}, "must be a list or a range such as \"1..5\", got 'two'"),
+        ({"compression_factors": "0..3"}, "compression_factor must be 1 or more, got 0"),
+        ({"compression_factors": [2, "3"]}, "compression_factor must be a number, got '3'"),
+        (
+            {"compresion_factors": [2]},
+            "unknown key 'compresion_factors', did you mean 'compression_factors'?",
+        ),
+    ],
+    ids=str,
+)
+def test_config_errors_name_the_key_and_the_allowed(config, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (checked below, as plain text)
+        registry.build("colar", config)
+    assert message in str(error.value)
+
+
+def test_unknown_names_are_told_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"unknown method 'colr', did you mean 'colar'\?; one of cot, no_cot, colar"
+    ):
+        registry.build("colr")
+    with pytest.raises(ValueError, match="method cot has no compression_factor; it takes none"):
+        registry.make_params(registry.build("cot"), {"compression_factor": 2})
+    with pytest.raises(ValueError, match="method colar has no ratio; it takes compression_factor"):
+        registry.make_params(registry.build("colar"), {"ratio": 2})
+    assert registry.make_params(registry.build("colar"), {"compression_factor": 3}) == ColarParams(3)
+
+
+def test_an_unprepared_colar_says_so():
+    lm = tiny_lm("llama")
+    method = registry.build("colar")
+    registry.attach(lm, method, seed=0)
+    with pytest.raises(ValueError, match="sigma_e"):
+        loss_of(method, lm, encode(method, lm))
+
+
+def test_a_step_with_the_separator_names_its_example():
+    lm = tiny_lm("llama")
+    bad = Example("src/train/17", "q", ("1", "a ### b"), "1")
+    for name in METHODS:
+        with pytest.raises(
+            ValueError, match="src/train/17: the separator '###' occurs in the reasoning step"
+        ):
+            registry.build(name).encode(lm.template, bad, Random(0), 0)
+
+
+def test_modules_start_from_their_seed():
+    lm = tiny_lm("llama")
+    weights = []
+    for seed in (1, 1, 2):
+        registry.attach(lm, registry.build("colar"), seed)
+        weights.append(lm.extra["latent_head"].mean.weight.clone())
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    registry.attach(lm, registry.build("cot"), 1)
+    assert not list(lm.extra.parameters())
+
+
+# Four examples by heart
+
+
+def learn(lm, method, batch, steps, lr):
+    """A plain loop: Adam on the mean of the rows' losses."""
+    lm.train()
+    optimiser = torch.optim.Adam([p for p in lm.parameters() if p.requires_grad], lr=lr)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = lr * (1 - step / steps)
+        optimiser.zero_grad()
+        total(method, lm, batch).mean().backward()
+        optimiser.step()
+    lm.eval()
+
+
+HEART = (
+    Example("h/0", "3 plus 4?", ("<<3+4=7>>",), "7"),
+    Example("h/1", "5 plus 4, how many eggs?", ("<<5+4=9>>",), "9"),
+    Example("h/2", "Ann has 2 times 4 pens.", ("<<2*4=8>>",), "8"),
+    Example("h/3", "8, and 2 times 8?", ("<<2*8=16>>", "<<8+1=9>>"), "16"),
+)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_four_examples_are_learnt_by_heart(name):
+    """Learning and thinking meet: what is learnt from the loss comes out of the engine, stops included."""
+    lm = tiny_lm("llama", scale=0.1)
+    config = {"compression_factors": [1, 2], "alpha": 0.002} if name == "colar" else {}
+    method = build(lm, name, **config)
+    asked = [ColarParams(1), ColarParams(2)] if name == "colar" else [method.Params()]
+    rows = [
+        dataclasses.replace(row, params=p, question=lm.template.question(e.question, method.prompt(p)))
+        for p in asked
+        for row, e in zip(encode(method, lm, HEART), HEART, strict=True)
+    ]
+    learn(lm, method, Batch.collate(rows), steps=300, lr=1e-2)
+    decoding = Decoding(max_latents=40, max_completion_length=8)
+    requests = [Request(e.id, e.question, p, decoding) for p in asked for e in HEART]
+    for done, example, row in zip(
+        Engine(lm, method).generate(requests), HEART * len(asked), rows, strict=True
+    ):
+        assert (done.text, done.truncated) == (example.answer, False)
+        if name == "colar":
+            assert done.length == math.ceil(len(row.chain) / row.params.compression_factor)
+        else:
+            assert done.thought_ids == row.chain
