@@ -46,23 +46,27 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 def read_json(path: str | Path) -> Any:
     """The value in a JSON file. Raises ValueError that names the file and line when it does not parse."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        return json.loads(text)
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield (line number from 1, value) of each non-empty line; ValueError names file and line."""
-    with open(path, encoding="utf-8") as stream:
+    with open(path, "rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
             try:
-                yield number, json.loads(line)
+                value = json.loads(line.decode("utf-8"))
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 text: {error.reason}") from error
+            yield number, value
 
 
 def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
@@ -157,15 +161,22 @@ def _umask() -> int:
 def replace_folder(target: str | Path) -> Iterator[Path]:
     """Give a fresh folder to fill; at the end it takes the place of `target` in one rename.
 
-    A kill leaves either the old folder or the new one, and at most a `.name.partial` beside it.
+    What fails while it is filled leaves the old folder. A kill leaves the old one or the new one; between the
+    two renames of the end it leaves the old one as `.name.old`, and the next call puts it back.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
+    if old.exists() and not target.exists():
+        os.replace(old, target)
     for left in (partial, old):
         shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
-    yield partial
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if target.exists():
         os.replace(target, old)
     os.replace(partial, target)

@@ -58,14 +58,20 @@ def load(name: str, dtype: str = "float32", seed: int = 0, trust_remote_code: bo
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        lm = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
+        lm, loading = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
     except (OSError, ValueError) as error:
         raise ValueError(
             f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
             f"model, nor a Hub id that answers: {error}"
         ) from error
+    if loading["missing_keys"]:  # transformers draws them at random and goes on
+        raise ValueError(f"the weights of {name} lack {', '.join(sorted(loading['missing_keys']))}")
     return Backbone(name, lm, tokenizer)
 
 

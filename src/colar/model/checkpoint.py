@@ -16,8 +16,8 @@ from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
-from peft import PeftModel
-from safetensors import SafetensorError
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer
@@ -29,6 +29,17 @@ from colar.prompts import Template
 
 FORMAT = 1
 MODULES = "modules.safetensors"
+ADAPTER = "adapter_model.safetensors"
+INFO_KEYS = ("method", "backbone", "fingerprint", "weights", "modules", "run")
+TEMPLATE_KEYS = (
+    "question",
+    "step_joiner",
+    "separator",
+    "separator_id",
+    "separator_added",
+    "bos_id",
+    "eos_id",
+)
 
 
 def save(lm: LatentLM, folder: str | Path, method: dict[str, Any], run: dict[str, Any], card: str) -> Path:
@@ -69,9 +80,9 @@ def save_weights(lm: LatentLM, folder: Path) -> None:
 def load_weights(lm: LatentLM, folder: Path) -> None:
     """Put the weights of a checkpoint into an `lm` of the same shape, in place."""
     if isinstance(lm.lm, PeftModel):
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(lm.lm, _load(folder / "adapter_model.safetensors"))
+        state = _load(folder / ADAPTER)
+        _check_adapter(lm.lm, set(state), folder / ADAPTER)
+        set_peft_model_state_dict(lm.lm, state)
     else:
         names = sorted(folder.glob("model*.safetensors"))
         if not names:
@@ -103,12 +114,9 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     info: dict[str, Any] = files.read_json(folder / "colar.json")
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
-    wanted = ["template.json", "tokenizer.json"]
-    wanted += (
-        ["adapter_config.json", "adapter_model.safetensors"]
-        if info["weights"] == "adapter"
-        else ["config.json"]
-    )
+    _require(info, INFO_KEYS, folder / "colar.json")
+    wanted = ["template.json", "tokenizer.json", "tokenizer_config.json"]
+    wanted += ["adapter_config.json", ADAPTER] if info["weights"] == "adapter" else ["config.json"]
     wanted += [MODULES] if info["modules"] else []
     missing = [name for name in wanted if not (folder / name).exists()]
     if info["weights"] == "full" and not list(folder.glob("model*.safetensors")):
@@ -128,10 +136,12 @@ def load(
     """
     folder = Path(folder)
     info = read_info(folder)
-    for name in sorted(folder.glob("*.safetensors")):
-        _check(name)
+    for path in sorted(folder.iterdir()):
+        _check_readable(path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    template = Template.from_json(files.read_json(folder / "template.json"), tokenizer)
+    saved = files.read_json(folder / "template.json")
+    _require(saved, TEMPLATE_KEYS, folder / "template.json")
+    template = Template.from_json(saved, tokenizer)
     if info["weights"] == "full":
         loaded = backbones.load(str(folder), dtype)
         lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
@@ -145,6 +155,8 @@ def load(
         )
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
     lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True)
+    with safe_open(folder / ADAPTER, framework="pt") as stored:
+        _check_adapter(lm.lm, set(stored.keys()), folder / ADAPTER)
     return lm, info
 
 
@@ -172,14 +184,31 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
     )
 
 
-def _check(path: Path) -> None:
-    from safetensors import safe_open
+def _check_readable(path: Path) -> None:
+    """Libraries that read these files do not say which one is broken."""
+    if path.suffix == ".json":
+        files.read_json(path)
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is corrupt: {error}") from error
 
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{path} is corrupt: {error}") from error
+
+def _check_adapter(lm: PeftModel, stored: set[str], path: Path) -> None:
+    """peft only warns of weights that are missing, and says nothing of those that it does not know."""
+    wanted = set(get_peft_model_state_dict(lm, save_embedding_layers=False))
+    if wanted != stored:
+        raise ValueError(
+            f"{path}: weights do not fit: missing {sorted(wanted - stored)}, unexpected {sorted(stored - wanted)}"
+        )
+
+
+def _require(saved: Any, keys: tuple[str, ...], path: Path) -> None:
+    missing = [key for key in keys if key not in saved]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -1,0 +1,369 @@
+"""A checkpoint comes back as it went: logits and completions; and whatever is missing or broken in it is named."""
+
+import json
+import shutil
+from random import Random
+
+import pytest
+import torch
+from families import EXAMPLES, backbone
+from safetensors.torch import load_file, save_file
+
+from colar import files
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request
+from colar.methods import registry
+from colar.methods.base import Batch
+from colar.model import backbones, checkpoint
+from colar.model.latent_lm import LatentLM, LoraSettings
+
+LORA = LoraSettings(r=2, target_modules=("q_proj", "v_proj"))
+RUN = {"seed": 0, "steps": 3}
+KINDS = {
+    "full": ("llama", {}, None),
+    "full-tied": ("qwen2", {}, None),
+    "full-tied-added": ("gemma3", {}, None),
+    "full-gpt2": ("gpt2", {}, None),
+    "lora": ("llama", {}, LORA),
+    "lora-tied": ("qwen2", {}, LORA),
+    "lora-added": ("llama", {"separator": False}, LORA),
+    "lora-tied-added": ("gemma3", {}, LORA),
+    "lora-gpt2-added": ("gpt2", {"separator": False}, LoraSettings(r=2, target_modules="all-linear")),
+}
+"""name: family, how its backbone differs, adapter."""
+
+
+def save_backbone(folder, family, **how):
+    """A backbone as the Hub would have it. Returns its name: the folder."""
+    made = backbone(family, **how)
+    made.lm.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def train(lm, method, steps=3):
+    """A few steps that move all that is trained, biases and added rows included."""
+    rows = [method.encode(lm.template, example, Random(i), 0) for i, example in enumerate(EXAMPLES)]
+    optimiser = torch.optim.SGD([p for p in lm.parameters() if p.requires_grad], lr=0.05)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        terms = method.loss(lm, Batch.collate(rows))
+        sum(value for name, value in terms.items() if not name.startswith("_")).mean().backward()
+        optimiser.step()
+
+
+def logits(lm):
+    ids = torch.tensor([lm.template.question(EXAMPLES[3].question) + lm.template.answer("12")])
+    with torch.no_grad():
+        return lm.logits(lm.hidden(lm.embed(ids)))
+
+
+def completions(lm, method):
+    decoding = Decoding(1.0, 0.9, 1.0, max_latents=5, max_completion_length=5)
+    requests = [Request(e.id, e.question, method.Params(), decoding, seed=7) for e in EXAMPLES]
+    return [(c.token_ids, c.thought_ids, c.text) for c in Engine(lm, method).generate(requests)]
+
+
+class Saved:
+    """A trained model, and the folder that it was saved in."""
+
+    def __init__(self, root, kind):
+        family, how, lora = KINDS[kind]
+        self.base = save_backbone(root / "base", family, **how)
+        self.lm = LatentLM.from_backbone(backbones.load(self.base), lora=lora)
+        self.method = registry.build("colar", {"compression_factors": [1, 2]})
+        registry.attach(self.lm, self.method, seed=0)
+        self.method.prepare(self.lm, EXAMPLES)
+        self.before = logits(self.lm)
+        train(self.lm, self.method)
+        self.lm.eval()
+        self.folder = registry.save(self.lm, self.method, root / "saved", RUN, "# A model\n")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = Saved(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return get
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_back_is_what_was_saved(saved, kind):
+    old = saved(kind)
+    assert not torch.allclose(logits(old.lm), old.before, atol=1e-3)  # training did something
+    lm, method = registry.load(old.folder)
+    assert (lm.name, lm.fingerprint) == (old.base, checkpoint.read_info(old.folder)["fingerprint"])
+    torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
+    assert completions(lm, method) == completions(old.lm, old.method)
+    assert method.config == old.method.config
+    assert method.config.sigma_e is not None
+    assert lm.template.to_json() == old.lm.template.to_json()
+    assert not lm.training
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaded_twice_and_saved_again(saved, kind, tmp_path):
+    """Load, save, load: an added separator is not added again, nothing drifts."""
+    old = saved(kind)
+    lm, method = registry.load(old.folder)
+    again, method = registry.load(registry.save(lm, method, tmp_path / "again", RUN, "card"))
+    torch.testing.assert_close(logits(again), logits(old.lm), rtol=1e-5, atol=1e-5)
+    assert len(again.tokenizer) == len(old.lm.tokenizer)
+    assert again.template.separator_added == old.lm.template.separator_added == ("added" in kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_things_are_trained_after_loading(saved, kind):
+    old = saved(kind)
+    lm, method = registry.load(old.folder)
+    method.prepare(lm, EXAMPLES)
+    assert {n for n, p in lm.named_parameters() if p.requires_grad} == {
+        n for n, p in old.lm.named_parameters() if p.requires_grad
+    }
+
+
+@pytest.mark.parametrize("kind", ["lora-added", "lora-tied-added", "lora-gpt2-added", "full-tied-added"])
+def test_an_added_separators_rows_are_trained_and_come_back(saved, kind):
+    """Where it is read (the embedding) and where it is chosen (the head): both moved, and no other row did."""
+    old = saved(kind)
+    fresh = LatentLM.from_backbone(backbones.load(old.base), lora=KINDS[kind][2])
+    back, _ = registry.load(old.folder)
+    separator = old.lm.template.separator_id
+    everything = torch.arange(separator + 1)
+    hidden = torch.eye(32)
+    for read in (lambda lm: lm.embed(everything), lambda lm: lm.logits(hidden).T):
+        with torch.no_grad():
+            start, trained, loaded = read(fresh), read(old.lm), read(back)
+        assert not torch.allclose(trained[separator], start[separator], atol=1e-4)
+        torch.testing.assert_close(trained[:separator], start[:separator], rtol=0, atol=0)
+        torch.testing.assert_close(loaded, trained, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_in_the_folder_is_a_pickle(saved, kind):
+    """And an adapter's folder holds no copy of the base, nor of its embeddings."""
+    folder = saved(kind).folder
+    for path in folder.rglob("*"):
+        assert path.suffix in {".safetensors", ".json", ".txt", ".md", ".jinja"}, path.name
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+    base = sum(p.numel() for p in backbones.load(saved(kind).base).lm.parameters())
+    for path in folder.glob("*.safetensors"):
+        stored = sum(value.numel() for value in load_file(path).values())
+        assert stored < base / 2 or KINDS[kind][2] is None
+        assert stored > 0
+
+
+@pytest.mark.parametrize("kind", ["full-tied", "full-tied-added", "full-gpt2"])
+def test_tied_weights_are_stored_once(saved, kind):
+    """PITFALLS 21."""
+    old = saved(kind)
+    state = load_file(old.folder / "model.safetensors")
+    rows = old.lm.causal_lm.get_input_embeddings().weight.shape[0]
+    assert sum(value.shape[0] == rows for value in state.values()) == 1
+    lm, _ = registry.load(old.folder)
+    assert lm.causal_lm.get_output_embeddings().weight is lm.causal_lm.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("kind", ["full", "full-tied-added", "lora", "lora-tied-added"])
+def test_bfloat16(saved, kind):
+    old = saved(kind)
+    lm, method = registry.load(old.folder, dtype="bfloat16")
+    assert lm.causal_lm.get_input_embeddings().weight.dtype == torch.bfloat16
+    assert logits(lm).dtype == torch.float32
+    assert lm.extra["latent_head"].mean.weight.dtype == torch.float32
+    difference = (logits(lm) - logits(old.lm)).abs().mean() / logits(old.lm).std()
+    assert 0 < difference < 0.2
+    assert len(completions(lm, method)) == len(EXAMPLES)
+    terms = method.loss(lm, Batch.collate([method.encode(lm.template, EXAMPLES[0], Random(0), 0)]))
+    assert all(torch.isfinite(value).all() for value in terms.values())
+
+
+def test_a_tiny_backbones_adapter_is_loaded_from_its_seed(tmp_path):
+    """`tiny` is drawn from its seed, which the run remembers."""
+    lm = LatentLM.from_backbone(backbones.load("tiny", seed=3), lora=LORA).eval()
+    method = registry.build("cot")
+    registry.attach(lm, method, 0)
+    train(lm, method, steps=1)
+    registry.save(lm, method, tmp_path / "saved", {"seed": 3}, "card")
+    back, _ = registry.load(tmp_path / "saved")
+    torch.testing.assert_close(logits(back), logits(lm), rtol=1e-5, atol=1e-5)
+    assert not (tmp_path / "saved" / "modules.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["full", "full-tied-added", "lora", "lora-added", "lora-tied-added"])
+def test_weights_are_put_back_in_place(saved, kind):
+    """What Trainer needs for its best checkpoint (PITFALLS 22): an `lm` that has moved on is set back."""
+    old = saved(kind)
+    lm, _ = registry.load(old.folder)
+    with torch.no_grad():
+        for p in lm.parameters():
+            if p.requires_grad:
+                p.add_(0.1)
+    assert not torch.allclose(logits(lm), logits(old.lm), atol=1e-2)
+    checkpoint.load_weights(lm, old.folder)
+    torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
+    for name, p in lm.extra.named_parameters():
+        torch.testing.assert_close(p, dict(old.lm.extra.named_parameters())[name], rtol=0, atol=0)
+
+
+# What can be wrong
+
+
+def files_of(kind):
+    shared = ["colar.json", "template.json", "modules.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    return shared + (
+        ["adapter_config.json", "adapter_model.safetensors"]
+        if kind == "lora"
+        else ["config.json", "model.safetensors"]
+    )
+
+
+CASES = [(kind, name) for kind in ("full", "lora") for name in files_of(kind)]
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    return lambda kind: shutil.copytree(saved(kind).folder, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_missing_file_is_named(copy, kind, name):
+    folder = copy(kind)
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=f"{folder} lacks {name}"):
+        registry.load(folder)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "garbage"])
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_corrupt_file_is_named(copy, kind, name, damage):
+    folder = copy(kind)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(
+        {"empty": b"", "half": whole[: len(whole) // 2], "garbage": b"\xff\x00{["}[damage]
+    )
+    with pytest.raises(ValueError, match=name):
+        registry.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("colar.json", key) for key in ("weights", "method", "modules")]
+    + [("template.json", key) for key in ("separator_id", "question", "separator_added")],
+)
+def test_a_key_that_is_missing_is_named(copy, name, key):
+    folder = copy("full")
+    content = files.read_json(folder / name)
+    del content[key]
+    files.write_json(folder / name, content)
+    with pytest.raises(ValueError, match=rf"{name}.*{key}"):
+        registry.load(folder)
+
+
+def test_formats_from_the_future_are_refused(copy):
+    folder = copy("full")
+    for name, key in (("template.json", "version"), ("colar.json", "format")):
+        content = files.read_json(folder / name)
+        files.write_json(folder / name, content | {key: 99})
+        with pytest.raises(ValueError, match=r"is not 1, the one this colar reads"):
+            registry.load(folder)
+
+
+def test_modules_that_do_not_fit_are_named(saved, copy):
+    folder = copy("full")
+    shutil.copy(folder / "model.safetensors", folder / "modules.safetensors")
+    with pytest.raises(ValueError, match=r"modules.safetensors does not fit the method's modules"):
+        registry.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("full", "model.safetensors"), ("lora", "adapter_model.safetensors")]
+)
+def test_weights_that_do_not_fit_are_named(saved, copy, kind, name):
+    """As much for an adapter as for full weights: neither is loaded by half."""
+    lm, _ = registry.load(saved(kind).folder)
+    folder = copy(kind)
+    state = load_file(folder / name)
+    lost = sorted(key for key in state if "q_proj" in key)[0]
+    save_file({key: value for key, value in state.items() if key != lost}, folder / name)
+    with pytest.raises(ValueError, match=r"weights do not fit: missing .*q_proj"):
+        checkpoint.load_weights(lm, folder)
+    message = (
+        rf"{name}: weights do not fit: missing .*q_proj" if kind == "lora" else r"weights of .* lack .*q_proj"
+    )
+    with pytest.raises(ValueError, match=message):
+        registry.load(folder)
+
+
+def test_an_adapter_of_another_backbone_is_refused(saved, tmp_path):
+    other = save_backbone(tmp_path / "other", "llama", seed=9)
+    old = saved("lora")
+    with pytest.raises(
+        ValueError, match=r"was trained on .*base \(fingerprint .*\), but .*other is another model"
+    ):
+        registry.load(old.folder, backbone=other)
+    moved = shutil.copytree(old.base, tmp_path / "moved")
+    lm, _ = registry.load(old.folder, backbone=str(moved))
+    torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
+
+
+def test_no_checkpoint_there(tmp_path, saved):
+    with pytest.raises(ValueError, match="nowhere is no folder"):
+        registry.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"lacks colar.json: it is no colar checkpoint"):
+        registry.load(saved("full").base)
+    with pytest.raises(ValueError, match=r"has no config.json.*an adapter: give its own backbone"):
+        backbones.load(str(saved("lora").folder))
+    with pytest.raises(
+        ValueError, match=r"model\.dtype must be one of float32, bfloat16, float16, got 'int4'"
+    ):
+        backbones.load("tiny", dtype="int4")
+
+
+# Killed in mid-save
+
+
+def test_a_kill_in_mid_save_leaves_the_old_one(saved, copy):
+    folder = copy("lora")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    old = saved("lora")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        registry.save(
+            old.lm, old.method, folder, {"loss": float("nan")}, "another card"
+        )  # fails at colar.json
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    registry.save(old.lm, old.method, folder, RUN, "another card")
+    assert (folder / "README.md").read_text() == "another card"
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+# Backbones that are their own checkpoint
+
+
+def test_full_weights_serve_as_a_backbone(saved):
+    """CoT-SFT's result is CoLaR's start: the folder is a Hugging Face model."""
+    old = saved("full-tied-added")
+    made = LatentLM.from_backbone(backbones.load(str(old.folder)))
+    assert made.template.separator_id == old.lm.template.separator_id
+    torch.testing.assert_close(logits(made.eval()), logits(old.lm), rtol=1e-5, atol=1e-5)
+
+
+def test_fingerprints_tell_models_apart_and_not_dtypes(saved, tmp_path):
+    base = saved("full").base
+    prints = {
+        dtype: backbones.fingerprint(backbones.load(base, dtype).lm) for dtype in ("float32", "bfloat16")
+    }
+    assert prints["float32"] == prints["bfloat16"]
+    assert backbones.fingerprint(backbone("llama", seed=9).lm) != prints["float32"]
+    assert backbones.fingerprint(backbones.load("tiny", seed=1).lm) != backbones.fingerprint(
+        backbones.load("tiny").lm
+    )
