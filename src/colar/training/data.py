@@ -1,0 +1,101 @@
+"""Rows for training, as functions of (seed, epoch, row id) alone.
+
+What a row's encoding draws (the factor c, the labels' seed) and its place in the epoch depend on nothing else: a
+resumed run, another batch size or another number of processes sees the same draws in the same order. The
+sampler yields (epoch, index), so no worker holds a state that could go stale.
+
+Order of an epoch: rows are shuffled, cut into pools of `POOL` rows, sorted by length within a pool, cut into
+`GROUP`s of neighbours, and the groups are shuffled. Batches of up to GROUP rows hold rows of like length, and
+neither the first nor the last batch is the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from colar import progress
+from colar.data.example import Example
+from colar.methods.base import Batch, Method, Row
+from colar.model.latent_lm import LatentLM
+from colar.ops.noise import seed_from
+
+GROUP = 32
+POOL = 50 * GROUP
+
+Key = tuple[float, int]
+"""(fractional epoch at which the row is due, index of its example)."""
+
+
+class Rows(Dataset[Row]):
+    """Examples encoded on the fly; an item's key is (epoch, index)."""
+
+    def __init__(self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int) -> None:
+        if not examples:
+            raise ValueError("there are no rows to train on")
+        self.template, self.method, self.examples, self.seed = lm.template, method, examples, seed
+        self.context_length = lm.context_length
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, key: Key) -> Row:
+        epoch, index = key
+        example = self.examples[index]
+        rng = Random(seed_from(self.seed, int(epoch), example.id))
+        return self.method.encode(self.template, example, rng, epoch)
+
+    def lengths(self) -> list[int]:
+        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context."""
+        lengths = []
+        for index in progress.track(range(len(self)), "check rows"):
+            lengths.append(len(self[0.0, index]))
+            if lengths[-1] > self.context_length:
+                raise ValueError(
+                    f"{self.examples[index].id}: the row has {lengths[-1]} tokens, "
+                    f"the model's context is {self.context_length}"
+                )
+        return lengths
+
+
+class Order(Sampler[Key]):
+    """One epoch's keys. Set `epoch` before iterating."""
+
+    def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int) -> None:
+        self.ids, self.lengths, self.seed, self.epoch = [e.id for e in examples], lengths, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Key]:
+        for position, index in enumerate(self.order(self.epoch)):
+            yield self.epoch + position / len(self), index
+
+    def order(self, epoch: int) -> list[int]:
+        """A permutation of the indices, a function of (seed, epoch, ids, lengths)."""
+        places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
+        shuffled = sorted(range(len(self)), key=lambda index: (places[index], index))
+        whole = len(self) - len(self) % GROUP  # a ragged last group keeps the others whole
+        groups = []
+        for start in range(0, whole, POOL):
+            pool = sorted(shuffled[start : min(start + POOL, whole)], key=lambda index: self.lengths[index])
+            groups += [pool[i : i + GROUP] for i in range(0, len(pool), GROUP)]
+        rng = Random(seed_from(self.seed, "groups", epoch))
+        rng.shuffle(groups)
+        for group in groups:
+            rng.shuffle(group)
+        return [index for group in groups for index in group] + shuffled[whole:]
+
+
+def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Rows as the flat dict of tensors that `Objective.forward` takes."""
+    return Batch.collate(rows).tensors()
+
+
+def count_rows(batches: Sequence[dict[str, Tensor]]) -> Tensor:
+    """How many rows some batches hold together, a scalar int64."""
+    return torch.tensor(sum(batch["seeds"].shape[0] for batch in batches))
