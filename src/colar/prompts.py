@@ -35,6 +35,13 @@ class TemplateConfig:
             raise ValueError(
                 f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
             )
+        try:
+            self.question.format(question="", speed="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"template.question {self.question!r} has braces besides {{question}} and {{speed}}; "
+                "write {{ and }} for braces that are text"
+            ) from error
         if not self.separator.strip():
             raise ValueError("template.separator must not be empty")
 

@@ -1,0 +1,214 @@
+"""Files against kills: writes that happen or do not, records cut at any byte, folders replaced as a whole."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colar import files
+
+RECORDS = [
+    {"id": "a/1", "text": "drei Äpfel\nund 数"},
+    {"id": "a/2", "n": 1.5, "list": [1, None]},
+    {"id": "a/3"},
+]
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(files.__file__).parents[1])}
+
+
+def write_records(path, records):
+    with files.append_jsonl(path) as write:
+        for record in records:
+            write(record)
+
+
+# One file
+
+
+def test_a_write_replaces_the_whole_file_and_makes_its_folders(tmp_path):
+    path = tmp_path / "new" / "deep" / "x.json"
+    for value in ({"a": "long" * 1000}, {"b": "ü"}):
+        assert files.write_json(path, value) == path
+        assert files.read_json(path) == value
+    assert "ü" in path.read_text(encoding="utf-8")
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": object()}], ids=["nan", "inf", "object"])
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path, value):
+    path = files.write_json(tmp_path / "x.json", {"old": 1})
+    with pytest.raises((ValueError, TypeError)):
+        files.write_json(path, value)
+    assert files.read_json(path) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_at_its_end_leaves_the_old_file_and_no_rubbish(tmp_path):
+    (tmp_path / "x" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match="x"):  # a folder cannot be replaced by a file
+        files.write_text(tmp_path / "x", "text")
+    with pytest.raises(UnicodeEncodeError):
+        files.write_text(tmp_path / "y", "\ud800")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_new_file_is_readable_as_the_umask_says(tmp_path):
+    """mkstemp's 0600 would make results that colleagues cannot read."""
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert files.write_text(tmp_path / "x", "text").stat().st_mode == plain.stat().st_mode
+
+
+def test_broken_json_is_named_with_its_line(tmp_path):
+    path = files.write_text(tmp_path / "x.json", '{\n"a": 1,\n}')
+    with pytest.raises(ValueError, match=rf"{path}:3: not valid JSON"):
+        files.read_json(path)
+    path.write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(ValueError, match=rf"{path}: not UTF-8"):
+        files.read_json(path)
+
+
+# Records
+
+
+def test_records_come_back_with_their_line_numbers(tmp_path):
+    path = tmp_path / "sub" / "r.jsonl"
+    write_records(path, RECORDS[:1])
+    write_records(path, RECORDS[1:])
+    assert list(files.read_jsonl(path)) == list(enumerate(RECORDS, start=1))
+    path.write_text(path.read_text(encoding="utf-8").replace("\n", "\n\n"), encoding="utf-8")
+    assert [number for number, _ in files.read_jsonl(path)] == [1, 3, 5]
+
+
+def test_each_record_is_on_disk_before_the_next(tmp_path):
+    with files.append_jsonl(tmp_path / "r.jsonl") as write:
+        for n, record in enumerate(RECORDS, start=1):
+            write(record)
+            assert len(list(files.read_jsonl(tmp_path / "r.jsonl"))) == n
+
+
+def test_a_record_that_is_no_json_leaves_no_torn_line(tmp_path):
+    write_records(tmp_path / "r.jsonl", RECORDS)
+    with (
+        files.append_jsonl(tmp_path / "r.jsonl") as write,
+        pytest.raises(ValueError, match="not JSON compliant"),
+    ):
+        write({"loss": float("nan")})
+    assert files.resume_jsonl(tmp_path / "r.jsonl") == RECORDS
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_kill_at_any_byte_costs_one_record_at_most(tmp_path_factory, data):
+    """Cut in the middle of a line, of a character even: the whole records stay, and appending goes on."""
+    path = tmp_path_factory.mktemp("torn") / "r.jsonl"
+    write_records(path, RECORDS)
+    raw = path.read_bytes()
+    cut = data.draw(st.integers(0, len(raw)))
+    path.write_bytes(raw[:cut])
+    whole = raw[:cut].count(b"\n")
+    assert files.resume_jsonl(path) == RECORDS[:whole]
+    write_records(path, RECORDS[whole:])
+    assert files.resume_jsonl(path) == RECORDS
+
+
+def test_nothing_to_resume(tmp_path):
+    assert files.resume_jsonl(tmp_path / "none.jsonl") == []
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.mark.parametrize("damage", [b'{"id": "a/', b"\xff\xfe", b"\x00\x00", b"{}{}"])
+def test_damage_in_the_middle_is_an_error_with_its_line(tmp_path, damage):
+    """Only a torn last line is ours to drop; the file is left for a person to look at."""
+    lines = [json.dumps(record).encode() for record in RECORDS]
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b"\n".join([lines[0], damage, lines[2]]) + b"\n")
+    before = path.read_bytes()
+    for read in (files.resume_jsonl, lambda p: list(files.read_jsonl(p))):
+        with pytest.raises(ValueError, match=rf"{path}:2: not "):
+            read(path)
+    assert path.read_bytes() == before
+
+
+# Folders
+
+
+def tree(folder):
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def fill(target, **texts):
+    with files.replace_folder(target) as partial:
+        for name, text in texts.items():
+            files.write_text(partial / name, text)
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    target = tmp_path / "runs" / "final"
+    fill(target, a="1", b="1")
+    fill(target, a="2")
+    assert tree(tmp_path) == {"runs/final/a": "2"}
+
+
+def test_what_fails_while_a_folder_is_filled_leaves_the_old_one(tmp_path):
+    fill(tmp_path / "final", a="1")
+
+    def break_off():
+        with files.replace_folder(tmp_path / "final") as partial:
+            files.write_text(partial / "a", "2")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    assert tree(tmp_path) == {"final/a": "1"}
+
+
+def test_a_kill_while_a_folder_is_filled_leaves_the_old_one(tmp_path):
+    fill(tmp_path / "final", a="1")
+    program = (
+        "import os, sys; from colar import files\n"
+        "with files.replace_folder(sys.argv[1]) as partial:\n"
+        "    files.write_text(partial / 'a', '2'); os._exit(9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "final")], env=ENVIRONMENT, check=False
+    )
+    assert done.returncode == 9
+    assert tree(tmp_path / "final") == {"a": "1"}
+    assert (tmp_path / ".final.partial").exists()
+    fill(tmp_path / "final", a="3")
+    assert tree(tmp_path) == {"final/a": "3"}
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path):
+    """What it leaves: no `final`, the old folder and the new one beside. The next call puts the old one back."""
+    fill(tmp_path / "final", a="1")
+    os.replace(tmp_path / "final", tmp_path / ".final.old")
+    fill(tmp_path / ".final.partial", a="2")
+    with pytest.raises(OSError, match="disk full"), files.replace_folder(tmp_path / "final"):
+        raise OSError("disk full")
+    assert tree(tmp_path) == {"final/a": "1"}
+
+
+def test_an_output_folder_is_tried_before_long_work(tmp_path):
+    assert files.require_writable(tmp_path / "a" / "b").is_dir()
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot write to .*file/sub"):
+        files.require_writable(tmp_path / "file" / "sub")
+
+
+# Provenance
+
+
+def test_provenance_says_where_a_result_came_from():
+    found = json.loads(json.dumps(files.provenance()))
+    assert found["versions"]["torch"]
+    assert found["machine"]["cores"] == os.cpu_count()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["command"].startswith("colar")

