@@ -7,7 +7,7 @@ only, where the model thinks as it will at test time: before that, the best of i
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,21 +26,19 @@ REFRESH_EVERY_S = 60.0
 
 @dataclass
 class Publisher:
-    """Writes `best/` with everything that says where it came from."""
+    """Writes `best/` with everything that says where it came from, and what shows how the run goes."""
 
     lm: LatentLM
     method: Method
     folder: RunFolder
     info: dict[str, Any]
     clock: Clock
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation."""
 
     def publish(self, state: TrainerState) -> None:
         """Write model, method and model card; the old folder stays until the new one is whole."""
         run = {
             **self.info,
-            "metrics": self.metrics,
+            "metrics": evaluation(state),
             "step": state.global_step,
             "epoch": state.epoch,
             "seconds": round(self.clock.seconds, 1),
@@ -55,6 +53,12 @@ class Publisher:
         metrics: dict[str, float] = checkpoint.read_info(self.folder.best)["run"]["metrics"]
         return metrics
 
+    def refresh(self, state: TrainerState) -> None:
+        """Write history and learning curves."""
+        name = self.lm.name.rstrip("/").split("/")[-1]
+        parts = (self.method.name, self.info.get("label"), "on", name)
+        self.folder.write_history(state.log_history, " ".join(part for part in parts if part))
+
 
 class KeepBest(TrainerCallback):  # type: ignore[misc]
     """Publishes at an evaluation with a higher accuracy than any before it; keeps history and picture fresh."""
@@ -66,18 +70,17 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if not self.publisher.folder.best.exists():
+        # A longer budget may have made an earlier stage's best one that must not be compared with.
+        if not self.publisher.folder.best.exists() or not self.final_stage(state):
             state.best_metric = None
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        logged = kwargs["metrics"].items()
-        metrics = {name.removeprefix("eval_"): value for name, value in logged if name.startswith("eval_")}
-        self.publisher.metrics = metrics
-        better = state.best_metric is None or metrics["accuracy"] > state.best_metric
+        accuracy = kwargs["metrics"]["eval_accuracy"]
+        better = state.best_metric is None or accuracy > state.best_metric
         if better and self.final_stage(state):
-            state.best_metric = metrics["accuracy"]
+            state.best_metric = accuracy
             if state.is_world_process_zero:
                 self.publisher.publish(state)
         self.refresh(state)
@@ -90,18 +93,21 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
 
     def final_stage(self, state: TrainerState) -> bool:
         """Whether the last update was made in the stage that the run ends with."""
-        method, per_epoch = self.publisher.method, self.steps_per_epoch
-        now = stage_of_last_step(method, state.global_step, per_epoch)
-        return now == stage_of_last_step(method, state.max_steps, per_epoch)
+        stages = [
+            stage_of_last_step(self.publisher.method, step, self.steps_per_epoch)
+            for step in (state.global_step, state.max_steps)
+        ]
+        return stages[0] == stages[1]
 
     def refresh(self, state: TrainerState) -> None:
         self.refreshed = time.monotonic()
         if state.is_world_process_zero:
-            self.publisher.folder.write_history(state.log_history, title(self.publisher))
+            self.publisher.refresh(state)
 
 
-def title(publisher: Publisher) -> str:
-    """Over the learning curves."""
-    name = publisher.lm.name.rstrip("/").split("/")[-1]
-    label = publisher.info.get("label") or ""
-    return " ".join(part for part in (publisher.method.name, label, "on", name) if part)
+def evaluation(state: TrainerState) -> dict[str, float]:
+    """Metrics of the evaluation at the present step, without `eval_`; empty where there was none."""
+    rows = [row for row in state.log_history if "eval_accuracy" in row and row["step"] == state.global_step]
+    logged = rows[-1].items() if rows else ()
+    names = {name: value for name, value in logged if name.startswith("eval_") and name != "eval_seconds"}
+    return {name.removeprefix("eval_"): value for name, value in names.items()}

@@ -64,18 +64,25 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit."""
+    """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit.
 
-    def __init__(self, seconds: float = 0.0, max_hours: float | None = None) -> None:
+    Beside the seconds it keeps the rows of an update: steps are counted in them, on whatever devices.
+    """
+
+    def __init__(
+        self, seconds: float = 0.0, max_hours: float | None = None, rows_per_update: int = 0
+    ) -> None:
         self.before, self.limit = seconds, math.inf if max_hours is None else 3600 * max_hours
-        self.started = time.monotonic()
+        self.rows_per_update = rows_per_update
+        self.started: float | None = None
 
     @property
     def seconds(self) -> float:
-        return self.before + time.monotonic() - self.started
+        return self.before + (0.0 if self.started is None else time.monotonic() - self.started)
 
     def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"seconds": self.seconds}}
+        attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update}
+        return {"args": {}, "attributes": attributes}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -93,6 +100,11 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
         if over[0]:
             control.should_training_stop = control.should_evaluate = control.should_save = True
             control.should_log = True
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.before, self.started = self.seconds, None
 
 
 class Bar(TrainerCallback):  # type: ignore[misc]

@@ -77,10 +77,10 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.load_from_json(str(folder / STATE))
 
 
-def seconds_so_far(state: TrainerState) -> float:
-    """What the clock had counted when `state` was saved."""
+def clock_of(state: TrainerState) -> dict[str, Any]:
+    """What the clock kept when `state` was saved: `seconds`, `rows_per_update`; empty for a new run."""
     clock = (state.stateful_callbacks or {}).get("Clock", {})
-    return float(clock.get("attributes", {}).get("seconds", 0.0))
+    return dict(clock.get("attributes", {}))
 
 
 def _finite(value: Any) -> Any:

@@ -24,6 +24,7 @@ from transformers.utils import logging
 from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
+from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.training import run_folder
 from colar.training.best import KeepBest, Publisher
@@ -177,15 +178,18 @@ def train(
     trainer.accelerator.wait_for_everyone()
     last = folder.last_checkpoint() if resume else None
     before = run_folder.read_state(last) if last else TrainerState()
-    clock = Clock(run_folder.seconds_so_far(before), config.max_hours)
+    clock = _clock(trainer, before, config)
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
     publisher = Publisher(lm, method, folder, info, clock)
     _, per_epoch, *_, max_steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())
-    if before.global_step < max_steps and clock.before < clock.limit:
-        with _session(trainer, config, publisher, per_epoch):
-            trainer.train(resume_from_checkpoint=str(last) if last else None)
-        before = trainer.state
-    return _finish(trainer, publisher, before)
+    if before.global_step >= max_steps or clock.seconds >= clock.limit:
+        # Trainer would make one more step. The run is over; at most its publication was cut short.
+        assert last is not None, "a run without a step has no clock and no steps"
+        checkpoint.load_weights(lm, last)
+        return _finish(trainer, publisher, before)
+    with _session(trainer, config, publisher, per_epoch):
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    return _finish(trainer, publisher, trainer.state)
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
@@ -247,13 +251,25 @@ def _finish(trainer: LatentTrainer, publisher: Publisher, state: TrainerState) -
     if trainer.is_world_process_zero():
         if state.best_metric is None or not publisher.folder.best.exists():
             publisher.publish(state)
-        KeepBest(publisher, 1).refresh(state)
+        publisher.refresh(state)
     trainer.accelerator.wait_for_everyone()
     metrics = publisher.load()
     publisher.lm.eval()
     return TrainResult(
         publisher.folder.best, metrics, state.log_history, state.global_step, publisher.clock.seconds
     )
+
+
+def _clock(trainer: LatentTrainer, before: TrainerState, config: TrainingConfig) -> Clock:
+    """The clock where it stood. ValueError where the run's steps counted other rows than they would now."""
+    kept = run_folder.clock_of(before)
+    rows = trainer.get_total_train_batch_size(trainer.args)
+    if kept and kept["rows_per_update"] != rows:
+        raise ValueError(
+            f"the run in {trainer.args.output_dir} has updates of {kept['rows_per_update']} rows, this call of {rows}: "
+            "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same"
+        )
+    return Clock(kept.get("seconds", 0.0), config.max_hours, rows)
 
 
 def _still_good(folder: RunFolder) -> str:

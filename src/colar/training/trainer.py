@@ -164,8 +164,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Validate by generation, and log it; every process returns the main process's numbers."""
+        if self.validate is None:
+            return {}
         started = time.monotonic()
-        holder: list[dict[str, float]] = [self._validate() if self.is_world_process_zero() else {}]
+        holder = [self._validate(self.validate) if self.is_world_process_zero() else {}]
         metrics = broadcast_object_list(holder)[0] if self.args.world_size > 1 else holder[0]
         metrics["seconds"] = time.monotonic() - started
         self.window.paused += metrics["seconds"]
@@ -175,15 +177,14 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.control: TrainerControl = handler.on_evaluate(self.args, self.state, self.control, logs)
         return logs
 
-    def _validate(self) -> dict[str, float]:
-        if self.validate is None:
-            return {}
+    def _validate(self, validate: Validate) -> dict[str, float]:
         lm = self.objective.lm
         was_training = lm.training
         lm.eval()
         # Training goes on with the random numbers it would have had without an evaluation.
-        with torch.random.fork_rng(), torch.no_grad():
-            metrics = dict(self.validate(lm, self.objective.method))
+        devices = [lm.device] if lm.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.no_grad():
+            metrics = dict(validate(lm, self.objective.method))
         lm.train(was_training)
         if "accuracy" not in metrics:
             raise ValueError(
