@@ -1,0 +1,706 @@
+"""Training, on real runs of the tiny backbone: what fixes a run, what survives a kill, what is published."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from colar.data.example import Example
+from colar.data.synthetic import ArithmeticConfig, generate
+from colar.methods import registry
+from colar.methods.base import Batch, Method
+from colar.methods.colar import Colar, ColarConfig
+from colar.methods.cot import Cot, CotConfig
+from colar.model import backbones, card
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.prompts import TemplateConfig
+from colar.training import data
+from colar.training.objective import Objective
+from colar.training.run_folder import RunFolder
+from colar.training.sft import TrainingConfig, TrainResult, arguments, train
+from colar.training.trainer import LatentTrainer, NonFiniteError
+
+EXAMPLES = list(generate(ArithmeticConfig(), "train", 20, seed=0))
+LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.1)
+QUICK = {"report_to": "none", "logging_steps": 1, "save_steps": 1000, "learning_rate": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """Sums in one order: equal means equal bit for bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=["full", "adapter"])
+def lora(request: pytest.FixtureRequest) -> LoraSettings | None:
+    return LORA if request.param == "adapter" else None
+
+
+def build(method: Method | None = None, lora: LoraSettings | None = None, separator: str = "###") -> LatentLM:
+    torch.manual_seed(0)  # peft draws the adapter
+    lm = LatentLM.from_backbone(backbones.load("tiny"), TemplateConfig(separator=separator), lora)
+    registry.attach(lm, method or Colar(ColarConfig()), 0)
+    return lm
+
+
+def run(
+    folder: Path,
+    method: Method | None = None,
+    lora: LoraSettings | None = None,
+    lm: LatentLM | None = None,
+    validate: Any = None,
+    resume: bool = True,
+    **config: Any,
+) -> tuple[LatentLM, TrainResult]:
+    method = method or Colar(ColarConfig())
+    lm = lm or build(method, lora)
+    settings = TrainingConfig(**{**QUICK, **config})
+    return lm, train(lm, method, EXAMPLES, settings, folder, validate=validate, resume=resume)
+
+
+def weights(lm: LatentLM) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in lm.state_dict().items()}
+
+
+def losses(result: TrainResult) -> list[tuple[Any, ...]]:
+    """What training itself did at each step, bit for bit; timing left out."""
+    names = ("step", "loss", "ce", "latent", "grad_norm", "learning_rate")
+    return [tuple(row[name] for name in names) for row in result.history if "loss" in row]
+
+
+def assert_same(one: LatentLM, other: LatentLM) -> None:
+    for name, value in weights(one).items():
+        assert torch.equal(value, weights(other)[name]), name
+
+
+# --- rows and their order ------------------------------------------------------------------------------
+
+
+def test_a_row_depends_on_seed_epoch_and_id_alone() -> None:
+    lm, method = build(), Colar(ColarConfig())
+    rows = data.Rows(lm, method, EXAMPLES, seed=1)
+    turned = data.Rows(lm, method, EXAMPLES[::-1], seed=1)
+    assert [rows[0.3, i] for i in range(20)] == [turned[0.9, 19 - i] for i in range(20)]
+    draws = {
+        (seed, epoch): [data.Rows(lm, method, EXAMPLES, seed)[epoch, i].seed for i in range(20)]
+        for seed in (1, 2)
+        for epoch in (0.0, 1.0, 2.0)
+    }
+    assert len({tuple(draw) for draw in draws.values()}) == 6
+    assert len({rows[epoch, 0].params.compression_factor for epoch in range(40)}) == 5
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 400), st.integers(0, 5), st.integers(0, 3))
+def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch: int) -> None:
+    rng = Random(n)
+    lengths = [rng.randint(5, 300) for _ in range(n)]
+    examples = [Example(f"x/{i}", "q", (), "1") for i in range(n)]
+    order = data.Order(examples, lengths, seed).order(epoch)
+    assert sorted(order) == list(range(n))
+    turned = data.Order(examples[::-1], lengths[::-1], seed).order(epoch)
+    if len(set(lengths)) == n:  # ties in length are broken by the shuffle, which follows the ids as well
+        assert [n - 1 - i for i in turned] == order
+
+
+def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() -> None:
+    rng = Random(0)
+    lengths = [rng.randint(20, 400) for _ in range(1600)]
+    order = data.Order([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, seed=0)
+    firsts = []
+    for epoch in range(20):
+        indices = order.order(epoch)
+        batches = [indices[start : start + 32] for start in range(0, 1600, 32)]
+        padding = sum(
+            max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in batches
+        )
+        assert padding < 0.03 * sum(lengths)
+        firsts.append(max(lengths[i] for i in batches[0]))
+    assert sum(first > 390 for first in firsts) < 5
+    assert len(set(firsts)) > 10
+    assert order.order(0) != order.order(1)
+
+
+def test_keys_carry_the_fractional_epoch() -> None:
+    order = data.Order(EXAMPLES, [1] * 20, seed=0)
+    order.epoch = 3
+    epochs = [epoch for epoch, _ in order]
+    assert epochs == [3 + i / 20 for i in range(20)]
+
+
+# --- the objective -------------------------------------------------------------------------------------
+
+
+class Terms(Cot):
+    """Known numbers: term i of row b is its question's length times a factor; `_seen` is no part of the loss."""
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        length = batch.question_lengths.float()
+        return {"one": length, "two": 10 * length, "_seen": 1000 * length}
+
+
+def test_objective_sums_terms_and_averages_rows() -> None:
+    lm, method = build(), Terms(CotConfig())
+    rows = [method.encode(lm.template, e, Random(0), 0) for e in EXAMPLES[:3]]
+    mean = sum(len(row.question) for row in rows) / 3
+    objective, tensors = Objective(lm, method), data.collate(rows)
+    outputs = objective(**tensors)
+    assert {name: float(value) for name, value in outputs.items()} == pytest.approx(
+        {"loss": 11 * mean, "one": mean, "two": 10 * mean, "seen": 1000 * mean}
+    )
+    # A batch that is a part of an update of 12 rows brings a quarter of its mean.
+    assert float(objective(num_items_in_batch=torch.tensor(12), **tensors)["loss"]) == pytest.approx(
+        11 * mean / 4
+    )
+
+
+def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, lora: LoraSettings | None) -> None:
+    """20 rows in updates of 8: the last has 4. 8x1, 1x8, 3x... all see one trajectory."""
+    runs = []
+    lora = lora and LoraSettings(r=4, lora_alpha=8)  # dropout draws by batch
+    for size, accumulate in ((8, 1), (1, 8), (2, 4)):
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate}
+        runs.append(run(tmp_path / f"{size}", lora=lora, num_train_epochs=2, **sizes))
+    first = losses(runs[0][1])
+    assert len(first) == 6
+    for lm, result in runs[1:]:
+        for mine, theirs in zip(losses(result), first, strict=True):
+            assert mine == pytest.approx(theirs, rel=2e-5)
+        for name, value in weights(lm).items():
+            torch.testing.assert_close(value, weights(runs[0][0])[name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+# --- killed and resumed --------------------------------------------------------------------------------
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+import torch
+sys.path.insert(0, {tests!r})
+import test_training as t
+torch.set_num_threads(1)
+calls = 0
+
+class Killed(t.Colar):
+    def loss(self, lm, batch):
+        global calls
+        calls += 1
+        if calls == {at_loss}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(lm, batch)
+
+saves = 0
+def kill_in_save(*_):
+    global saves
+    saves += 1
+    if saves == {at_save}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+method = Killed(t.ColarConfig())
+lm = t.build(method, {lora})
+lm.extra.register_state_dict_post_hook(kill_in_save)
+t.run(Path({folder!r}), method, lm=lm, **t.LONG)
+"""
+LONG = {
+    "per_device_train_batch_size": 8,
+    "num_train_epochs": 3,
+    "save_steps": 2,
+    "lr_scheduler_type": "cosine",
+}
+"""Three updates an epoch, nine in all, checkpoints at 2, 4, 6, 8 and 9."""
+
+
+def killed_child(folder: Path, lora: str, at_loss: int = 0, at_save: int = 0) -> None:
+    code = CHILD.format(
+        tests=str(Path(__file__).parent), folder=str(folder), lora=lora, at_loss=at_loss, at_save=at_save
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "kill", "last"),
+    [
+        ("full", {"at_loss": 6}, 4),  # in the sixth update, in mid-epoch
+        ("adapter", {"at_save": 4}, 6),  # while checkpoint-8 is written; 6 is the end of an epoch
+    ],
+)
+def test_killed_and_resumed_is_uninterrupted(
+    tmp_path: Path, kind: str, kill: dict[str, int], last: int
+) -> None:
+    lora = LORA if kind == "adapter" else None
+    killed_child(tmp_path / "killed", "t.LORA" if lora else "None", **kill)
+    folder = RunFolder(tmp_path / "killed")
+    assert folder.last_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
+    if "at_save" in kill:
+        assert (folder.checkpoints / "checkpoint-8" / "adapter_model.safetensors").exists()
+    lm, resumed = run(folder.path, lora=lora, **LONG)
+    whole_lm, whole = run(tmp_path / "whole", lora=lora, **LONG)
+    assert losses(resumed) == losses(whole)
+    assert [row[0] for row in losses(resumed)] == list(range(1, 10))
+    assert_same(lm, whole_lm)
+
+
+@pytest.mark.parametrize("state", [None, "", '{"global_step": 8, "log_his'])
+def test_a_checkpoint_without_its_last_file_is_passed_over(tmp_path: Path, state: str | None) -> None:
+    folder = RunFolder(tmp_path)
+    for step, text in ((2, '{"global_step": 2}'), (10, '{"global_step": 10}'), (12, state)):
+        (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
+        if text is not None:
+            (folder.checkpoints / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+    (folder.checkpoints / "checkpoint-old").mkdir()
+    assert folder.last_checkpoint() == folder.checkpoints / "checkpoint-10"
+    folder.drop_torn()
+    assert sorted(p.name for p in folder.checkpoints.iterdir()) == [
+        "checkpoint-10",
+        "checkpoint-2",
+        "checkpoint-old",
+    ]
+
+
+def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    short = {**LONG, "lr_scheduler_type": "constant", "num_train_epochs": 1.5}
+    lm, first = run(tmp_path / "run", **short)
+    assert first.steps == 5  # half of three updates is rounded up
+    shutil.rmtree(first.best)  # as if killed before it was published
+    again, second = run(tmp_path / "run", **short)
+    assert (second.steps, losses(second)) == (5, losses(first))
+    assert_same(again, lm)
+    on, third = run(tmp_path / "run", **{**short, "num_train_epochs": 3})
+    whole, fourth = run(tmp_path / "whole", **{**short, "num_train_epochs": 3})
+    assert losses(third) == losses(fourth)
+    assert_same(on, whole)
+    with pytest.raises(ValueError, match=r"updates of 8 rows, this call of 4"):
+        run(tmp_path / "run", **{**short, "num_train_epochs": 4, "per_device_train_batch_size": 4})
+    _, fresh = run(tmp_path / "run", resume=False, **short)
+    assert losses(fresh) == losses(first)
+
+
+def test_hours_are_counted_over_resumes(tmp_path: Path) -> None:
+    seconds = 0.4
+    limit = {**LONG, "num_train_epochs": 100000, "max_hours": seconds / 3600}
+    _, first = run(tmp_path, validate=lambda *_: {"accuracy": 0.5}, **limit)
+    assert seconds <= first.seconds < seconds + 5
+    assert first.history[-2]["eval_accuracy"] == 0.5  # it validates, saves and ends
+    assert RunFolder(tmp_path).last_checkpoint() == tmp_path / "checkpoints" / f"checkpoint-{first.steps}"
+    _, second = run(tmp_path, validate=lambda *_: {"accuracy": 0.5}, **limit)
+    assert second.steps == first.steps
+    longer = {**limit, "max_hours": (first.seconds + 0.3) / 3600}
+    _, third = run(tmp_path, validate=lambda *_: {"accuracy": 0.5}, **longer)
+    assert third.steps > first.steps
+    assert third.seconds >= first.seconds + 0.3
+
+
+# --- what is published ---------------------------------------------------------------------------------
+
+
+def scripted(
+    scores: list[float], seen: list[dict[str, Tensor]]
+) -> Callable[[LatentLM, Method], dict[str, float]]:
+    """A validation that gives out `scores` one by one and keeps the weights it was shown."""
+
+    def validate(lm: LatentLM, method: Method) -> dict[str, float]:
+        assert not lm.training
+        assert not torch.is_grad_enabled()
+        torch.rand(7)  # must leave no trace in the training's random numbers
+        seen.append(weights(lm))
+        return {"accuracy": scores[len(seen) - 1], "length": 3.0}
+
+    return validate
+
+
+def test_the_best_weights_are_published_and_really_in_the_model(
+    tmp_path: Path, lora: LoraSettings | None
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 4, "save_steps": 5}
+    lm, result = run(tmp_path / "a", lora=lora, validate=scripted([0.2, 0.6, 0.6, 0.1], seen), **budget)
+    assert len(seen) == 4
+    assert not all(torch.equal(seen[1][name], seen[3][name]) for name in seen[3])
+    for name, value in weights(lm).items():
+        assert torch.equal(value, seen[1][name]), name  # the first of equals
+    assert result.metrics == {"accuracy": 0.6, "length": 3.0}
+    info = json.loads((result.best / "colar.json").read_text())
+    assert (info["run"]["step"], info["run"]["metrics"]["accuracy"]) == (6, 0.6)
+    loaded, method = registry.load(result.best)
+    rows = data.collate([method.encode(lm.template, e, Random(0), 0) for e in EXAMPLES[:4]])
+    assert Objective(loaded, method)(**rows)["loss"] == Objective(lm, method)(**rows)["loss"]
+    plain, without = run(tmp_path / "b", lora=lora, **budget)
+    assert losses(without) == losses(result)  # validation changed nothing
+    assert without.metrics == {}
+    for name, value in weights(plain).items():
+        assert torch.equal(value, seen[3][name]), name  # the last weights where nothing chooses
+
+
+def test_what_is_written(
+    tmp_path: Path, lora: LoraSettings | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    budget = {
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 2,
+        "save_steps": 2,
+        "report_to": "tensorboard",
+    }
+    lm, result = run(tmp_path, lora=lora, validate=scripted([0.2, 0.3], []), **budget)
+    assert capfd.readouterr().out == ""
+    pickles = (".pt", ".pth", ".bin", ".pkl")
+    assert not [path for path in result.best.rglob("*") if path.suffix in pickles]
+    assert (tmp_path / "learning_curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert list((tmp_path / "logs").glob("events.out.tfevents*"))
+    assert json.loads((tmp_path / "history.json").read_text()) == result.history
+    terms = {"loss", "ce", "latent", "sigma", "latent_mse", "grad_norm", "learning_rate", "rows_per_second"}
+    assert terms <= set(result.history[0])
+    checkpoints = list((tmp_path / "checkpoints").iterdir())
+    assert [path.name for path in checkpoints] == ["checkpoint-6"]
+    saved = {name for file in checkpoints[0].glob("*.safetensors") for name in load_file(file)}
+    modules = {name for name in saved if name.startswith("latent_head")}
+    assert len(modules) == len(lm.extra.state_dict())
+    others = saved - modules
+    assert all("lora_" in name for name in others) if lora else len(others) == len(lm.causal_lm.state_dict())
+
+
+def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> None:
+    method = Terms(CotConfig())
+
+    class Moving(Terms):
+        def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+            zero = 0 * lm.causal_lm.get_output_embeddings().weight.sum()
+            return {name: value + zero for name, value in super().loss(lm, batch).items()}
+
+    lm = build(method)
+    _, result = run(
+        tmp_path,
+        Moving(CotConfig()),
+        lm=lm,
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=2,
+        logging_steps=2,
+    )
+    order = data.Order(EXAMPLES, data.Rows(lm, method, EXAMPLES, 0).lengths(), 0).order(0)
+    questions = [len(method.encode(lm.template, EXAMPLES[i], Random(0), 0).question) for i in order]
+    rows = [row for row in result.history if "one" in row]
+    assert [row["step"] for row in rows] == [2, 4]
+    assert [row["one"] for row in rows] == pytest.approx([sum(questions[:12]) / 12, sum(questions[12:]) / 8])
+    updates = [sum(questions[i : i + 6]) / len(questions[i : i + 6]) for i in (0, 6, 12, 18)]
+    assert [row["loss"] for row in rows] == pytest.approx(
+        [11 * (updates[0] + updates[1]) / 2, 11 * (updates[2] + updates[3]) / 2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        ({"evals_per_epoch": 1.0}, [3, 6]),
+        ({"evals_per_epoch": 2.0}, [2, 3, 5, 6]),
+        ({"evals_per_epoch": 0.5}, [6]),
+        ({"evals_per_epoch": 0.4}, [6]),  # at the end in any case
+        ({"eval_steps": 4}, [4, 6]),
+        ({"eval_steps": 0.5}, [3, 6]),
+        ({"eval_steps": 4, "max_steps": 5}, [4, 5]),
+    ],
+)
+def test_when_it_validates(tmp_path: Path, config: dict[str, Any], steps: list[int]) -> None:
+    method = Cot(CotConfig())
+    lm = build(method)
+    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 2, **config}
+    _, result = run(tmp_path, method, lm=lm, validate=lambda *_: {"accuracy": 0.0}, **budget)
+    assert [row["step"] for row in result.history if "eval_accuracy" in row] == steps
+
+
+# --- stages --------------------------------------------------------------------------------------------
+
+
+class Staged(Colar):
+    """Two stages of one epoch each."""
+
+    def stage(self, epoch: float) -> int:
+        return int(epoch)
+
+
+def test_a_curriculum_is_judged_in_its_last_stage_only(tmp_path: Path) -> None:
+    seen: list[dict[str, Tensor]] = []
+    validate = scripted([0.9, 0.8, 0.3, 0.4, 0.1, 0.2], seen)
+    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 3, "evals_per_epoch": 2}
+    lm, result = run(tmp_path, Staged(ColarConfig()), validate=validate, **budget)
+    # Updates 1..9, stages of three; validated after 2, 3, 5, 6, 8, 9: only the last two count.
+    assert result.metrics["accuracy"] == 0.2
+    for name, value in weights(lm).items():
+        assert torch.equal(value, seen[5][name]), name
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_optimiser_forgets_at_a_stage(tmp_path: Path, reset: bool) -> None:
+    """AdamW's very first step is the learning rate wherever there is a gradient, whatever its size."""
+    seen: list[Tensor] = []
+
+    class Watched(Staged):
+        def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+            seen.append(lm.extra["latent_head"].mean.bias.detach().clone())
+            return super().loss(lm, batch)
+
+    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "reset_optimizer_at_stage": reset}
+    run(tmp_path, Watched(ColarConfig()), **budget)
+    steps = [(after - before).abs().median().item() for before, after in itertools.pairwise(seen)]
+    first = [step == pytest.approx(1e-3, rel=1e-2) for step in steps]
+    assert first == [True, False, False, reset, False]
+
+
+# --- what must not move, and how fast the rest does ----------------------------------------------------
+
+
+def test_embeddings_stay_bit_exact_while_the_separator_row_learns(
+    tmp_path: Path, lora: LoraSettings | None
+) -> None:
+    lm = build(lora=lora, separator="<|think|>")
+    assert lm.template.separator_added
+    ids = torch.arange(lm.template.separator_id + 1)
+    before = lm.embed(ids).detach().clone()
+    run(
+        tmp_path,
+        lm=lm,
+        num_train_epochs=3,
+        per_device_train_batch_size=8,
+        weight_decay=0.5,
+        learning_rate=1e-2,
+    )
+    after = lm.embed(ids).detach()
+    assert torch.equal(after[:-1], before[:-1])
+    assert not torch.equal(after[-1], before[-1])
+
+
+def test_parameter_groups(tmp_path: Path) -> None:
+    lm, method = build(), Colar(ColarConfig())
+    settings = TrainingConfig(**QUICK, modules_learning_rate=0.5, weight_decay=0.25)
+    trainer = make_trainer(lm, method, settings, tmp_path)
+    groups = trainer.create_optimizer().param_groups
+    names = {id(parameter): name for name, parameter in lm.named_parameters()}
+    found = {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert set(found) == set(names.values())
+    assert found["extra.latent_head.mean.weight"] == (0.5, 0.25)
+    assert found["extra.latent_head.mean.bias"] == (0.5, 0.0)
+    assert found["lm.model.layers.0.mlp.up_proj.weight"] == (1e-3, 0.25)
+    assert found["lm.model.layers.0.input_layernorm.weight"] == (1e-3, 0.0)
+    assert found["lm.model.embed_tokens.weight"] == (1e-3, 0.25)
+
+
+def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: Path) -> LatentTrainer:
+    rows = data.Rows(lm, method, EXAMPLES, 0)
+    order = data.Order(EXAMPLES, rows.lengths(), 0)
+    args = arguments(config, RunFolder(folder))
+    return LatentTrainer(Objective(lm, method), args, rows, order, config.modules_learning_rate)
+
+
+def test_the_modules_rate_is_logged_and_follows_the_schedule(tmp_path: Path) -> None:
+    rates = {"learning_rate": 1e-3, "modules_learning_rate": 5e-3, "lr_scheduler_type": "linear"}
+    _, result = run(tmp_path, per_device_train_batch_size=5, **rates)
+    logged = [(row["learning_rate"], row["learning_rate_modules"]) for row in result.history if "loss" in row]
+    assert logged == [pytest.approx((1e-3 * x, 5e-3 * x)) for x in (1, 0.75, 0.5, 0.25)]
+
+
+# --- ways to compute -----------------------------------------------------------------------------------
+
+
+def test_bfloat16_autocast_on_this_machine(tmp_path: Path, lora: LoraSettings | None) -> None:
+    budget = {"num_train_epochs": 4, "per_device_train_batch_size": 10}
+    lm, half = run(tmp_path / "half", lora=lora, bf16=True, **budget)
+    _, single = run(tmp_path / "single", lora=lora, **budget)
+    assert all(value.dtype == torch.float32 for value in lm.state_dict().values())
+    pairs = [(a[1], b[1]) for a, b in zip(losses(half), losses(single), strict=True)]
+    assert any(a != b for a, b in pairs)
+    assert all(a == pytest.approx(b, rel=2e-2) for a, b in pairs)
+    assert pairs[-1][0] < pairs[0][0]
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path, lora: LoraSettings | None) -> None:
+    lm, one = run(tmp_path / "a", lora=lora, gradient_checkpointing=True, per_device_train_batch_size=10)
+    _, other = run(tmp_path / "b", lora=lora, per_device_train_batch_size=10)
+    for mine, theirs in zip(losses(one), losses(other), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    assert not lm.causal_lm.is_gradient_checkpointing
+
+
+def test_workers_encode_the_same_rows(tmp_path: Path) -> None:
+    budget = {"num_train_epochs": 2, "per_device_train_batch_size": 10}
+    _, one = run(tmp_path / "a", dataloader_num_workers=1, **budget)
+    _, other = run(tmp_path / "b", **budget)
+    assert losses(one) == losses(other)
+
+
+TORCHRUN = """
+import os, sys, pickle
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_training as t
+seen = []
+def validate(lm, method):
+    assert os.environ["RANK"] == "0"
+    return {{"accuracy": 0.5}}
+lm, result = t.run(Path({folder!r}), validate=validate, per_device_train_batch_size=4, num_train_epochs=2)
+Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr((t.losses(result), result.metrics)))
+"""
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """2 x 4 rows are 1 x 8 rows; the ragged last update is filled up by accelerate, so it is left out."""
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    ranks = [ast.literal_eval((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
+    assert ranks[0][1] == ranks[1][1] == {"accuracy": 0.5}
+    _, alone = run(tmp_path / "alone", per_device_train_batch_size=8, num_train_epochs=2)
+    assert len(ranks[0][0]) == len(losses(alone)) == 6
+    for mine, theirs in zip(ranks[0][0][:2], losses(alone)[:2], strict=True):
+        assert mine[:2] == pytest.approx(theirs[:2], rel=1e-5)
+        assert mine[4] == pytest.approx(theirs[4], rel=1e-4)
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------
+
+
+class Breaks(Colar):
+    """A loss that is not finite from the third update on."""
+
+    def __init__(self, config: Any, value: float) -> None:
+        super().__init__(config)
+        self.value, self.calls = value, 0
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        self.calls += 1
+        terms = super().loss(lm, batch)
+        return {**terms, "latent": terms["latent"] * (self.value if self.calls >= 3 else 1)}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, value: float) -> None:
+    lm = build()
+    message = rf"step 3: ce [\d.]+, latent {value}, .*checkpoint-2 \(to resume from\).*best"
+    with pytest.raises(NonFiniteError, match=message):
+        run(tmp_path, Breaks(ColarConfig(), value), lm=lm, per_device_train_batch_size=10, num_train_epochs=3,
+            save_steps=2, validate=lambda *_: {"accuracy": 0.1})  # fmt: skip
+    assert all(bool(torch.isfinite(value).all()) for value in lm.state_dict().values())
+
+
+def test_nothing_saved_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="nothing was saved yet"):
+        run(tmp_path, Breaks(ColarConfig(), math.nan), per_device_train_batch_size=5)
+
+
+def test_rows_are_checked_before_training(tmp_path: Path) -> None:
+    lm, method = build(), Colar(ColarConfig())
+    settings = TrainingConfig(**QUICK)
+    with pytest.raises(ValueError, match="no rows to train on"):
+        train(lm, method, [], settings, tmp_path)
+    long = Example("far/7", "why " * 1100, ("1",), "1")
+    with pytest.raises(ValueError, match=r"far/7: the row has 1\d{3} tokens, the model's context is 1024"):
+        train(lm, method, [*EXAMPLES, long], settings, tmp_path)
+    with pytest.raises(ValueError, match="far/8: the separator"):
+        train(lm, method, [*EXAMPLES, Example("far/8", "q", ("1###2",), "1")], settings, tmp_path)
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    missing = next((name for name in ("wandb", "trackio") if importlib.util.find_spec(name) is None), None)
+    if missing is None:
+        pytest.skip("every tracker is installed")
+    with pytest.raises(ValueError, match=f"pip install {missing}"):
+        run(tmp_path / "run", report_to=missing)
+    assert not (tmp_path / "run").exists()
+
+
+def test_validate_without_accuracy_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="validate must return an accuracy, it returned loss"):
+        run(tmp_path, validate=lambda *_: {"loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"lr_scheduler_type": "cosin"}, "training.lr_scheduler_type must be one of constant"),
+        ({"report_to": "mlflow"}, "training.report_to must be one of tensorboard, wandb"),
+        ({"num_train_epochs": 0}, "training.num_train_epochs must be above 0"),
+        ({"learning_rate": math.nan}, "training.learning_rate must be above 0"),
+        ({"per_device_train_batch_size": 0}, "training.per_device_train_batch_size must be above 0"),
+        ({"max_hours": 0}, "training.max_hours must be above 0 or null"),
+        ({"max_steps": 0}, "training.max_steps must be above 0 or -1"),
+        ({"eval_steps": 2.5}, "training.eval_steps must be a whole number, or below 1"),
+        ({"adam_beta2": 1.0}, r"training.adam_beta2 must be in \[0, 1\)"),
+        ({"warmup_steps": 5}, "no effect with lr_scheduler_type constant"),
+    ],
+)
+def test_wrong_values_are_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**config)
+
+
+# --- the model card ------------------------------------------------------------------------------------
+
+
+def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
+    backbone = dataclasses.replace(backbones.load("tiny"), name="some-org/some-model")
+    lm = LatentLM.from_backbone(backbone, None, lora)
+    run_info = {
+        "label": "control",
+        "recipe": {
+            "model": {"backbone": "some-org/some-model"},
+            "data": {"source": "gsm8k-aug", "data_dir": "/secret/place", "train_size": 7},
+            "method": {"name": "colar", "alpha": 0.02},
+        },
+        "training": {"learning_rate": 1e-4},
+        "metrics": {"accuracy": 0.25, "length": 3.5},
+        "step": 6,
+        "epoch": 2.0,
+    }
+    written = card.text(lm, "colar", run_info)
+    front = yaml.safe_load(written.split("---")[1])
+    assert front["base_model"] == "some-org/some-model"
+    assert front["base_model_relation"] == ("adapter" if lora else "finetune")
+    for part in (
+        "| accuracy | 0.25 |",
+        "step 6, epoch 2.00",
+        "gsm8k-aug",
+        '"alpha": 0.02',
+        "colar generate",
+        "control",
+    ):
+        assert part in written
+    assert "secret" not in written
+    local = dataclasses.replace(backbones.load("tiny"), name=str(tmp_path))
+    assert "base_model" not in yaml.safe_load(
+        card.text(LatentLM.from_backbone(local), "cot", {}).split("---")[1]
+    )
