@@ -35,7 +35,9 @@ class Case:
         self.method.prepare(self.lm, EXAMPLES)
         params = [ColarParams(c) for c in (1, 2, 5)] if name == "colar" else [self.method.Params()]
         self.requests = [
-            Request(f"{i}/{mode}", question, params[i % len(params)], decoding, seed=i, keep_latents=True)
+            Request(
+                f"{i}/{mode}", question, params[i % len(params)], decoding, i, sample=i % 3, keep_latents=True
+            )
             for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED))
             for i, question in enumerate(QUESTIONS)
         ]

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from families import EXAMPLES, FAMILIES, build_tokenizer, tiny_lm
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -175,6 +175,8 @@ def test_another_separator_may_be_chosen():
 def test_answers_survive_the_round_trip(all_templates, family, separator, text):
     """Any text comes back, white space inside included (Qwen composes characters first)."""
     template = all_templates[family, separator]
+    # As everywhere in transformers, the name of a special token in a text IS that token.
+    assume(not any(token in text for token in template.tokenizer.all_special_tokens))
     expected = unicodedata.normalize("NFC", text.strip()) if family == "qwen2" else text.strip()
     assert template.decode(template.answer(text)[1:]) == expected.strip()
 
