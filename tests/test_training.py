@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import TrainerControl, TrainerState
 
 from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
@@ -36,6 +37,7 @@ from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import TemplateConfig
 from colar.training import data
+from colar.training.callbacks import Evaluations
 from colar.training.objective import Objective
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, TrainResult, arguments, train
@@ -415,23 +417,26 @@ def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "steps"),
+    ("per_epoch", "every", "max_steps", "steps"),
     [
-        ({"evals_per_epoch": 1.0}, [3, 6]),
-        ({"evals_per_epoch": 2.0}, [2, 3, 5, 6]),
-        ({"evals_per_epoch": 0.5}, [6]),
-        ({"evals_per_epoch": 0.4}, [6]),  # at the end in any case
-        ({"eval_steps": 4}, [4, 6]),
-        ({"eval_steps": 0.5}, [3, 6]),
-        ({"eval_steps": 4, "max_steps": 5}, [4, 5]),
+        (1.0, None, 6, [3, 6]),
+        (2.0, None, 6, [2, 3, 5, 6]),
+        (0.5, None, 12, [6, 12]),
+        (0.4, None, 6, [6]),  # at the end in any case
+        (3.0, None, 4, [1, 2, 3, 4]),
+        (9.0, None, 2, [1, 2]),
+        (1.0, 4, 6, [4, 6]),
+        (1.0, 0.5, 6, [3, 6]),
     ],
 )
-def test_when_it_validates(tmp_path: Path, config: dict[str, Any], steps: list[int]) -> None:
-    method = Cot(CotConfig())
-    lm = build(method)
-    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 2, **config}
-    _, result = run(tmp_path, method, lm=lm, validate=lambda *_: {"accuracy": 0.0}, **budget)
-    assert [row["step"] for row in result.history if "eval_accuracy" in row] == steps
+def test_when_it_validates(per_epoch: float, every: float | None, max_steps: int, steps: list[int]) -> None:
+    evaluations = Evaluations(3, per_epoch, every)
+    asked = []
+    for step in range(1, max_steps + 1):
+        control = TrainerControl()
+        evaluations.on_step_end(None, TrainerState(global_step=step, max_steps=max_steps), control)
+        asked += [step] if control.should_evaluate else []
+    assert asked == steps
 
 
 # --- stages --------------------------------------------------------------------------------------------
@@ -528,7 +533,7 @@ def test_the_modules_rate_is_logged_and_follows_the_schedule(tmp_path: Path) -> 
 
 
 def test_bfloat16_autocast_on_this_machine(tmp_path: Path, lora: LoraSettings | None) -> None:
-    budget = {"num_train_epochs": 4, "per_device_train_batch_size": 10}
+    budget = {"num_train_epochs": 2, "per_device_train_batch_size": 10}
     lm, half = run(tmp_path / "half", lora=lora, bf16=True, **budget)
     _, single = run(tmp_path / "single", lora=lora, **budget)
     assert all(value.dtype == torch.float32 for value in lm.state_dict().values())
@@ -628,7 +633,7 @@ def test_rows_are_checked_before_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no rows to train on"):
         train(lm, method, [], settings, tmp_path)
     long = Example("far/7", "why " * 1100, ("1",), "1")
-    with pytest.raises(ValueError, match=r"far/7: the row has 1\d{3} tokens, the model's context is 1024"):
+    with pytest.raises(ValueError, match=r"far/7: the row has \d+ tokens, the model's context is 1024"):
         train(lm, method, [*EXAMPLES, long], settings, tmp_path)
     with pytest.raises(ValueError, match="far/8: the separator"):
         train(lm, method, [*EXAMPLES, Example("far/8", "q", ("1###2",), "1")], settings, tmp_path)

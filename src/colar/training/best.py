@@ -20,8 +20,8 @@ from colar.model.latent_lm import LatentLM
 from colar.training.callbacks import Clock, stage_of_last_step
 from colar.training.run_folder import RunFolder
 
-REFRESH_EVERY_S = 60.0
-"""Between evaluations history and picture are written at a save, but not more often than this."""
+REFRESH_EVERY_S = 10.0
+"""History and picture are written at evaluations, saves and the end, but in between not more often than this."""
 
 
 @dataclass
@@ -88,8 +88,7 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if time.monotonic() - self.refreshed > REFRESH_EVERY_S:
-            self.refresh(state)
+        self.refresh(state)
 
     def final_stage(self, state: TrainerState) -> bool:
         """Whether the last update was made in the stage that the run ends with."""
@@ -100,9 +99,9 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         return stages[0] == stages[1]
 
     def refresh(self, state: TrainerState) -> None:
-        self.refreshed = time.monotonic()
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and time.monotonic() - self.refreshed > REFRESH_EVERY_S:
             self.publisher.refresh(state)
+            self.refreshed = time.monotonic()
 
 
 def evaluation(state: TrainerState) -> dict[str, float]:
