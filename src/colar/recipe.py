@@ -87,7 +87,9 @@ class ValidationConfig:
 
     def __post_init__(self) -> None:
         if self.decoding not in DECODINGS:
-            raise ValueError(f"validation.decoding must be one of {', '.join(DECODINGS)}, got {self.decoding!r}")
+            raise ValueError(
+                f"validation.decoding must be one of {', '.join(DECODINGS)}, got {self.decoding!r}"
+            )
         if not self.params:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
 
@@ -163,7 +165,9 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
         run_info=info,
         resume=resume,
     )
-    progress.say(f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)")
+    progress.say(
+        f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)"
+    )
     return result
 
 
@@ -172,7 +176,9 @@ def claim(recipe: Recipe, output: Path) -> None:
     path, mine = output / "recipe.json", to_json(recipe)
     if path.exists():
         theirs = files.read_json(path)
-        differing = [key for key in _flat(mine) | _flat(theirs) if _flat(mine).get(key) != _flat(theirs).get(key)]
+        differing = [
+            key for key in _flat(mine) | _flat(theirs) if _flat(mine).get(key) != _flat(theirs).get(key)
+        ]
         # A longer budget is the one change that a run may go on with.
         differing = [key for key in differing if key.split(".")[-1] not in RESUMABLE]
         if differing:
@@ -203,7 +209,9 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     train_rows = rows(data.source, data.train_split, data.train_size)
     if data.validation_size == 0:
         return train_rows, []
-    return train_rows, rows(data.validation_source or data.source, data.validation_split, data.validation_size)
+    return train_rows, rows(
+        data.validation_source or data.source, data.validation_split, data.validation_size
+    )
 
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
@@ -257,7 +265,9 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
     """jsonargparse's message, with the nearest right key where it complains of an unknown one."""
     known = [name.removeprefix("--") for action in made._actions for name in action.option_strings]
-    unknown = re.search(r"(?:[Gg]roup '(?P<group>[\w.]+)' )?does not accept (?:option|nested key) '(?P<key>[\w.]+)'", message)
+    unknown = re.search(
+        r"(?:[Gg]roup '(?P<group>[\w.]+)' )?does not accept (?:option|nested key) '(?P<key>[\w.]+)'", message
+    )
     if unknown:
         key = ".".join(filter(None, (unknown["group"], unknown["key"])))
         return f"unknown key {key!r}{registry.nearest(key, known)}"

@@ -41,9 +41,10 @@ def nearest_tokens(lm: LatentLM, latents_KD: Tensor, k: int) -> list[tuple[Neigh
     """The `k` nearest tokens of each latent by cosine similarity, best first."""
     weight = lm.causal_lm.get_input_embeddings().weight
     vocabulary_VD = lm.embed(torch.arange(weight.shape[0], device=weight.device)).float()
-    cosine_KV = torch.nn.functional.normalize(latents_KD.float(), dim=-1) @ torch.nn.functional.normalize(
-        vocabulary_VD, dim=-1
-    ).T
+    cosine_KV = (
+        torch.nn.functional.normalize(latents_KD.float(), dim=-1)
+        @ torch.nn.functional.normalize(vocabulary_VD, dim=-1).T
+    )
     values, ids = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
     return [
         tuple(Neighbour(lm.template.token(i), i, v) for v, i in zip(row_values, row_ids, strict=True))

@@ -76,7 +76,11 @@ class Cell:
 
 
 def cells(
-    system: System, datasets: Iterable[str], params: Iterable[Any], decodings: Iterable[str], seeds: Sequence[int]
+    system: System,
+    datasets: Iterable[str],
+    params: Iterable[Any],
+    decodings: Iterable[str],
+    seeds: Sequence[int],
 ) -> list[Cell]:
     """The grid of one system. Greedy decoding draws nothing, so it is asked with the first seed only."""
     grid = itertools.product(datasets, params, decodings)
@@ -161,12 +165,27 @@ def make_request(cell: Cell, example: Example, limits: Limits) -> Request:
 
 def record_key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes a record one of a kind."""
-    names = ("model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed", "seed", "id")
+    names = (
+        "model",
+        "method",
+        "label",
+        "dataset",
+        "compression_factor",
+        "decoding",
+        "train_seed",
+        "seed",
+        "id",
+    )
     return tuple(record[name] for name in names)
 
 
 def score(
-    lm: LatentLM, method: Method, examples: Sequence[Example], params: Sequence[Any], decoding: str, limits: Limits
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    params: Sequence[Any],
+    decoding: str,
+    limits: Limits,
 ) -> dict[str, float]:
     """Validation: mean accuracy and #L over all `params`, and each one's own (`accuracy/compression_factor=2`)."""
     system = System("validation", lm, method)

@@ -1,0 +1,138 @@
+"""Recipes: every shipped one loads, overrides are exact, wrong keys are named, a run folder belongs to one run."""
+
+from pathlib import Path
+
+import pytest
+
+from colar import files, recipe
+from colar.methods import registry
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = sorted(ROOT.glob("recipes/*/*.yaml"))
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"output: {tmp_path}/run\nmethod: {{name: colar, alpha: 2e-2}}\n"
+        "data: {train_size: 6, validation_size: 2, options: {steps: [2, 2]}}\n"
+        "training: {per_device_train_batch_size: 3, learning_rate: 3e-4, report_to: none}\n"
+        "validation: {params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
+    )
+    return path
+
+
+def test_there_are_recipes():
+    names = {str(path.relative_to(ROOT / "recipes")) for path in SHIPPED}
+    assert {"tiny/cot.yaml", "tiny/no_cot.yaml", "tiny/colar.yaml", "smollm2-135m/cot.yaml", "smollm2-135m/colar.yaml",
+            "llama-3.2-1b/cot.yaml", "llama-3.2-1b/colar.yaml", "deepseek-qwen-1.5b/cot-math.yaml",
+            "deepseek-qwen-1.5b/colar-math.yaml"} <= names  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_shipped_recipe_loads_and_builds(path):
+    loaded = recipe.load(path)
+    method = recipe.build_method(loaded)
+    assert method.name == loaded.method["name"]
+    for values in loaded.validation.params:
+        assert method.trained(registry.make_params(method, values)) is None
+    assert loaded.output.startswith("runs/")
+
+
+def test_values_of_the_papers_recipes():
+    """What the paper states (section 4.1 and appendix A), spelt once more."""
+    for name in (
+        "llama-3.2-1b/cot",
+        "llama-3.2-1b/colar",
+        "deepseek-qwen-1.5b/cot-math",
+        "deepseek-qwen-1.5b/colar-math",
+    ):
+        loaded = recipe.load(ROOT / "recipes" / f"{name}.yaml")
+        assert (loaded.model.lora.r, loaded.model.lora.lora_alpha) == (128, 32)
+        assert (loaded.training.learning_rate, loaded.training.weight_decay) == (1e-4, 1e-2)
+        assert (loaded.training.num_train_epochs, loaded.training.max_hours) == (50, 12)
+        assert loaded.training.per_device_train_batch_size * 8 == 256
+    math = recipe.load(ROOT / "recipes/deepseek-qwen-1.5b/colar-math.yaml")
+    assert recipe.build_method(math).config.factors == (2,)
+    assert math.validation.limits.max_latents == 128
+    gsm = recipe.load(ROOT / "recipes/llama-3.2-1b/colar.yaml")
+    assert recipe.build_method(gsm).config.factors == (1, 2, 3, 4, 5)
+
+
+def test_overrides_touch_exactly_the_named_key(tiny):
+    """PITFALLS 20: an override must not set every key of that name."""
+    before, after = recipe.load(tiny), recipe.load(tiny, ["--training.seed", "5"])
+    assert (after.training.seed, after.data.seed) == (5, before.data.seed)
+    assert recipe.load(tiny, ["--method.merge", "mean"]).method == {
+        "name": "colar",
+        "alpha": 0.02,
+        "merge": "mean",
+    }
+    lora = recipe.load(tiny, ["--model.lora", "{r: 8, target_modules: all-linear}"]).model.lora
+    assert (lora.r, lora.lora_alpha, lora.target_modules) == (8, 32, "all-linear")
+    assert recipe.load(tiny, ["--model.lora", "{}"]).model.lora.r == 128
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["--training.learnin_rate", "1"], "did you mean 'training.learning_rate'"),
+        (["--training.learn", "1"], "unknown key 'training.learn'"),  # no abbreviations
+        (["--trainin.seed", "1"], "did you mean 'training.seed'"),
+        (["--model.lora", "{rank: 3}"], "rank"),
+        (["--training.learning_rate", "fast"], "training.learning_rate"),
+        (["--method.head", "cauchy"], "method.head must be one of gaussian, deterministic, got 'cauchy'"),
+        (["--method.alpha", "lots"], "alpha must be a float, got 'lots'"),
+        (["--method.alpha", ".nan"], "method.alpha must be 0 or more"),
+        (["--method.latent_loss", "nll", "--method.head", "deterministic"], "needs a spread"),
+        (["--validation.params", "[]"], "must not be empty"),
+        (["--validation.limits.batch_size", "0"], "batch_size must be 1 or more"),
+    ],
+)
+def test_wrong_keys_and_values_are_named(tiny, overrides, words):
+    with pytest.raises(ValueError, match="recipe.yaml|method|validation|batch_size") as error:
+        recipe.load(tiny, overrides)
+    assert words in str(error.value)
+
+
+def test_a_wrong_key_in_the_file_is_named(tiny):
+    tiny.write_text(tiny.read_text() + "modle: {backbone: tiny}\n")
+    with pytest.raises(ValueError, match="modle.*did you mean 'model'"):
+        recipe.load(tiny)
+
+
+def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
+    first = recipe.load(tiny)
+    output = files.require_writable(first.output)
+    recipe.claim(first, output)
+    recipe.claim(first, output)
+    recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
+    with pytest.raises(ValueError, match=r"holds another run \(other method.alpha\)"):
+        recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
+
+
+def test_run_trains_and_leaves_a_checkpoint_that_answers(tiny, tmp_path):
+    result = recipe.run(recipe.load(tiny))
+    lm, method = registry.load(result.best)
+    assert method.name == "colar"
+    assert method.config.sigma_e == pytest.approx(lm.embedding_std(), rel=1e-5)
+    info = files.read_json(Path(result.best) / "colar.json")
+    assert info["run"]["recipe"]["data"]["train_size"] == 6
+    assert (tmp_path / "run" / "learning_curves.png").exists()
+    assert "base_model" in (Path(result.best) / "README.md").read_text()
+
+
+def test_colar_starts_from_cot_weights_with_fresh_modules(tiny, tmp_path):
+    cot = recipe.run(
+        recipe.load(
+            tiny, ["--method", "{name: cot}", "--validation.params", "[{}]", "--output", f"{tmp_path}/cot"]
+        )
+    )
+    lm, method = recipe.load_model(recipe.load(tiny, ["--model.init_from", str(cot.best)]))
+    trained, _ = registry.load(cot.best)
+    theirs = trained.causal_lm.state_dict()
+    assert all((value == theirs[key]).all() for key, value in lm.causal_lm.state_dict().items())
+    assert set(lm.extra) == {"latent_head"}
+    with pytest.raises(ValueError, match="is no folder"):
+        recipe.load_model(recipe.load(tiny, ["--model.init_from", "no/such"]))
