@@ -11,8 +11,9 @@ import io
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito 2008: eight colours that colour-blind readers tell apart; their yellow, faint on white, is a grey here.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+MARKERS = ("o", "s", "D", "^", "v", "p", "h", "*")
 INK, FAINT = "#222222", "#dddddd"
 DPI = 160
+
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 _RADII = (7, 13, 21, 32)  # points between a label's anchor and the label
 _DIRECTIONS = tuple((math.cos(math.pi * i / 4), math.sin(math.pi * i / 4)) for i in range(8))
@@ -34,7 +38,7 @@ class Label:
     """A text that may sit near any of `anchors` (data coordinates), the first being the best liked."""
 
     text: str
-    anchors: Sequence[tuple[float, float]]
+    anchors: Sequence[Point]
     colour: str
     size: float
     bold: bool = False
@@ -84,45 +88,44 @@ def save(drawn: Any, path: str | Path) -> Path:
     return path
 
 
-def place(axes: Any, labels: Iterable[Label], obstacles: Iterable[tuple[float, float]]) -> None:
+def place(axes: Any, labels: Iterable[Label], obstacles: Iterable[Sequence[Point]]) -> None:
     """Write each label where it covers least: near an anchor, inside the panel, off the others and off `obstacles`.
 
-    Greedy and in order: the label that matters most comes first. The layout must be final, see `settle`.
+    An obstacle is a line through points in data coordinates, or one point. Greedy and in order: the label that
+    matters most comes first. The layout must be final, see `settle`.
     """
-    renderer = axes.figure.canvas.get_renderer()
-    inside = axes.get_window_extent(renderer)
-    taken = [_around(*axes.transData.transform(point), 4, 4) for point in obstacles]
+    taken = [box for obstacle in obstacles for box in _along(axes.transData.transform(obstacle))]
     for label in labels:
         text = axes.annotate(
             label.text, label.anchors[0], xytext=(0, 0), textcoords="offset points", ha="center", va="center",
             fontsize=label.size, color=label.colour, fontweight="bold" if label.bold else "normal",
         )  # fmt: skip
-        box = text.get_window_extent(renderer)
-        width, height = box.width / 2 + 1, box.height / 2 + 1
-        scale = axes.figure.dpi / 72
-        options = [
-            (rank, radius, anchor, dx * (radius + width / scale - 4), dy * (radius + height / scale - 4))
-            for rank, anchor in enumerate(label.anchors)
-            for radius in _RADII
-            for dx, dy in _DIRECTIONS
-        ]
-        best, cost = options[0], math.inf
-        for option in options:
-            rank, radius, anchor, x, y = option
-            centre_x, centre_y = axes.transData.transform(anchor)
-            spot = _around(centre_x + x * scale, centre_y + y * scale, width, height)
-            area = 4 * width * height
-            hidden = sum(_overlap(spot, other) for other in taken) + 3 * (
-                area - _overlap(spot, inside.extents)
-            )
-            here = hidden / height + 0.6 * radius + 2 * rank
-            if here < cost:
-                best, cost = option, here
-        _, _, anchor, x, y = best
+        anchor, x, y = _best_spot(axes, text, label, taken)
         text.xy = anchor
         text.set_position((x, y))
-        spot_x, spot_y = axes.transData.transform(anchor)
-        taken.append(_around(spot_x + x * scale, spot_y + y * scale, width, height))
+        taken.append(text.get_window_extent(axes.figure.canvas.get_renderer()).extents)
+
+
+def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tuple[Point, float, float]:
+    """(anchor, x, y): the anchor and the offset from it, in points, that hide the least."""
+    renderer = axes.figure.canvas.get_renderer()
+    scale = axes.figure.dpi / 72
+    inside = axes.get_window_extent(renderer).extents
+    size = text.get_window_extent(renderer)
+    width, height = size.width / 2 + 1, size.height / 2 + 1
+    best, least = (label.anchors[0], 0.0, 0.0), math.inf
+    for rank, anchor in enumerate(label.anchors):
+        middle_x, middle_y = axes.transData.transform(anchor)
+        for radius in _RADII:
+            for dx, dy in _DIRECTIONS:
+                x, y = dx * (radius + width / scale - 3), dy * (radius + height / scale - 3)
+                spot = _around(middle_x + x * scale, middle_y + y * scale, width, height)
+                outside = 4 * width * height - _overlap(spot, inside)
+                hidden = sum(_overlap(spot, other) for other in taken) + 3 * outside
+                cost = hidden / (2 * height) + 0.8 * radius + 2 * rank
+                if cost < least:
+                    best, least = (anchor, x, y), cost
+    return best
 
 
 def settle(drawn: Any) -> None:
@@ -131,12 +134,23 @@ def settle(drawn: Any) -> None:
     drawn.set_layout_engine("none")
 
 
-def _around(x: float, y: float, half_width: float, half_height: float) -> tuple[float, float, float, float]:
+def _along(corners: Any) -> Iterator[Box]:
+    """Small boxes along a line through `corners` (pixels); a larger one at each corner, where the marker is."""
+    for x, y in corners:
+        yield _around(x, y, 6, 6)
+    for (x, y), (next_x, next_y) in pairwise(corners):
+        steps = int(math.hypot(next_x - x, next_y - y) / 5)
+        for step in range(1, steps):
+            share = step / steps
+            yield _around(x + share * (next_x - x), y + share * (next_y - y), 2.5, 2.5)
+
+
+def _around(x: float, y: float, half_width: float, half_height: float) -> Box:
     return x - half_width, y - half_height, x + half_width, y + half_height
 
 
-def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
-    """Shared area of two boxes (left, bottom, right, top), in pixels."""
+def _overlap(a: Box, b: Box) -> float:
+    """Shared area of two boxes, in square pixels."""
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return max(0.0, width) * max(0.0, height)

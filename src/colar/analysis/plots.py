@@ -12,12 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
 from colar.analysis import canvas
 from colar.analysis.naming import AVERAGE, Row, curve_name, datasets_of, order, point_name
 from colar.ops.stats import Z95
 
+Styles = Mapping[tuple[Any, ...], tuple[str, str]]  # curve -> colour, marker
+
 MAX_DATASETS = 4
-_CAPTION = "bars: 95% interval, ±1.96 standard errors clustered by question"
 
 # Which panel comes first, by what its name contains; keys that match nothing follow in alphabetical order.
 _PANELS = (
@@ -41,31 +44,10 @@ def accuracy_vs_length(rows: Iterable[Row], path: str | Path) -> Path:
 
     `rows` are rows of one report; those of one curve share model, method, label and decoding, and each training
     run of it is a line of its own. One dataset fills one panel; of several, the first four by name stand
-    beside a large panel with the macro-average. Returns the path. Raises ValueError without rows.
+    beside a large panel with the macro-average. Returns the path. Raises ValueError without rows, and for several
+    datasets without rows of their average.
     """
-    rows = sorted(rows, key=lambda row: order((*_curve(row), row["train_seed"], row["compression_factor"])))
-    if not rows:
-        raise ValueError("accuracy_vs_length needs at least one row")
-    styles = {curve: canvas.style(index) for index, curve in enumerate(dict.fromkeys(map(_curve, rows)))}
-    datasets = datasets_of(rows)
-    figure, panels = _panels(datasets)
-    for axes, dataset, main in panels:
-        shown = [row for row in rows if row["dataset"] == dataset]
-        _draw_curves(axes, shown, styles)
-        questions = sorted({row["n"] for row in shown})
-        count = "" if not main or dataset == AVERAGE else f", {' or '.join(map(str, questions))} questions"
-        canvas.dress(axes, f"{dataset}{count}", size=9 if main else 8)
-        if main:
-            axes.set_xlabel(
-                f"reasoning length, embeddings emitted (#L)\n{_CAPTION}", fontsize=9, color=canvas.INK
-            )
-            axes.set_ylabel("accuracy (%)", fontsize=9, color=canvas.INK)
-    canvas.settle(figure)
-    for axes, dataset, main in panels:
-        shown = [row for row in rows if row["dataset"] == dataset]
-        labels = _names(shown, rows, styles) if main else []
-        canvas.place(axes, labels + _tags(shown, styles, 8 if main else 6.5), map(_point, shown))
-    return canvas.save(figure, path)
+    return canvas.save(draw_accuracy(rows), path)
 
 
 def learning_curves(history: Iterable[Mapping[str, Any]], path: str | Path, title: str) -> Path:
@@ -75,6 +57,38 @@ def learning_curves(history: Iterable[Mapping[str, Any]], path: str | Path, titl
     drawn with points into the panel of `x`, or gets its own. Timing, token counts and values that are not finite are
     left out. Returns the path. Raises ValueError when nothing is left.
     """
+    return canvas.save(draw_history(history, title), path)
+
+
+def draw_accuracy(rows: Iterable[Row]) -> Any:
+    """The figure of `accuracy_vs_length`."""
+    rows = sorted(rows, key=lambda row: order((*_curve(row), row["train_seed"], row["compression_factor"])))
+    if not rows:
+        raise ValueError("accuracy_vs_length needs at least one row")
+    styles = {curve: canvas.style(index) for index, curve in enumerate(dict.fromkeys(map(_curve, rows)))}
+    datasets = datasets_of(rows)
+    if len(datasets) > 1 and not any(row["dataset"] == AVERAGE for row in rows):
+        raise ValueError(f"rows of several datasets ({', '.join(datasets)}) need rows of their {AVERAGE}")
+    figure, panels = _panels(datasets)
+    for axes, dataset, main in panels:
+        shown = [row for row in rows if row["dataset"] == dataset]
+        _draw_curves(axes, shown, styles)
+        canvas.dress(axes, _heading(dataset, rows) if main else dataset, size=9 if main else 8)
+        if main:
+            axes.set_xlabel(
+                f"reasoning length, embeddings emitted (#L)\n{_caption(rows)}", fontsize=9, color=canvas.INK
+            )
+            axes.set_ylabel("accuracy (%)", fontsize=9, color=canvas.INK)
+    canvas.settle(figure)
+    for axes, dataset, main in panels:
+        shown = [row for row in rows if row["dataset"] == dataset]
+        labels = _names(shown, rows, styles) if main else []
+        canvas.place(axes, labels + _tags(shown, styles, 8 if main else 6.5), _drawn(shown))
+    return figure
+
+
+def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
+    """The figure of `learning_curves`."""
     series = _series(history)
     if not series:
         raise ValueError("learning_curves needs a history with at least one number per step")
@@ -91,15 +105,26 @@ def learning_curves(history: Iterable[Mapping[str, Any]], path: str | Path, titl
         last_of_column = index + columns >= len(names)
         _draw_series(axes, names[index], series)
         canvas.dress(axes, names[index], x="step" if last_of_column else "", size=8)
-        if names[index] != "learning_rate":
-            continue
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-        axes.yaxis.get_offset_text().set_fontsize(7)
-    return canvas.save(figure, path)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    return figure
 
 
 def _curve(row: Row) -> tuple[Any, ...]:
     return row["model"], row["method"], row["label"], row["decoding"]
+
+
+def _heading(dataset: str, rows: Iterable[Row]) -> str:
+    """Title of the main panel: what its numbers rest on."""
+    if dataset == AVERAGE:
+        return f"average of {len(datasets_of(rows))} datasets"
+    questions = sorted({row["n"] for row in rows if row["dataset"] == dataset})
+    return f"{dataset}, {' or '.join(map(str, questions))} questions"
+
+
+def _caption(rows: Iterable[Row]) -> str:
+    decodings = {row["decoding"] for row in rows}
+    how = f"{decodings.pop()} decoding; " if len(decodings) == 1 else ""
+    return f"{how}bars: 95% interval, ±1.96 standard errors clustered by question"
 
 
 def _point(row: Row) -> tuple[float, float]:
@@ -121,44 +146,61 @@ def _panels(datasets: Sequence[str]) -> tuple[Any, list[tuple[Any, str, bool]]]:
     return figure, panels
 
 
-def _draw_curves(axes: Any, rows: Sequence[Row], styles: Mapping[tuple[Any, ...], tuple[str, str]]) -> None:
+def _lines(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows of each line: one curve of one training run."""
     lines: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         lines[(*_curve(row), row["train_seed"])].append(row)
-    for key, points in lines.items():
+    return lines
+
+
+def _bar(row: Row) -> float:
+    """Half the length of a point's error bar, in points of accuracy; none where the error is unknown."""
+    return 0.0 if row["accuracy_se"] is None else 100 * Z95 * row["accuracy_se"]
+
+
+def _drawn(rows: Sequence[Row]) -> list[list[canvas.Point]]:
+    """What labels must keep off: the curves and the error bars."""
+    bars = []
+    for row in rows:
+        (x, y), half = _point(row), _bar(row)
+        bars.append([(x, y - half), (x, y), (x, y + half)])
+    return bars + [list(map(_point, line)) for line in _lines(rows).values()]
+
+
+def _draw_curves(axes: Any, rows: Sequence[Row], styles: Styles) -> None:
+    for key, points in _lines(rows).items():
         colour, marker = styles[key[:-1]]
-        bars = [0 if row["accuracy_se"] is None else 100 * Z95 * row["accuracy_se"] for row in points]
         x, y = zip(*map(_point, points), strict=True)
-        axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=colour, elinewidth=1, alpha=0.45)
-        axes.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.4, markeredgecolor="white")
+        axes.errorbar(x, y, yerr=list(map(_bar, points)), fmt="none", ecolor=colour, elinewidth=1, alpha=0.45)
+        axes.plot(x, y, color=colour, marker=marker, markersize=6, linewidth=1.4,
+                  markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
     axes.margins(x=0.14, y=0.12)
 
 
-def _names(
-    shown: Sequence[Row], rows: Sequence[Row], styles: Mapping[tuple[Any, ...], tuple[str, str]]
-) -> list[canvas.Label]:
+def _names(shown: Sequence[Row], rows: Sequence[Row], styles: Styles) -> list[canvas.Label]:
     """One bold label per curve, near its ends rather than its middle."""
     points: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in shown:
         points[_curve(row)].append(row)
-    labels = []
+    labels, datasets = [], datasets_of(rows)
     decodings = {row["decoding"] for row in rows}
     for curve, members in points.items():
         name = curve_name(members[0], rows) + (f", {curve[-1]}" if len(decodings) > 1 else "")
+        averaged = members[0].get("datasets", datasets)
+        name += f" ({len(averaged)} of {len(datasets)} datasets)" if len(averaged) < len(datasets) else ""
         anchors = [_point(member) for member in (members[0], members[-1], *members[1:-1])]
         labels.append(canvas.Label(name, anchors, styles[curve][0], 9.5, bold=True))
     return labels
 
 
-def _tags(
-    shown: Sequence[Row], styles: Mapping[tuple[Any, ...], tuple[str, str]], size: float
-) -> list[canvas.Label]:
-    """The speed beside each point that has one."""
-    return [
-        canvas.Label(point_name(row), [_point(row)], styles[_curve(row)][0], size)
-        for row in shown
-        if point_name(row)
-    ]
+def _tags(shown: Sequence[Row], styles: Styles, size: float) -> list[canvas.Label]:
+    """The speed, once a curve and speed: beside one of the points that its training runs have there."""
+    points: defaultdict[tuple[Any, ...], list[canvas.Point]] = defaultdict(list)
+    for row in shown:
+        if point_name(row):
+            points[_curve(row), point_name(row)].append(_point(row))
+    return [canvas.Label(name, at, styles[curve][0], size) for (curve, name), at in points.items()]
 
 
 def _series(history: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -185,30 +227,32 @@ def _importance(name: str) -> tuple[int, int, str]:
 
 def _draw_series(axes: Any, panel: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     """Training as a line (many points: faint, with a running mean over it), validation as points on a line."""
-    colour, _ = canvas.style(0)
-    both = panel in series and f"eval_{panel}" in series
-    values = [value for key in (panel, f"eval_{panel}") for _, value in series.get(key, ())]
-    if panel in series:
-        x, y = zip(*series[panel], strict=True)
-        many = len(x) > 60
-        axes.plot(x, y, color=colour, linewidth=0.8 if many else 1.4, alpha=0.35 if many else 1,
+    blue, orange = canvas.COLOURS[:2]
+    training, validation = series.get(panel, ()), series.get(f"eval_{panel}", ())
+    values = [value for _, value in (*training, *validation)]
+    if training:
+        x, y = zip(*training, strict=True)
+        many = len(x) >= 60
+        axes.plot(x, y, color=blue, linewidth=0.8 if many else 1.4, alpha=0.3 if many else 1,
                   marker="o" if len(x) == 1 else None, markersize=4, label=None if many else "training")  # fmt: skip
         if many:
-            axes.plot(x, _running_mean(y), color=colour, linewidth=1.5, label="training, running mean")
-    if f"eval_{panel}" in series:
-        x, y = zip(*series[f"eval_{panel}"], strict=True)
-        axes.plot(x, y, color=canvas.style(1)[0], marker="o", markersize=4, linewidth=1.4, label="validation")
-    if both or panel not in series:
+            axes.plot(x, _running_mean(y), color=blue, linewidth=1.5, label="training (running mean)")
+    if validation:
+        x, y = zip(*validation, strict=True)
+        axes.plot(x, y, color=orange, marker="o", markersize=4, linewidth=1.4, label="validation")
         axes.legend(fontsize=7, frameon=False, loc="best")
     if min(values) > 0 and max(values) > 100 * min(values) and panel != "learning_rate":
         axes.set_yscale("log")
+    elif 0 < max(map(abs, values)) < 0.01:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:
-    """Exponential mean with the window of a twentieth of the run, corrected for its start as Adam's is."""
-    decay, mean, weight, smooth = 1 - 20 / len(values), 0.0, 0.0, []
-    for value in values:
-        mean = decay * mean + (1 - decay) * value
-        weight = decay * weight + (1 - decay)
-        smooth.append(mean / weight)
-    return smooth
+    """Mean over a centred window of a twentieth of the run, shorter at both ends: no lag behind the values."""
+    reach = max(1, len(values) // 40)
+    means = []
+    for index in range(len(values)):
+        near = min(reach, index, len(values) - 1 - index)
+        window = values[index - near : index + near + 1]
+        means.append(math.fsum(window) / len(window))
+    return means

@@ -79,6 +79,19 @@ def paired_difference(
     return Estimate(a_mean - b_mean, _clustered_se(residuals), len(shared), len(a_kept) + len(b_kept))
 
 
+def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
+    """Plain mean of independent means (one a dataset): se = root of the summed variances / their number.
+
+    The standard error is None where one of `errors` is. Raises ValueError when there is none.
+    """
+    _same_length(means, errors)
+    if not means:
+        raise ValueError("an average needs at least one mean")
+    known = [error for error in errors if error is not None]
+    se = math.sqrt(math.fsum(error**2 for error in known)) / len(means) if len(known) == len(means) else None
+    return Estimate(math.fsum(means) / len(means), se, len(means), len(means))
+
+
 def wilson(estimate: Estimate) -> tuple[float, float]:
     """95% Wilson score interval of a proportion, with the sample size that its clustered error amounts to.
 

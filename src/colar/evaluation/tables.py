@@ -1,0 +1,282 @@
+"""A report as people read it: the same grids as Markdown and on a terminal, each saying which interval it shows.
+
+Systems are rows, named from their fields alone (`analysis/naming.py`); the baseline's come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from colar.analysis.naming import AVERAGE, Row, datasets_of, order, system_name, system_of
+from colar.ops.stats import Z95
+
+Report = Mapping[str, Any]
+
+FEW = 30  # questions below which the normal interval is visibly too narrow
+BLANK = "–"
+PARTLY = "† mean over fewer datasets than the table has: not comparable with the others."
+CLUSTERED = "± is 1.96 x the standard error clustered by question."
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table without a medium: a title, column heads, rows of text, and notes below it."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    words: int = 1
+    """How many columns, from the left, hold words; the others hold numbers and are set flush right."""
+
+
+def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) -> str:
+    """The report as Markdown: what was measured and how, the tables, the pictures (paths relative to the file)."""
+    parts = [f"# {title}", "\n".join(f"- **{name}**: {text}" for name, text in _facts(report))]
+    parts += [f"![accuracy against reasoning length]({picture})" for picture in pictures]
+    parts += [_markdown(grid) for grid in grids(report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_console(report: Report) -> Group:
+    """The same tables for a terminal."""
+    return Group(*(_rich(grid) for grid in grids(report)))
+
+
+def grids(report: Report) -> list[Grid]:
+    """Every table of the report that has a row."""
+    decodings = sorted({row["decoding"] for row in report["rows"]})
+    made = [_accuracy(report, decoding) for decoding in decodings]
+    made += [_differences(report, decoding) for decoding in decodings]
+    made += [_several_samples(report), _training_runs(report), _cost(report)]
+    return [grid for grid in made if grid.rows]
+
+
+def _accuracy(report: Report, decoding: str) -> Grid:
+    """Accuracy and length: systems x datasets."""
+    rows = [row for row in report["rows"] if row["decoding"] == decoding]
+    datasets = _with_average(datasets_of(rows))
+    head = ["system", *(text for dataset in datasets for text in (f"{dataset} Acc.", "#L"))]
+    body = []
+    for name, cells in _by_system(report, rows):
+        line = [name]
+        for dataset in datasets:
+            cell = cells.get(dataset)
+            line += [_share(cell) + _mark(cell, datasets), BLANK if cell is None else _number(cell["length"])]
+        body.append(line)
+    notes = [f"Accuracy in %; {CLUSTERED} #L: embeddings emitted while thinking, mean."]
+    return Grid(
+        f"Accuracy, {decoding} decoding", head, body, [*notes, *_partly(body), *_warnings(report, rows)]
+    )
+
+
+def _differences(report: Report, decoding: str) -> Grid:
+    """Paired differences: pairs of systems x datasets."""
+    rows = [row for row in report["comparisons"] if row["decoding"] == decoding]
+    datasets = _with_average(datasets_of(rows))
+    pairs: dict[tuple[str, str], dict[str, Row]] = {}
+    names = {
+        system_of(row): name for name, cells in _by_system(report, report["rows"]) for row in cells.values()
+    }
+    for row in sorted(rows, key=lambda row: list(names).index(system_of(row))):
+        pair = names[system_of(row)], names[system_of({**row, **row["baseline"]})]
+        pairs.setdefault(pair, {})[row["dataset"]] = row
+    body = [
+        [*pair, *(_points(cells.get(dataset)) + _mark(cells.get(dataset), datasets) for dataset in datasets)]
+        for pair, cells in pairs.items()
+    ]
+    notes = [
+        "System minus baseline, in points of accuracy, on the questions that both answered; "
+        f"{CLUSTERED} * the 95% interval leaves out 0 (each by itself, no correction for their number).",
+        *_partly(body),
+    ]
+    head = ["system", "baseline", *datasets]
+    return Grid(f"Paired differences, {decoding} decoding", head, body, notes, words=2)
+
+
+def _several_samples(report: Report) -> Grid:
+    """avg@k, maj@k and pass@k of the systems that were asked with several decoding seeds."""
+    body = []
+    for name, cells in _by_system(report, report["rows"]):
+        for dataset in _with_average(sorted(set(cells) - {AVERAGE})):
+            row = cells[dataset]
+            if row["seeds_interval"] is None:
+                continue
+            mean = _plus_minus(row["accuracy"], row["seeds_interval"])
+            line = [name, row["decoding"], dataset, f"{len(row['seeds'])}", mean]
+            body.append([*line, _percent(row["maj_at_k"]), _percent(row["pass_at_k"])])
+    notes = ["In %; ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
+             "not the choice of questions."]  # fmt: skip
+    head = ["system", "decoding", "dataset", "k", "avg@k", "maj@k", "pass@k"]
+    return Grid("Several samples a question (decoding seeds)", head, body, notes, words=3)
+
+
+def _training_runs(report: Report) -> Grid:
+    """Means over the training runs of one system."""
+    rows = [{**row, "train_seed": None} for row in report["train_seeds"]]
+    rows.sort(key=lambda row: _place(row, report["baseline"]))
+    merged = [{**row, "train_seed": None} for row in report["rows"]]
+    several = len(datasets_of(rows)) > 1
+    body = [
+        [
+            system_name(row, merged), row["decoding"], row["dataset"], f"{len(row['train_seeds'])}",
+            _plus_minus(row["accuracy"], row["interval"]), _number(row["length"]),
+        ]
+        for row in rows
+        if several or row["dataset"] != AVERAGE
+    ]  # fmt: skip
+    notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
+    head = ["system", "decoding", "dataset", "runs", "Acc.", "#L"]
+    return Grid("Several training runs", head, body, notes, words=3)
+
+
+def _cost(report: Report) -> Grid:
+    """What went wrong in form, and what a question costs; averages over each system's datasets."""
+    body = []
+    for name, cells in _by_system(report, report["rows"]):
+        row = cells[AVERAGE]
+        shares = [_percent(row["unparsable"]), _percent(row["truncated"])]
+        body.append([name, row["decoding"], *shares, _number(row["length"]), _number(row["forward_passes"]),
+                     f"{row['seconds_per_question']:.3g}"])  # fmt: skip
+    head = ["system", "decoding", "unparsable %", "truncated %", "#L", "forward passes", "seconds"]
+    notes = [
+        "Means over the system's datasets. An answer that cannot be parsed counts as wrong. Seconds: a question's "
+        "share of wall-clock, in the batches it ran in."
+    ]
+    return Grid("Unparsable, truncated, cost of a question", head, body, notes, words=2)
+
+
+def _by_system(report: Report, rows: Iterable[Row]) -> list[tuple[str, dict[str, Row]]]:
+    """(name, rows by dataset) of each system in `rows`: the baseline's first, controls after what they control."""
+    systems: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in sorted(rows, key=lambda row: _place(row, report["baseline"])):
+        systems.setdefault(system_of(row), {})[row["dataset"]] = row
+    return [(system_name(next(iter(cells.values())), report["rows"]), cells) for cells in systems.values()]
+
+
+def _place(row: Row, baseline: str) -> tuple[Any, ...]:
+    names = order((row["model"], row["method"], row["label"], row["compression_factor"], row["train_seed"]))
+    return row["method"] != baseline, *names, row["decoding"], row["dataset"] == AVERAGE, row["dataset"]
+
+
+def _warnings(report: Report, rows: Sequence[Row]) -> list[str]:
+    """What a reader must know before comparing two cells of the accuracy table."""
+    cells = [row for row in rows if row["dataset"] != AVERAGE]
+    counts = {
+        dataset: {row["n"] for row in cells if row["dataset"] == dataset} for dataset in datasets_of(cells)
+    }
+    notes = [
+        f"Incomplete: {system_name(row, report['rows'])} on {row['dataset']} has {row['samples']} of "
+        f"{row['n'] * len(row['seeds'])} records."
+        for row in cells
+        if row["samples"] < row["n"] * len(row["seeds"])
+    ]
+    notes += [
+        f"The systems answered different numbers of questions of {dataset}: {', '.join(map(str, sorted(found)))}."
+        for dataset, found in counts.items()
+        if len(found) > 1
+    ]
+    if any(row["n"] < FEW for row in cells):
+        notes.append(f"Fewer than {FEW} questions somewhere: there ± is too narrow, and 0 at 0% or 100%; "
+                     "`accuracy_interval` in report.json is Wilson's.")  # fmt: skip
+    return notes
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """The header: data, seeds, then whatever the provenance says, one line a key."""
+    rows = [row for row in report["rows"] if row["dataset"] != AVERAGE]
+    sizes = {
+        dataset: sorted({row["n"] for row in rows if row["dataset"] == dataset})
+        for dataset in datasets_of(rows)
+    }
+    data = ", ".join(f"{dataset} ({'/'.join(map(str, n))} questions)" for dataset, n in sizes.items())
+    decodings = sorted({row["decoding"] for row in rows})
+    seeds = {name: _union(row["seeds"] for row in rows if row["decoding"] == name) for name in decodings}
+    facts = [("data", data), ("decoding seeds", "; ".join(f"{name}: {text}" for name, text in seeds.items()))]
+    if runs := _union([row["train_seed"]] for row in rows if row["train_seed"] is not None):
+        facts.append(("training seeds", runs))
+    facts += [(key, _flat(value)) for key, value in report["provenance"].items()]
+    return [*facts, ("intervals", f"{CLUSTERED} Tables of seeds and runs say what theirs is.")]
+
+
+def _mark(row: Row | None, datasets: Sequence[str]) -> str:
+    """A dagger on an average that leaves out a dataset of the table."""
+    partly = row is not None and row["dataset"] == AVERAGE and len(row["datasets"]) < len(datasets) - 1
+    return " †" if partly else ""
+
+
+def _partly(body: Iterable[Sequence[str]]) -> list[str]:
+    return [PARTLY] if any("†" in text for line in body for text in line) else []
+
+
+def _union(groups: Iterable[Sequence[Any]]) -> str:
+    return ", ".join(map(str, sorted({value for group in groups for value in group})))
+
+
+def _flat(value: Any) -> str:
+    """A provenance value on one line: `torch 2.8.0, peft 0.18`."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items() if inner is not None)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_flat, value))
+    return BLANK if value is None else str(value)
+
+
+def _with_average(datasets: Sequence[str]) -> list[str]:
+    return [*datasets, AVERAGE] if len(datasets) > 1 else list(datasets)
+
+
+def _share(row: Row | None) -> str:
+    if row is None:
+        return BLANK
+    return _plus_minus(row["accuracy"], None if row["accuracy_se"] is None else Z95 * row["accuracy_se"])
+
+
+def _points(row: Row | None) -> str:
+    """A difference in points, starred when its interval leaves out 0."""
+    if row is None:
+        return BLANK
+    text = f"{100 * row['difference']:+.1f}"
+    if row["interval"] is None:
+        return text
+    low, high = row["interval"]
+    return f"{text} ± {100 * Z95 * row['se']:.1f}" + (" *" if low > 0 or high < 0 else "")
+
+
+def _plus_minus(share: float, half: float | None) -> str:
+    return f"{100 * share:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+
+
+def _percent(share: float | None) -> str:
+    return BLANK if share is None else f"{100 * share:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return BLANK if value is None else f"{value:.1f}"
+
+
+def _markdown(grid: Grid) -> str:
+    escaped = [[_escape(text) for text in line] for line in (grid.head, *grid.rows)]
+    rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
+    table = "\n".join("| " + " | ".join(line) + " |" for line in (escaped[0], rule, *escaped[1:]))
+    return "\n\n".join([f"## {grid.title}", table, *map(_escape, grid.notes)])
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def _rich(grid: Grid) -> Table:
+    caption = Text("\n".join(grid.notes))
+    table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
+    for index, head in enumerate(grid.head):
+        table.add_column(Text(head), justify="left" if index < grid.words else "right", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*map(Text, row))
+    return table

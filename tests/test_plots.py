@@ -1,0 +1,162 @@
+"""Pictures: what is in the figure, labels that do not cover each other, the same bytes twice, nothing global."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colar.analysis import canvas, plots
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def row(
+    model: str, dataset: str, factor: float | None, accuracy: float, length: float, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model": model, "method": model.lower(), "label": "", "dataset": dataset, "compression_factor": factor,
+        "decoding": "greedy", "train_seed": 0, "n": 50, "accuracy": accuracy, "accuracy_se": 0.02, "length": length,
+        **more,
+    }  # fmt: skip
+
+
+def rows_of(*datasets: str) -> list[dict[str, Any]]:
+    made = []
+    for dataset in datasets:
+        made.append(row("CoT", dataset, None, 0.55, 25))
+        made += [row("Fast", dataset, c, 0.55 - 0.03 * c, 25 / c) for c in (1, 2, 3, 4, 5)]
+        made.append(row("Direct", dataset, None, 0.2, 0))
+    return made
+
+
+def texts(axes: Any) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_one_dataset_is_one_panel_with_every_system_named_and_every_speed_tagged() -> None:
+    (axes,) = plots.draw_accuracy(rows_of("gsm8k", "average")).axes
+    assert axes.get_title("left") == "gsm8k, 50 questions"
+    assert sorted(texts(axes)) == ["CoT", "Direct", "Fast", "c=1", "c=2", "c=3", "c=4", "c=5"]
+    assert "greedy decoding" in axes.get_xlabel()
+    assert "clustered by question" in axes.get_xlabel()
+    curve = max(axes.lines, key=lambda line: len(line.get_xdata()))
+    assert list(curve.get_xdata()) == [25, 12.5, 25 / 3, 6.25, 5]
+    assert list(curve.get_ydata()) == pytest.approx([52, 49, 46, 43, 40])
+
+
+def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
+    (axes,) = plots.draw_accuracy([row("A", "d", 1, 0.5, 9), row("A", "d", 2, 0.4, 5, accuracy_se=None)]).axes
+    (bars,) = axes.collections
+    spans = [tuple(segment[:, 1]) for segment in bars.get_segments()]
+    assert spans[0] == pytest.approx((50 - 100 * 1.96 * 0.02, 50 + 100 * 1.96 * 0.02), abs=1e-3)
+    assert spans[1] == pytest.approx((40, 40))
+
+
+def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
+    figure = plots.draw_accuracy(rows_of(*"abcdef", "average"))
+    assert [axes.get_title("left") for axes in figure.axes] == ["average of 6 datasets", *"abcd"]
+    assert "Fast" in texts(figure.axes[0])
+    assert "Fast" not in texts(figure.axes[1])
+    assert "c=2" in texts(figure.axes[1])
+    with pytest.raises(ValueError, match="need rows of their average"):
+        plots.draw_accuracy(rows_of("a", "b"))
+    with pytest.raises(ValueError, match="at least one row"):
+        plots.draw_accuracy([])
+
+
+def test_an_average_over_fewer_datasets_says_so() -> None:
+    rows = rows_of("a", "b", "average")
+    partly = [row("Part", "a", None, 0.4, 9), row("Part", "average", None, 0.4, 9, datasets=["a"])]
+    names = texts(plots.draw_accuracy(rows + partly).axes[0])
+    assert "Part (1 of 2 datasets)" in names
+    assert "CoT" in names
+
+
+def test_training_runs_are_lines_of_one_colour_with_one_name() -> None:
+    rows = [row("A", "d", c, 0.5 + 0.01 * s, 9 / c, train_seed=s) for c, s in product((1, 2), (0, 1, 2))]
+    (axes,) = plots.draw_accuracy(rows).axes
+    assert sorted(texts(axes)) == ["A", "c=1", "c=2"]
+    assert len(axes.lines) == 3
+    assert len({line.get_color() for line in axes.lines}) == 1
+
+
+def test_labels_cover_neither_each_other_nor_leave_the_panel() -> None:
+    for axes in plots.draw_accuracy(rows_of("a", "b", "average")).axes:
+        renderer = axes.figure.canvas.get_renderer()
+        panel = axes.get_window_extent(renderer)
+        boxes = [text.get_window_extent(renderer) for text in axes.texts]
+        for one, other in combinations(boxes, 2):
+            assert not one.overlaps(other)
+        for box in boxes:
+            assert panel.x0 - 2 <= box.x0 <= box.x1 <= panel.x1 + 2
+            assert panel.y0 - 2 <= box.y0 <= box.y1 <= panel.y1 + 2
+
+
+def test_styles_are_all_different() -> None:
+    assert len({canvas.style(index) for index in range(64)}) == 64
+
+
+def history() -> list[dict[str, Any]]:
+    logged: list[dict[str, Any]] = []
+    for step in range(1, 101):
+        rate = 1e-4 * (1 - step / 100)
+        logged.append({"step": step, "loss": 100 * math.exp(-step / 10) + 0.01, "learning_rate": rate})
+        logged[-1] |= {"loss/latent": 1.0, "grad_norm": math.nan if step == 3 else 1.0, "epoch": step / 50}
+        if step % 50 == 0:
+            logged.append({"step": step, "eval_loss": 2.0, "eval_accuracy": step / 200, "eval_runtime": 3.0})
+    return [*logged, {"step": 100, "train_loss": 0.5, "train_runtime": 9.0, "total_flos": 1e9}]
+
+
+def test_learning_curves_draw_every_quantity_once_in_order_of_interest() -> None:
+    figure = plots.draw_history(history(), "a run")
+    titles = [axes.get_title("left") for axes in figure.axes if axes.axison]
+    assert titles == ["loss", "loss/latent", "accuracy", "grad_norm", "learning_rate"]
+    loss, _, accuracy, norm = figure.axes[:4]
+    assert [len(line.get_xdata()) for line in loss.lines] == [100, 100, 2]  # raw, running mean, validation
+    assert loss.get_yscale() == "log"
+    assert list(accuracy.lines[0].get_ydata()) == [0.25, 0.5]
+    assert len(norm.lines[0].get_xdata()) == 99  # the NaN is left out
+    assert figure.get_suptitle() == "a run"
+
+
+def test_learning_curves_take_a_history_of_one_entry_and_refuse_an_empty_one(tmp_path: Path) -> None:
+    assert plots.learning_curves([{"step": 1, "loss": 2.0}], tmp_path / "one.png", "x").stat().st_size > 3000
+    for nothing in ([], [{"step": 1, "epoch": 0.5}], [{"loss": 1.0}], [{"step": 1, "loss": math.inf}]):
+        with pytest.raises(ValueError, match="at least one number"):
+            plots.learning_curves(nothing, tmp_path / "none.png", "x")
+
+
+def test_running_mean_follows_a_straight_line_without_lag() -> None:
+    line = [float(value) for value in range(100)]
+    assert plots._running_mean(line) == pytest.approx(line)
+    assert plots._running_mean([0.0, 3.0, 0.0]) == pytest.approx([0.0, 1.0, 0.0])
+
+
+def test_the_same_data_give_the_same_bytes_and_no_leftover(tmp_path: Path) -> None:
+    one = plots.accuracy_vs_length(rows_of("a", "b", "average"), tmp_path / "new" / "one.png")
+    other = plots.accuracy_vs_length(reversed(rows_of("a", "b", "average")), tmp_path / "new" / "other.png")
+    assert one.read_bytes() == other.read_bytes()
+    assert one.read_bytes().startswith(PNG)
+    assert {path.name for path in one.parent.iterdir()} == {"one.png", "other.png"}
+    assert b"matplotlib" not in one.read_bytes().lower()
+
+
+def test_a_failed_write_leaves_the_old_picture(tmp_path: Path) -> None:
+    (tmp_path / "taken.png").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        plots.accuracy_vs_length(rows_of("a"), tmp_path / "taken.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.png"]
+
+
+def test_drawing_never_loads_pyplot() -> None:
+    code = (
+        "import sys; from colar.analysis import plots; plots.draw_history([{'step': 1, 'loss': 1.0}], 'x');"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

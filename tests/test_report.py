@@ -1,0 +1,397 @@
+"""The report against its records: rows by hand, invariance, intervals that are what their names say, plain errors."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from colar import files
+from colar.evaluation import report
+from colar.ops import stats
+
+DESIGN_KEYS = (
+    "model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed", "seeds", "n", "accuracy",
+    "accuracy_se", "unparsable", "length", "forward_passes", "seconds_per_question",
+)  # fmt: skip
+
+
+def record(model: str = "Fast", question: int = 0, answer: str | None = "7", **more: Any) -> dict[str, Any]:
+    """The right answer is always 7."""
+    base = {
+        "model": model, "method": model.lower(), "label": "", "dataset": "sums", "compression_factor": None,
+        "decoding": "greedy", "train_seed": 0, "seed": 0, "id": f"sums/{question}", "completion": str(answer),
+        "parsed": answer, "correct": answer == "7", "truncated": False, "length": 4, "forward_passes": 9,
+        "seconds": 0.5,
+    }  # fmt: skip
+    return {**base, **more}
+
+
+def system(model: str, answers: str, **more: Any) -> list[dict[str, Any]]:
+    """One record a letter: 7 right, another digit wrong, - unparsable."""
+    return [record(model, i, None if a == "-" else a, **more) for i, a in enumerate(answers)]
+
+
+def fold(records: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    return report.fold(records, {"command": "test"}, **options)
+
+
+def pick(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    (found,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    return found
+
+
+def grid_of_systems() -> list[dict[str, Any]]:
+    """Two datasets, greedy and three sampled seeds, CoT, one system at two speeds, a control of it."""
+    generator = random.Random(3)
+    records = []
+    for dataset in ("sums", "tales"):
+        for model, c, label in (
+            ("CoT", None, ""),
+            ("Fast", 1, ""),
+            ("Fast", 2, ""),
+            ("Fast", 2, "control-zeroed"),
+        ):
+            for decoding, seeds in (("greedy", [0]), ("sampled", [0, 1, 2])):
+                for seed in seeds:
+                    for question in range(8):
+                        more = {
+                            "dataset": dataset,
+                            "compression_factor": c,
+                            "label": label,
+                            "decoding": decoding,
+                        }
+                        more |= {
+                            "seed": seed,
+                            "id": f"{dataset}/{question}",
+                            "length": generator.randrange(30),
+                        }
+                        answer = generator.choice(["7", "7", "8", "9", None])
+                        records.append(record(model, question, answer, **more))
+    return records
+
+
+def test_a_row_by_hand() -> None:
+    records = system("CoT", "77-8")
+    for r, length, seconds in zip(records, (2, 4, 6, 8), (0.1, 0.2, 0.3, 0.4), strict=True):
+        r |= {"length": length, "seconds": seconds, "truncated": length == 8}
+    row = pick(fold(records)["rows"], dataset="sums")
+    assert tuple(row)[: len(DESIGN_KEYS)] == DESIGN_KEYS
+    assert {key: row[key] for key in ("model", "seeds", "n", "samples", "train_seed")} == {
+        "model": "CoT", "seeds": [0], "n": 4, "samples": 4, "train_seed": 0,
+    }  # fmt: skip
+    assert row["accuracy"] == 0.5
+    assert row["accuracy_se"] == pytest.approx(math.sqrt(1 / 3) / 2)  # sd(ddof=1) of 1 1 0 0 over sqrt(4)
+    assert row["accuracy_interval"] == pytest.approx([0.1500, 0.8500], abs=1e-4)  # Wilson, 2 of 4
+    assert (row["unparsable"], row["truncated"], row["length"], row["forward_passes"]) == (0.25, 0.25, 5, 9)
+    assert row["length_se"] == pytest.approx(statistics.stdev([2, 4, 6, 8]) / 2)
+    assert row["seconds_per_question"] == pytest.approx(0.25)
+    assert (row["seeds_interval"], row["pass_at_k"], row["maj_at_k"]) == (None, None, None)
+
+
+def test_several_seeds_by_hand() -> None:
+    answers = {0: "778-", 1: "7789", 2: "7877"}  # seed -> the answers to questions 0..3
+    sampled = {"decoding": "sampled"}
+    row = pick(fold([r for s, a in answers.items() for r in system("CoT", a, seed=s, **sampled)])["rows"],
+               dataset="sums")  # fmt: skip
+    by_seed = [0.5, 0.5, 0.75]
+    assert (row["seeds"], row["n"], row["samples"]) == ([0, 1, 2], 4, 12)
+    assert row["accuracy"] == pytest.approx(7 / 12)
+    assert row["seeds_interval"] == pytest.approx(4.3027 * statistics.stdev(by_seed) / math.sqrt(3), rel=1e-4)
+    # questions: 777 right by vote; 778 right; 887 wrong; None, 9, 7 a tie of 9 and 7: one half
+    assert row["maj_at_k"] == pytest.approx(2.5 / 4)
+    assert row["pass_at_k"] == 1.0
+    means = [1, 2 / 3, 1 / 3, 1 / 3]
+    assert row["accuracy_se"] == pytest.approx(statistics.stdev(means) / 2)
+
+
+def test_an_incomplete_cell_gives_no_numbers_that_need_all_of_it_and_says_so() -> None:
+    records = [*system("CoT", "7788", seed=0), *system("CoT", "78", seed=1)]
+    made = fold(records)
+    row = pick(made["rows"], dataset="sums")
+    assert (row["n"], row["samples"], row["accuracy"]) == (4, 6, 0.5)
+    assert (row["seeds_interval"], row["pass_at_k"], row["maj_at_k"]) == (None, None, None)
+    assert "Incomplete: CoT on sums has 6 of 8 records." in report.render_markdown(made, "t")
+
+
+def test_the_average_is_plain_over_datasets_and_its_error_a_root_of_summed_variances() -> None:
+    records = [*system("CoT", "7777888888"), *system("CoT", "78", dataset="tales")]
+    rows = fold(records)["rows"]
+    one, two, average = (pick(rows, dataset=name) for name in ("sums", "tales", "average"))
+    assert average["accuracy"] == pytest.approx(0.45)  # not 5 of 12
+    assert average["accuracy_se"] == pytest.approx(math.hypot(one["accuracy_se"], two["accuracy_se"]) / 2)
+    assert (average["n"], average["datasets"], average["train_seed"]) == (12, ["sums", "tales"], 0)
+    assert 0 <= average["accuracy_interval"][0] < 0.45 < average["accuracy_interval"][1] <= 1
+
+
+def test_the_averages_seeds_interval_is_over_the_seeds_averages() -> None:
+    cells = {("sums", 0): "7788", ("sums", 1): "7778", ("tales", 0): "88", ("tales", 1): "78"}
+    records = [r for (d, s), a in cells.items() for r in system("CoT", a, dataset=d, seed=s)]
+    average = pick(fold(records)["rows"], dataset="average")
+    assert average["seeds_interval"] == pytest.approx(
+        12.7062 * statistics.stdev([0.25, 0.625]) / math.sqrt(2), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {("sums", 0): "78", ("sums", 1): "77", ("tales", 0): "78", ("tales", 1): "7"},  # a question missing
+        {("sums", 0): "78", ("sums", 1): "77", ("tales", 0): "78", ("tales", 2): "77"},  # other seeds
+    ],
+)
+def test_the_average_has_no_seeds_interval_unless_all_datasets_have_the_same_seeds(
+    cells: dict[tuple[str, int], str],
+) -> None:
+    records = [r for (d, s), a in cells.items() for r in system("CoT", a, dataset=d, seed=s)]
+    rows = fold(records)["rows"]
+    assert pick(rows, dataset="average")["seeds_interval"] is None
+    assert pick(rows, dataset="sums")["seeds_interval"] is not None
+
+
+def test_one_question_has_no_error_and_the_report_is_still_json(tmp_path: Path) -> None:
+    made = report.write(tmp_path, system("CoT", "7"), provenance={})
+    assert pick(made["rows"], dataset="sums")["accuracy_se"] is None
+    assert pick(made["rows"], dataset="average")["accuracy_interval"] is None
+    assert "100.0 |" in (tmp_path / "report.md").read_text()
+
+
+def test_order_leaves_no_trace_down_to_the_last_bit() -> None:
+    records = grid_of_systems()
+    expected = json.dumps(fold(records))
+    for seed in range(3):
+        random.Random(seed).shuffle(records)
+        assert json.dumps(fold(records)) == expected
+
+
+def test_an_unrelated_system_changes_nothing() -> None:
+    before = fold(grid_of_systems())
+    after = fold([*grid_of_systems(), *system("Other", "7878"), *system("Other", "77", dataset="new")])
+    for section in ("rows", "comparisons", "train_seeds"):
+        assert [row for row in after[section] if row["model"] != "Other"] == before[section]
+    assert after["provenance"] == before["provenance"]
+
+
+def test_paired_difference_by_hand() -> None:
+    records = [*system("CoT", "7788"), *system("Fast", "78897", compression_factor=2)]
+    found = pick(fold(records)["comparisons"], dataset="sums")
+    assert found["baseline"] == {"model": "CoT", "method": "cot", "label": "", "compression_factor": None}
+    assert (found["model"], found["compression_factor"], found["n"]) == (
+        "Fast",
+        2,
+        4,
+    )  # question 4 is not shared
+    assert found["difference"] == -0.25  # 0 -1 0 0
+    assert found["se"] == pytest.approx(0.25)
+    assert found["interval"] == pytest.approx([-0.25 - 0.48999, -0.25 + 0.48999], abs=1e-4)
+
+
+def test_what_is_compared_with_what() -> None:
+    records = grid_of_systems()
+    pairs = {
+        (
+            r["model"],
+            r["compression_factor"],
+            r["label"],
+            r["baseline"]["model"],
+            r["baseline"]["compression_factor"],
+        )
+        for r in fold(records)["comparisons"]
+        if r["decoding"] == "greedy" and r["dataset"] == "sums"
+    }
+    assert pairs == {
+        ("Fast", 1, "", "CoT", None), ("Fast", 2, "", "CoT", None), ("Fast", 2, "control-zeroed", "CoT", None),
+        ("Fast", 2, "control-zeroed", "Fast", 2),
+    }  # fmt: skip
+    assert {r["baseline"]["model"] for r in fold(records, baseline="fast")["comparisons"]} == {"Fast"}
+    other_seed = fold([*system("CoT", "78", train_seed=1), *system("Fast", "78", train_seed=0)])
+    assert other_seed["comparisons"] == []  # another training seed is another draw: not paired
+
+
+def test_the_baseline_is_the_same_models_where_it_has_one_else_the_first() -> None:
+    records = [*system("b", "77", method="cot"), *system("c", "78", method="cot"), *system("c", "88", method="fast"),
+               *system("d", "88", method="fast")]  # fmt: skip
+    against = {(r["model"], r["method"]): r["baseline"]["model"] for r in fold(records)["comparisons"]}
+    assert against == {("c", "fast"): "c", ("d", "fast"): "b"}
+
+
+def test_averaged_differences() -> None:
+    comparisons = fold(grid_of_systems())["comparisons"]
+    wanted = {"decoding": "sampled", "compression_factor": 1}
+    parts = [pick(comparisons, dataset=name, **wanted) for name in ("sums", "tales")]
+    average = pick(comparisons, dataset="average", **wanted)
+    assert average["difference"] == pytest.approx(sum(part["difference"] for part in parts) / 2)
+    assert average["se"] == pytest.approx(math.hypot(*(part["se"] for part in parts)) / 2)
+
+
+def test_training_seeds_are_folded_apart_and_together() -> None:
+    records = [r for s, a in enumerate(("7788", "7778", "7888")) for r in system("CoT", a, train_seed=s)]
+    made = fold([*records, *system("Fast", "7788", train_seed=None)])
+    assert [r["train_seed"] for r in made["rows"] if r["model"] == "CoT" and r["dataset"] == "sums"] == [
+        0,
+        1,
+        2,
+    ]
+    runs = pick(made["train_seeds"], dataset="sums")
+    assert (runs["train_seeds"], runs["accuracy"]) == ([0, 1, 2], 0.5)
+    assert runs["interval"] == pytest.approx(4.3027 * 0.25 / math.sqrt(3), rel=1e-4)
+    text = report.render_markdown(made, "t")
+    assert "CoT, run 2" in text
+    assert "t interval over training seeds" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"correct": "yes"}, "correct must be true or false"),
+        ({"length": math.nan}, "length must be a number from 0"),
+        ({"seconds": -1.0}, "seconds must be a number from 0"),
+        ({"parsed": None}, "correct is true but parsed is null"),
+        ({"dataset": "average"}, "is no dataset's name"),
+    ],
+)
+def test_a_record_that_cannot_be_is_an_error(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        fold([record(), {**record(question=1), **change}])
+    assert str(error.value).startswith("record 2: ")
+
+
+def test_duplicates_and_nothing_are_errors() -> None:
+    with pytest.raises(ValueError, match=r"record 3: a second record of model CoT.*id sums/0"):
+        fold([*system("CoT", "77"), record("CoT", 0, "8")])
+    with pytest.raises(ValueError, match="at least one record"):
+        fold([])
+
+
+def write_lines(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def test_load_records_plain_and_gzipped(tmp_path: Path) -> None:
+    records = grid_of_systems()
+    plain = write_lines(tmp_path / "a.jsonl", *records[:5])
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(("\n".join(json.dumps(r) for r in records[5:])).encode()))
+    assert report.load_records([plain, packed]) == records
+
+
+def test_load_records_names_file_and_line(tmp_path: Path) -> None:
+    lacking = record()
+    del lacking["parsed"], lacking["seconds"]
+    path = write_lines(tmp_path / "r.jsonl", record(question=1), lacking)
+    with pytest.raises(ValueError, match=r"r\.jsonl:2: the record lacks parsed, seconds"):
+        report.load_records([path])
+    twice = write_lines(tmp_path / "twice.jsonl", record(question=1))
+    with pytest.raises(ValueError, match=r"twice\.jsonl:1: a second record .* the first is .*first\.jsonl:1"):
+        report.load_records([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
+    with pytest.raises(ValueError, match=r"list\.jsonl:1: a record must be an object, got list"):
+        report.load_records([write_lines(tmp_path / "list.jsonl", [1])])
+    broken = tmp_path / "broken.jsonl.gz"
+    broken.write_bytes(gzip.compress(b'\n{"model":\n'))
+    with pytest.raises(ValueError, match=r"broken\.jsonl\.gz:2: not valid JSON"):
+        report.load_records([broken])
+
+
+def test_write_and_recompute(tmp_path: Path) -> None:
+    records = grid_of_systems()
+    made = report.write(tmp_path, records, title="A title")
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "report.json", "report.md", "accuracy_vs_length.png", "accuracy_vs_length-sampled.png",
+    }  # fmt: skip
+    stored = files.read_json(tmp_path / "report.json")
+    assert stored == made
+    assert set(stored["provenance"]) >= {"command", "versions", "commit"}
+    again = json.loads(json.dumps(report.fold(report.load_records([write_lines(tmp_path / "r.jsonl", *records)]),
+                                              stored["provenance"])))  # fmt: skip
+    assert again == stored
+
+
+def test_markdown_says_what_was_measured_and_which_interval_it_shows(tmp_path: Path) -> None:
+    made = fold(grid_of_systems())
+    text = report.render_markdown(made, "A title", ["picture.png"])
+    assert text.startswith("# A title\n")
+    for line in (
+        "- **data**: sums (8 questions), tales (8 questions)",
+        "- **decoding seeds**: greedy: 0; sampled: 0, 1, 2",
+        "- **command**: test",
+        "![accuracy against reasoning length](picture.png)",
+        "| system | sums Acc. | #L | tales Acc. | #L | average Acc. | #L |",
+        "± is 1.96 x the standard error clustered by question.",
+        "t interval over decoding seeds",
+        "Fewer than 30 questions somewhere",
+    ):
+        assert line in text
+    row = pick(made["rows"], model="Fast", compression_factor=2, label="", dataset="tales", decoding="greedy")
+    cell = f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f} | {row['length']:.1f}"
+    (line,) = [
+        line for line in text.split("## Accuracy, sampled")[0].splitlines() if line.startswith("| Fast c=2 |")
+    ]
+    assert cell in line
+    systems = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert systems[2:6] == ["| CoT", "| Fast c=1", "| Fast c=2", "| Fast c=2 (control-zeroed)"]
+
+
+def test_the_baseline_comes_first_whatever_its_name() -> None:
+    text = report.render_markdown(fold([*system("Zoo", "78", method="cot"), *system("Fast", "78")]), "t")
+    assert text.index("| Zoo |") < text.index("| Fast |")
+
+
+def test_the_picture_leaves_controls_out(tmp_path: Path) -> None:
+    records = grid_of_systems()
+    report.write(tmp_path / "all", records, provenance={})
+    report.write(tmp_path / "bare", [r for r in records if not r["label"]], provenance={})
+    report.write(tmp_path / "fewer", [r for r in records if r["compression_factor"] != 2], provenance={})
+    pictures = [
+        (tmp_path / name / "accuracy_vs_length.png").read_bytes() for name in ("all", "bare", "fewer")
+    ]
+    assert pictures[0] == pictures[1] != pictures[2]
+
+
+def test_differences_are_starred_only_where_the_interval_leaves_out_zero() -> None:
+    clear = [*system("CoT", "7" * 12), *system("Fast", "8" * 11 + "7"), *system("Same", "7" * 11 + "8")]
+    text = report.render_markdown(fold(clear), "t").split("## Paired")[1]
+    assert "| Fast | CoT | -91.7 ± 16.3 \\* |" in text
+    assert "| Same | CoT | -8.3 ± 16.3 |" in text
+
+
+def test_an_average_over_fewer_datasets_is_marked() -> None:
+    records = [*system("CoT", "77"), *system("CoT", "77", dataset="tales"), *system("Fast", "78")]
+    text = report.render_markdown(fold(records), "t")
+    assert "| Fast | 50.0 ± 98.0 | 4.0 | – | – | 50.0 ± 98.0 † | 4.0 |" in text
+    assert "† mean over fewer datasets" in text
+    assert "†" not in report.render_markdown(fold(records[:4]), "t")
+
+
+def test_names_hold_what_tells_systems_apart() -> None:
+    one_model = [*system("m", "78", method="cot"), *system("m", "78", method="fast", compression_factor=2)]
+    assert "| fast c=2 |" in report.render_markdown(fold(one_model), "t")
+    assert "| cot |" in report.render_markdown(fold(one_model), "t")
+    two_models = [
+        *one_model,
+        *system("n", "78", method="cot"),
+        *system("x|y", "78", method="cot", label="ablation-a"),
+    ]
+    text = report.render_markdown(fold(two_models), "t")
+    for name in ("| m fast c=2 |", "| m cot |", "| n |", "| x\\|y (ablation-a) |"):
+        assert name in text
+
+
+def test_the_console_shows_the_numbers_of_the_markdown() -> None:
+    made = fold(grid_of_systems())
+    out = io.StringIO()
+    Console(file=out, width=200).print(report.render_console(made))
+    row = pick(made["rows"], model="CoT", dataset="sums", decoding="sampled")
+    assert f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}" in out.getvalue()
+    assert "Paired differences, greedy decoding" in out.getvalue()
+    narrow = io.StringIO()
+    Console(file=narrow, width=80).print(report.render_console(made))
+    assert "…" not in narrow.getvalue()  # a narrow terminal folds cells and never cuts a number

@@ -1,0 +1,234 @@
+"""Statistics against hand computation, published tables, exhaustive enumeration and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colar.ops import stats
+
+# Two-sided 95% (p = 0.975) and 99% (p = 0.995) points of Student's t from the printed tables.
+T_TABLE = [
+    (0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 3, 3.182), (0.975, 4, 2.776), (0.975, 5, 2.571),
+    (0.975, 9, 2.262), (0.975, 10, 2.228), (0.975, 29, 2.045), (0.975, 30, 2.042), (0.975, 120, 1.980),
+    (0.995, 1, 63.657), (0.995, 4, 4.604), (0.995, 7, 3.499), (0.95, 8, 1.860), (0.9, 3, 1.638),
+]  # fmt: skip
+
+proportions = st.lists(st.booleans(), min_size=2, max_size=30)
+scores = st.lists(st.floats(-10, 10), min_size=2, max_size=20)
+
+
+def test_mean_of_one_sample_per_question_is_the_textbook_standard_error() -> None:
+    values = [1, 0, 0, 1, 1]
+    estimate = stats.mean(values, list("abcde"))
+    assert (estimate.n, estimate.samples) == (5, 5)
+    assert estimate.mean == pytest.approx(0.6)
+    assert estimate.se == pytest.approx(math.sqrt(0.3 / 5))  # sd(ddof=1)^2 = (3 * 0.16 + 2 * 0.36) / 4 = 0.3
+    low, high = estimate.interval or (0, 0)
+    assert (low, high) == pytest.approx((0.6 - 1.95996 * 0.244949, 0.6 + 1.95996 * 0.244949), abs=1e-5)
+
+
+def test_clustered_error_by_hand() -> None:
+    # mean 0.5; cluster sums of deviations: a 1.0, b 0.0, c -1.0; var = 3/2 * (1 + 0 + 1) / 36
+    estimate = stats.mean([1, 1, 1, 0, 0, 0], list("aabbcc"))
+    assert estimate.se == pytest.approx(math.sqrt(3 / 2 * 2 / 36))
+
+
+@given(proportions, st.integers(2, 4))
+def test_repeating_the_same_samples_adds_no_precision(values: list[bool], times: int) -> None:
+    once = stats.mean(values, range(len(values)))
+    repeated = stats.mean(values * times, list(range(len(values))) * times)
+    assert repeated.se == pytest.approx(once.se)
+    assert repeated.n == len(values)
+
+
+@given(scores, st.randoms())
+def test_the_order_of_the_values_leaves_no_trace(values: list[float], shuffler: random.Random) -> None:
+    pairs = [(value, index // 2) for index, value in enumerate([*values, 1.0, 2.0])]
+    shuffled = list(pairs)
+    shuffler.shuffle(shuffled)
+    one, other = (stats.mean([v for v, _ in p], [c for _, c in p]) for p in (pairs, shuffled))
+    assert one == other
+
+
+def test_clustered_error_agrees_with_a_bootstrap_over_questions() -> None:
+    generator = random.Random(0)
+    groups = []
+    for _ in range(120):
+        chance = generator.random()  # what a question's samples share
+        groups.append([float(generator.random() < chance) for _ in range(4)])
+    values = [value for group in groups for value in group]
+    clustered = stats.mean(values, [index for index, group in enumerate(groups) for _ in group]).se
+    draws = [
+        statistics.fmean(value for group in generator.choices(groups, k=len(groups)) for value in group)
+        for _ in range(2000)
+    ]
+    assert clustered == pytest.approx(statistics.stdev(draws), rel=0.06)
+    naive = stats.mean(values, range(len(values))).se
+    assert naive is not None
+    assert clustered is not None
+    assert clustered > 1.25 * naive  # samples of one question are not independent
+
+
+def test_one_question_has_no_standard_error() -> None:
+    estimate = stats.mean([1, 0, 1], ["a", "a", "a"])
+    assert (estimate.mean, estimate.se, estimate.interval) == (pytest.approx(2 / 3), None, None)
+
+
+def test_paired_difference_by_hand() -> None:
+    a, b = [1, 1, 0, 1], [1, 0, 0, 0]  # differences 0 1 0 1: mean 0.5, sd(ddof=1) = sqrt(1/3)
+    estimate = stats.paired_difference(a, list("wxyz"), b, list("wxyz"))
+    assert estimate.mean == 0.5
+    assert estimate.se == pytest.approx(math.sqrt(1 / 3) / 2)
+    assert estimate.n == 4
+
+
+def test_paired_difference_uses_the_shared_questions_only() -> None:
+    estimate = stats.paired_difference([1, 0, 0], ["x", "y", "only-a"], [0, 0, 1], ["y", "x", "only-b"])
+    assert (estimate.mean, estimate.n, estimate.samples) == (0.5, 2, 4)
+    with pytest.raises(ValueError, match="at least one question"):
+        stats.paired_difference([1], ["x"], [1], ["y"])
+
+
+@given(scores, st.floats(-3, 3))
+def test_a_constant_difference_has_no_error(values: list[float], shift: float) -> None:
+    ids = list(range(len(values)))
+    estimate = stats.paired_difference([value + shift for value in values], ids, values, ids)
+    assert estimate.mean == pytest.approx(shift, abs=1e-9)
+    assert estimate.se == pytest.approx(0, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.lists(st.booleans(), min_size=3, max_size=3),
+                          st.lists(st.booleans(), min_size=2, max_size=2)), min_size=2, max_size=12))  # fmt: skip
+def test_paired_difference_of_several_samples_is_that_of_the_questions_means(
+    questions: list[tuple[list[bool], list[bool]]],
+) -> None:
+    ids = range(len(questions))
+    estimate = stats.paired_difference(
+        [value for a, _ in questions for value in a], [i for i in ids for _ in range(3)],
+        [value for _, b in questions for value in b], [i for i in ids for _ in range(2)],
+    )  # fmt: skip
+    differences = [sum(a) / 3 - sum(b) / 2 for a, b in questions]
+    assert estimate.mean == pytest.approx(statistics.fmean(differences))
+    assert estimate.se == pytest.approx(statistics.stdev(differences) / math.sqrt(len(differences)), abs=1e-9)
+
+
+def test_wilson_is_the_textbook_interval_with_one_sample_per_question() -> None:
+    # Wilson for 8 of 10 without continuity correction: 0.4902, 0.9433; for 0 of 10: 0, z^2 / (10 + z^2)
+    eight = stats.wilson(stats.mean([1] * 8 + [0] * 2, range(10)))
+    assert eight == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert stats.wilson(stats.mean([0] * 10, range(10))) == pytest.approx((0, 3.84146 / 13.84146), abs=1e-5)
+
+
+@given(proportions, st.integers(1, 4))
+def test_wilson_ignores_repeated_samples_and_stays_in_range(values: list[bool], times: int) -> None:
+    once = stats.wilson(stats.mean(values, range(len(values))))
+    repeated = stats.wilson(stats.mean(values * times, list(range(len(values))) * times))
+    assert repeated == pytest.approx(once)
+    assert 0 <= once[0] <= statistics.fmean(values) <= once[1] <= 1
+    assert once[1] - once[0] > 0.05
+
+
+def test_wilson_treats_no_spread_between_questions_as_independent_samples_at_best() -> None:
+    even = stats.mean([1, 0] * 10, [index // 2 for index in range(20)])  # each question half right: se 0
+    assert even.se == 0
+    assert stats.wilson(even) == stats.wilson(stats.Estimate(0.5, math.sqrt(0.25 / 19), 20, 20))
+
+
+def test_wilson_takes_no_credit_beyond_independent_samples() -> None:
+    # 10 questions half right and one all right: less spread between questions than chance, "132" samples out of 22
+    values = [*[1, 0] * 10, 1, 1]
+    p = 12 / 22
+    independent = stats.Estimate(p, math.sqrt(p * (1 - p) / 21), 22, 22)
+    found = stats.wilson(stats.mean(values, [index // 2 for index in range(22)]))
+    assert found == pytest.approx(stats.wilson(independent))
+
+
+@pytest.mark.parametrize(("p", "df", "expected"), T_TABLE)
+def test_t_quantile_against_the_printed_tables(p: float, df: int, expected: float) -> None:
+    assert stats.t_quantile(p, df) == pytest.approx(expected, abs=6e-4)
+    assert stats.t_quantile(1 - p, df) == pytest.approx(-expected, abs=6e-4)
+
+
+@given(st.integers(1, 60), st.floats(0.01, 0.99))
+def test_t_quantile_inverts_the_integrated_density(df: int, p: float) -> None:
+    t = stats.t_quantile(p, df)
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    steps = 2000
+    heights = [scale * (1 + (t * i / steps) ** 2 / df) ** (-(df + 1) / 2) for i in range(steps + 1)]
+    area = t / steps * (heights[0] + 4 * sum(heights[1::2]) + 2 * sum(heights[2:-1:2]) + heights[-1]) / 3
+    assert 0.5 + area == pytest.approx(p, abs=1e-6)
+
+
+def test_t_quantile_tends_to_the_normal_one_and_rejects_nonsense() -> None:
+    assert stats.t_quantile(0.975, 20_000) == pytest.approx(stats.Z95, abs=2e-4)
+    assert statistics.NormalDist().inv_cdf(0.975) == pytest.approx(stats.Z95)
+    for p, df in ((0.0, 3), (1.0, 3), (0.975, 0)):
+        with pytest.raises(ValueError, match="must be"):
+            stats.t_quantile(p, df)
+
+
+def test_t_interval_of_five_seeds() -> None:
+    # mean 0.5, sd(ddof=1) = sqrt(0.001 / 4); the paper's 1.96 * sd(ddof=0) / sqrt(5) would be 1.58 times narrower
+    accuracies = [0.48, 0.49, 0.5, 0.51, 0.52]
+    half = stats.t_interval(accuracies)
+    assert half == pytest.approx(2.7764451 * math.sqrt(0.001 / 4) / math.sqrt(5))
+    assert half == pytest.approx(1.58 * 1.96 * statistics.pstdev(accuracies) / math.sqrt(5), rel=5e-3)
+    assert stats.t_interval([0.5]) is None
+    assert stats.t_interval([0.1, 0.1, 0.1]) == 0
+
+
+def test_pass_at_k_enumerates_every_choice_of_samples() -> None:
+    for n in range(1, 7):
+        for correct in range(n + 1):
+            flags = [True] * correct + [False] * (n - correct)
+            for k in range(1, n + 1):
+                choices = list(itertools.combinations(flags, k))
+                exact = sum(map(any, choices)) / len(choices)
+                assert stats.pass_at_k(n, correct, k) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 4), (3, 1, 0)])
+def test_pass_at_k_rejects_impossible_counts(n: int, correct: int, k: int) -> None:
+    with pytest.raises(ValueError, match=r"must be in"):
+        stats.pass_at_k(n, correct, k)
+
+
+@pytest.mark.parametrize(
+    ("answers", "correct", "expected"),
+    [
+        (["3", "3", "4"], [True, True, False], 1.0),
+        (["4", "3", "4"], [False, True, False], 0.0),
+        (["3", "4"], [True, False], 0.5),
+        (["3", "4", "5", None], [False, True, False, False], 1 / 3),
+        ([None, None, "3"], [False, False, True], 1.0),  # unparsable never wins, however frequent
+        ([None, None], [False, False], 0.0),
+        (["3", "3.0", "4", "4"], [True, True, False, False], 0.0),  # strings, not values, are the classes
+    ],
+)
+def test_maj_at_k(answers: list[str | None], correct: list[bool], expected: float) -> None:
+    assert stats.maj_at_k(answers, correct) == pytest.approx(expected)
+
+
+@given(st.lists(st.sampled_from(["right", "wrong", "worse", None]), min_size=1, max_size=9))
+def test_maj_at_k_is_the_expectation_over_random_tie_breaks(answers: list[str | None]) -> None:
+    counts = {answer: answers.count(answer) for answer in answers if answer is not None}
+    winners = [answer for answer in counts if counts[answer] == max(counts.values())]
+    expected = winners.count("right") / len(winners) if winners else 0.0
+    assert stats.maj_at_k(answers, [answer == "right" for answer in answers]) == pytest.approx(expected)
+
+
+def test_avg_at_k_and_lengths() -> None:
+    assert stats.avg_at_k([True, False, False, True]) == 0.5
+    with pytest.raises(ValueError, match="at least one"):
+        stats.avg_at_k([])
+    with pytest.raises(ValueError, match="lengths differ: 2 and 1"):
+        stats.maj_at_k(["3", "4"], [True])
+    with pytest.raises(ValueError, match="at least one value"):
+        stats.mean([], [])
