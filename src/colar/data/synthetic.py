@@ -6,7 +6,7 @@
 A problem is a start, a series of moves on a running total, and sometimes a second person at the end. A move
 on a product ("buys 2 boxes of 6") takes two steps: its partial result, then the total. The chain follows
 from the question: there is one right order of steps, so a model can be asked to predict it. All results are
-integers from 1 to `max_value`; divisions are exact.
+integers from 2 to `max_value`; divisions are exact.
 
 Splits are disjoint by construction. A problem's split is a hash of its equations (operands of + and * in
 order of size), so neither seed, names, wording nor limits can move a problem from one split to another.
@@ -35,7 +35,7 @@ MAX_MISSES = 20_000
 class ArithmeticConfig:
     """Which problems are made. The defaults are the demo's; the others shift the test set away from them."""
 
-    steps: tuple[int, int] = (2, 4)
+    steps: tuple[int, int] = (3, 4)
     """Fewest and most equations in a chain; lengths between them are equally frequent."""
     max_number: int = 12
     """Largest number in a question (the smallest is 2)."""
@@ -143,13 +143,13 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[_Move] |
 
 
 def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> _Move | None:
-    """Numbers for a move of that kind which keep every result within 1..max_value; None if there are none."""
+    """Numbers for a move of that kind which keep every result within 2..max_value; None if there are none."""
     top, room = config.max_number, config.max_value
     if kind == "count":
         number = _between(rng, 2, min(top, room))
         return _Move(kind, (number,), (), number)
     if kind in ("groups", "add_groups", "sub_groups"):
-        most = {"groups": room, "add_groups": room - total, "sub_groups": total - 1}[kind]
+        most = {"groups": room, "add_groups": room - total, "sub_groups": total - 2}[kind]
         if most < 4:
             return None
         a = _between(rng, 2, min(top, most // 2))
@@ -164,11 +164,11 @@ def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Rand
         2,
         {
             "add": room - total,
-            "sub": total - 1,
+            "sub": total - 2,
             "mul": room // total,
-            "div": total,
+            "div": total // 2,
             "more": room - 2 * total,
-            "fewer": total - 1,
+            "fewer": total - 2,
             "times": (room - total) // total,
         }[kind],
     )
