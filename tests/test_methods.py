@@ -49,9 +49,9 @@ def loss_of(method, lm, rows):
 
 @torch.no_grad()
 def naive_ce(lm, embeds, start, labels):
-    """Mean of -log p over `labels` from position `start` on (None is unlabelled), by Hugging Face's own forward."""
+    """Mean of -log p from position `start` on, each a mean over its labels (none: unlabelled), by their own forward."""
     log_probs = lm.causal_lm(inputs_embeds=torch.stack(embeds)[None]).logits[0].float().log_softmax(-1)
-    losses = [-log_probs[start + i, label] for i, label in enumerate(labels) if label is not None]
+    losses = [-log_probs[start + i, tokens].mean() for i, tokens in enumerate(labels) if tokens]
     return torch.stack(losses).mean()
 
 
@@ -67,9 +67,11 @@ def naive_colar(lm, config, row, c):
         scale = math.sqrt(len(group)) if config.merge == "sqrt" else len(group)
         latents.append(sum(group) / scale)
         u = noise.uniform(noise.keys(torch.tensor([row.seed]), noise.LABEL), k + 1)[0, k]
-        labels.append(row.chain[first : first + c][int(u * len(group))] if config.supervise_chain else None)
+        tokens = row.chain[first : first + c]
+        tokens = [tokens[int(u * len(group))]] if config.chain_label == "sampled" else tokens
+        labels.append(tokens if config.supervise_chain else [])
     embeds = [*question, *latents, *answer]
-    ce = naive_ce(lm, embeds, len(question) - 1, [*labels, *row.answer])
+    ce = naive_ce(lm, embeds, len(question) - 1, [*labels, *([token] for token in row.answer)])
     hidden = lm.causal_lm(inputs_embeds=torch.stack(embeds)[None], output_hidden_states=True).hidden_states[
         -1
     ][0]
@@ -95,6 +97,8 @@ CONFIGS = [
     {"merge": "mean", "latent_weight": 0.25, "comp_weight": 3.0},
     {"merge": "mean", "latent_loss": "nll", "supervise_chain": False},
     {"supervise_chain": False},
+    {"chain_label": "sampled"},
+    {"chain_label": "sampled", "merge": "mean", "latent_loss": "nll"},
 ]
 
 
@@ -208,25 +212,41 @@ def test_the_stop_label_is_never_lost(c):
     for length in range(13):
         batch = Batch.collate([colar_row(length, c), colar_row(12, 1)])
         n = math.ceil(length / c)
-        labels, mask = method._labels(batch, torch.tensor([n, 12]), 12)
-        assert labels[0, n : n + 3].tolist() == [50, 51, 1]
-        assert mask[0].tolist() == [True] * (n + 3) + [False] * (labels.shape[1] - n - 3)
+        labels, weights = method._labels(batch, torch.tensor([n, 12]), 12)
+        assert labels[0, n : n + 3, 0].tolist() == [50, 51, 1]
+        assert weights[0, n : n + 3, 0].tolist() == [1, 1, 1]
+        total = weights.sum(-1)
+        torch.testing.assert_close(
+            total[0], torch.tensor([1.0] * (n + 3) + [0.0] * (labels.shape[1] - n - 3))
+        )
         for k in range(n):
-            assert labels[0, k] in range(100 + k * c, 100 + min(length, (k + 1) * c))
+            group = list(range(100 + k * c, 100 + min(length, (k + 1) * c)))
+            assert labels[0, k][weights[0, k] > 0].tolist() == group
         only = registry.build("colar", {"supervise_chain": False})._labels(batch, torch.tensor([n, 12]), 12)[
             1
         ]
-        assert only[0].nonzero()[:, 0].tolist() == [n, n + 1, n + 2]
+        assert only[0].sum(-1).nonzero()[:, 0].tolist() == [n, n + 1, n + 2]
 
 
 def test_every_token_of_a_group_gets_its_turn():
     """The label is drawn uniformly: over seeds, each of three tokens about a third of the time."""
-    method = registry.build("colar")
+    method = registry.build("colar", {"chain_label": "sampled"})
     rows = [dataclasses.replace(colar_row(6, 3), seed=seed) for seed in range(600)]
-    labels, _ = method._labels(Batch.collate(rows), torch.full((600,), 2), 2)
-    for k in range(2):
-        counts = torch.bincount(labels[:, k] - 100 - 3 * k, minlength=3)
-        assert counts.min() > 150
+    _, weights = method._labels(Batch.collate(rows), torch.full((600,), 2), 2)
+    assert set(weights[:, :2].unique().tolist()) == {0.0, 1.0}
+    assert (weights[:, :2].sum(-1) == 1).all()
+    assert weights[:, :2].sum(0).min() > 150
+
+
+def test_the_expected_label_is_the_mean_over_draws():
+    """Same loss on average, without its noise: 3,000 draws of the sampled label against the closed form."""
+    lm = tiny_lm("llama")
+    expected, sampled = build(lm, "colar"), build(lm, "colar", chain_label="sampled")
+    row = dataclasses.replace(colar_row(11, 4), params=ColarParams(4))
+    one = loss_of(expected, lm, [row])["ce"]
+    draws = loss_of(sampled, lm, [dataclasses.replace(row, seed=seed) for seed in range(3000)])["ce"]
+    assert draws.std() > 0.01
+    assert abs(draws.mean() - one[0]) < 4 * draws.std() / 3000**0.5
 
 
 def test_what_is_fed_is_what_is_compressed():

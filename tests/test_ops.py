@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colar.ops import noise
-from colar.ops.compress import compress, groups, n_latents, pick_one
+from colar.ops.compress import compress, groups, members, n_latents, pick_one
 from colar.ops.sampling import sample_tokens
 
 
@@ -74,11 +74,38 @@ def test_empty_chain_has_no_latents():
 def test_pick_one_takes_each_member_equally_often_and_nothing_else():
     ids = torch.tensor([[10, 11, 12, 13, 14, 99, 99]]).repeat(6000, 1)
     uniform = noise.uniform(noise.keys(torch.arange(6000)), 2)
-    picked = pick_one(ids, torch.full((6000,), 5), torch.full((6000,), 3), uniform)
+    found, real = members(ids, torch.full((6000,), 5), torch.full((6000,), 3), 2)
+    one = pick_one(real, uniform)
+    assert (one.sum(-1) == 1).all()
+    picked = (found * one).sum(-1)
     assert set(picked[:, 0].tolist()) == {10, 11, 12}
     assert set(picked[:, 1].tolist()) == {13, 14}
     share = torch.bincount(picked[:, 0])[10:13] / 6000
     torch.testing.assert_close(share, torch.full((3,), 1 / 3), atol=0.025, rtol=0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.lists(st.integers(0, 13), min_size=1, max_size=4),
+    factors=st.lists(st.sampled_from([1, 2, 3, 4, 5, 7, 1.5, 2.5]), min_size=4, max_size=4),
+    more=st.integers(0, 2),
+)
+def test_members_are_the_tokens_of_each_group(lengths, factors, more):
+    T = max(lengths) + more
+    ids = torch.arange(1, 1 + len(lengths) * T).view(len(lengths), T)
+    c_B = torch.tensor(factors[: len(lengths)], dtype=torch.float64)
+    counts = n_latents(torch.tensor(lengths), c_B)
+    K = int(counts.max()) + more
+    found, real = members(ids, torch.tensor(lengths), c_B, K)
+    for b, n in enumerate(lengths):
+        for k in range(K):
+            want = [
+                int(ids[b, t])
+                for t in range(n)
+                if math.floor(k * factors[b]) <= t < math.floor((k + 1) * factors[b])
+            ]
+            assert found[b, k][real[b, k]].tolist() == want
+            assert (found[b, k][~real[b, k]] == 0).all()
 
 
 def test_groups_and_counts_agree():

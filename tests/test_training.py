@@ -30,12 +30,12 @@ from transformers import TrainerControl, TrainerState
 from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.methods import registry
-from colar.methods.base import Batch, Method
+from colar.methods.base import Batch, Method, Row
 from colar.methods.colar import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
 from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.prompts import TemplateConfig
+from colar.prompts import Template, TemplateConfig
 from colar.training import data
 from colar.training.callbacks import Evaluations
 from colar.training.objective import Objective
@@ -152,6 +152,23 @@ def test_keys_carry_the_fractional_epoch() -> None:
     order.epoch = 3
     epochs = [epoch for epoch, _ in order]
     assert epochs == [3 + i / 20 for i in range(20)]
+
+
+def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
+    seen: list[tuple[float, str]] = []
+
+    class Watched(Cot):
+        def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+            seen.append((epoch, example.id))
+            return super().encode(template, example, rng, epoch)
+
+    method = Watched(CotConfig())
+    lm = build(method)
+    run(tmp_path, method, lm=lm, per_device_train_batch_size=8, num_train_epochs=2)
+    assert seen[:20] == [(0.0, example.id) for example in EXAMPLES]  # all are checked first
+    order = data.Order(EXAMPLES, [len(method.encode(lm.template, e, Random(0), 0)) for e in EXAMPLES], seed=0)
+    wanted = [(epoch + i / 20, EXAMPLES[k].id) for epoch in (0, 1) for i, k in enumerate(order.order(epoch))]
+    assert seen[20:60] == wanted
 
 
 # --- the objective -------------------------------------------------------------------------------------
@@ -301,6 +318,9 @@ def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path
     assert_same(on, whole)
     with pytest.raises(ValueError, match=r"updates of 8 rows, this call of 4"):
         run(tmp_path / "run", **{**short, "num_train_epochs": 4, "per_device_train_batch_size": 4})
+    with pytest.raises(ValueError, match="no rows"):  # a call that cannot start drops nothing
+        train(on, Colar(ColarConfig()), [], TrainingConfig(**QUICK), tmp_path / "run", resume=False)
+    assert RunFolder(tmp_path / "run").last_checkpoint() == tmp_path / "run" / "checkpoints" / "checkpoint-9"
     _, fresh = run(tmp_path / "run", resume=False, **short)
     assert losses(fresh) == losses(first)
 
@@ -548,7 +568,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path, lora: LoraSettin
     _, other = run(tmp_path / "b", lora=lora, per_device_train_batch_size=10)
     for mine, theirs in zip(losses(one), losses(other), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
-    assert not lm.causal_lm.is_gradient_checkpointing
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in lm.causal_lm.modules())
 
 
 def test_workers_encode_the_same_rows(tmp_path: Path) -> None:
@@ -559,11 +579,10 @@ def test_workers_encode_the_same_rows(tmp_path: Path) -> None:
 
 
 TORCHRUN = """
-import os, sys, pickle
+import os, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_training as t
-seen = []
 def validate(lm, method):
     assert os.environ["RANK"] == "0"
     return {{"accuracy": 0.5}}

@@ -262,16 +262,20 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
+UNKNOWN_KEY = (
+    r"(?:[Gg]roup '(?P<group>[\w.]+)' )?does not accept (?:option|nested key) '(?P<key>[\w.]+)'",
+    r"[Uu]nrecognized arguments?: --(?P<key>[\w.]+)",
+    r"(?s)(?:Parser key \"(?P<group>[\w.]+)\".*)?Option '(?P<key>[\w.]+)' is not accepted",
+)
+"""How jsonargparse says that a key is unknown."""
+
+
 def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
     """jsonargparse's message, with the nearest right key where it complains of an unknown one."""
     known = [name.removeprefix("--") for action in made._actions for name in action.option_strings]
-    unknown = re.search(
-        r"(?:[Gg]roup '(?P<group>[\w.]+)' )?does not accept (?:option|nested key) '(?P<key>[\w.]+)'", message
-    )
-    if unknown:
-        key = ".".join(filter(None, (unknown["group"], unknown["key"])))
-        return f"unknown key {key!r}{registry.nearest(key, known)}"
-    unknown = re.search(r"[Uu]nrecognized arguments?: --(?P<key>[\w.]+)", message)
-    if unknown:
-        return f"unknown key {unknown['key']!r}{registry.nearest(unknown['key'], known)}"
+    known += [f"model.lora.{f.name}" for f in dataclasses.fields(LoraSettings)]
+    for pattern in UNKNOWN_KEY:
+        if unknown := re.search(pattern, message):
+            key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))
+            return f"unknown key {key!r}{registry.nearest(key, known)}"
     return message

@@ -29,4 +29,6 @@ class Example:
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{field} must be a non-empty string, got {value!r}")
         if self.answer_type not in ANSWER_TYPES:
-            raise ValueError(f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {self.answer_type!r}")
+            raise ValueError(
+                f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {self.answer_type!r}"
+            )

@@ -257,11 +257,17 @@ def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
     return total_B / mask_BN.sum(-1).clamp(min=1)
 
 
-def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BN: Tensor, mask_BN: Tensor) -> Tensor:
-    """Mean cross-entropy of each row over its masked positions, (B,); logits are made only there."""
-    loss_BN = hidden_BND.new_zeros(labels_BN.shape, dtype=torch.float32)
-    losses = nn.functional.cross_entropy(lm.logits(hidden_BND[mask_BN]), labels_BN[mask_BN], reduction="none")
-    return row_mean(loss_BN.masked_scatter(mask_BN, losses), mask_BN)
+def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
+    """Mean over each row's labelled positions of sum_g w_g * -log p(label_g), (B,).
+
+    A position is labelled where its weights are not all 0; there they sum to 1. One label of weight 1 is the
+    usual cross-entropy. Logits are made only at labelled positions.
+    """
+    mask_BN = weights_BNG.sum(-1) > 0
+    log_probs_MV = lm.logits(hidden_BND[mask_BN]).log_softmax(-1)
+    losses_M = -(log_probs_MV.gather(1, labels_BNG[mask_BN]) * weights_BNG[mask_BN]).sum(-1)
+    empty_BN = hidden_BND.new_zeros(mask_BN.shape, dtype=losses_M.dtype)
+    return row_mean(empty_BN.masked_scatter(mask_BN, losses_M), mask_BN)
 
 
 def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

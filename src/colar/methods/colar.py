@@ -1,7 +1,7 @@
 """CoLaR: compressed latent reasoning (the paper's sections 3.1 and 3.2).
 
     fed        question  (Thinking speed: 2)  ###   l1   l2   l3   ###   answer
-    LM head                                   t1'   t2'  t3'  ###  answer EOS     t_k': one token of group k
+    LM head                                   t1    t2   t3   ###  answer EOS     t_k: the tokens of group k
     latent head                               l1    l2   l3                       mean and spread of the next latent
 
 A row's factor c is drawn when it is encoded, its reasoning embeddings are merged in groups of c
@@ -11,7 +11,9 @@ A row's factor c is drawn when it is encoded, its reasoning embeddings are merge
     L_latent = mean over L_c and D of  soft-MSE  E[(mu + sigma eps - e)^2] - alpha * entropy       equation 3
                or of the Gaussian      NLL       (e - mu)^2 / (2 sigma^2) + log sigma              equation 2
 
-Departures: the expectation in soft-MSE has a closed form, (mu - e)^2 + sigma^2, so the loss has no sampling
+Departures: the paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); the expectation
+over that draw, -mean over the group of log p, costs the same forward, has the same gradient on average and none of
+its noise, and is the default (docs/log.md has what it brings). The expectation in soft-MSE has a closed form too, (mu - e)^2 + sigma^2, so the loss has no sampling
 noise (its sigma settles at sqrt(alpha / 2)); the NLL has the square that the paper's formula misses; the last
 group is scaled by its own size; c is drawn per row, not per batch. Targets are detached and divided by sigma_e,
 the standard deviation of the embedding module's output, and the embeddings are frozen: they are the targets.
@@ -37,12 +39,13 @@ from colar.methods import base
 from colar.methods.base import Batch, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-from colar.ops.compress import Merge, compress, pick_one
+from colar.ops.compress import Merge, compress, members, pick_one
 from colar.ops.sampling import sample_tokens
 from colar.prompts import Template
 
 LatentLoss = Literal["soft_mse", "nll"]
 Head = Literal["gaussian", "deterministic"]
+ChainLabel = Literal["expected", "sampled"]
 LOG_STD_RANGE = (-7.0, 2.0)
 """Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""
 
@@ -77,7 +80,9 @@ class ColarConfig:
     alpha: float = 0.02
     """Weight of the entropy in soft-MSE; sigma settles at sqrt(alpha / 2) = 0.1 sigma_e, the exploration noise."""
     supervise_chain: bool = True
-    """Train the LM head on one token of each next group; false keeps only the stop and answer labels (OC)."""
+    """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
+    chain_label: ChainLabel = "expected"
+    """"sampled": one token of the group, drawn at random (the paper's); "expected": its expectation over the draw."""
     comp_weight: float = 1.0
     """Weight of L_comp."""
     latent_weight: float = 1.0
@@ -89,6 +94,7 @@ class ColarConfig:
         _one_of("merge", self.merge, get_args(Merge))
         _one_of("head", self.head, get_args(Head))
         _one_of("latent_loss", self.latent_loss, get_args(LatentLoss))
+        _one_of("chain_label", self.chain_label, get_args(ChainLabel))
         if self.head == "deterministic" and self.latent_loss == "nll":
             raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
         for name in ("alpha", "comp_weight", "latent_weight"):
@@ -179,22 +185,31 @@ class Colar(base.Base):
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
         hidden_BTD = lm.hidden(base.pack(question, (latents_BKD, counts_B), answer))
-        labels_BN, mask_BN = self._labels(batch, counts_B, latents_BKD.shape[1])
-        hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
-        terms = {"ce": self.config.comp_weight * base.cross_entropy(lm, hidden_BND, labels_BN, mask_BN)}
+        labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
+        hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
+        ce_B = base.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
+        terms = {"ce": self.config.comp_weight * ce_B}
         return terms | self._latent_loss(lm, hidden_BND, latents_BKD, counts_B)
 
     def _labels(self, batch: Batch, counts_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
-        """Labels from the last question position on: a token of each group, then ### answer EOS; and their mask."""
-        uniform_BK = noise.uniform(noise.keys(batch.seeds, noise.LABEL), K)
-        picked_BK = pick_one(
-            batch.chain_ids, batch.chain_lengths, batch.params["compression_factor"], uniform_BK
-        )
-        labels_BN = base.pack((picked_BK, counts_B), (batch.answer_ids, batch.answer_lengths))
-        mask_BN = base.length_mask(counts_B + batch.answer_lengths, labels_BN.shape[1])
+        """Labels from the last question position on, (B, N, G), and their weights: the next group's tokens, or
+        one of them; then ### answer EOS, one label each."""
+        c_B = batch.params["compression_factor"]
+        ids_BKG, real_BKG = members(batch.chain_ids, batch.chain_lengths, c_B, K)
+        if self.config.chain_label == "sampled":
+            real_BKG = pick_one(real_BKG, noise.uniform(noise.keys(batch.seeds, noise.LABEL), K))
+        weights_BKG = real_BKG / real_BKG.sum(-1, keepdim=True).clamp(min=1)
         if not self.config.supervise_chain:
-            mask_BN = mask_BN & ~base.length_mask(counts_B, labels_BN.shape[1])
-        return labels_BN, mask_BN
+            weights_BKG = torch.zeros_like(weights_BKG)
+        more = max(1, ids_BKG.shape[-1]) - 1
+        answer_BA1 = nn.functional.pad(batch.answer_ids[..., None], (0, more))
+        weight_BA1 = nn.functional.pad(
+            torch.ones_like(batch.answer_ids[..., None], dtype=torch.float32), (0, more)
+        )
+        if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
+            ids_BKG, weights_BKG = answer_BA1[:, :0], weight_BA1[:, :0]
+        labels_BNG = base.pack((ids_BKG, counts_B), (answer_BA1, batch.answer_lengths))
+        return labels_BNG, base.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
 
     def _latent_loss(
         self, lm: LatentLM, hidden_BND: Tensor, latents_BKD: Tensor, counts_B: Tensor

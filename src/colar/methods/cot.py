@@ -51,7 +51,7 @@ class Cot(base.Base):
         hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
         # The separator that opens the answer is a label (the decision to stop) and its last token, EOS, too.
         mask_BN = base.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
-        return {"ce": base.cross_entropy(lm, hidden_BND, labels_BN, mask_BN)}
+        return {"ce": base.cross_entropy(lm, hidden_BND, labels_BN[..., None], mask_BN[..., None].float())}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform())

@@ -58,21 +58,33 @@ def compress(
     return latents_BKD.to(embeds_BTD.dtype), counts_B
 
 
-def pick_one(ids_BT: Tensor, lengths_B: Tensor, c_B: Tensor, uniform_BK: Tensor) -> Tensor:
-    """One token of each group, chosen uniformly: the label of section 3.1. (B, K) ids, 0 beyond a row's count.
+def members(ids_BT: Tensor, lengths_B: Tensor, c_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """The tokens of each of a row's first K groups: ids (B, K, G) and which of them are real (B, K, G) bool.
+
+    G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups.
+    """
+    B, T = ids_BT.shape
+    index_BT = groups(T, c_B)
+    real_BT = torch.arange(T, device=ids_BT.device) < lengths_B[:, None]
+    here_BKT = index_BT[:, None, :] == torch.arange(K, device=ids_BT.device)[:, None]
+    here_BKT = here_BKT & real_BT[:, None, :]
+    size_BK1 = here_BKT.sum(-1, keepdim=True)
+    G = int(size_BK1.max()) if size_BK1.numel() else 0
+    if G == 0:
+        return ids_BT.new_zeros(B, K, 0), here_BKT[..., :0]
+    offset_G = torch.arange(G, device=ids_BT.device)
+    real_BKG = offset_G < size_BK1
+    at_BKG = (here_BKT.int().argmax(-1, keepdim=True) + offset_G).clamp(max=T - 1)
+    ids_BKG = ids_BT.gather(1, at_BKG.flatten(1)).view(at_BKG.shape)
+    return torch.where(real_BKG, ids_BKG, 0), real_BKG
+
+
+def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:
+    """One member of each group, chosen uniformly: the label of section 3.1, as a (B, K, G) bool mask.
 
     `uniform_BK` in [0, 1) decides, so the draw is a function of its seed and of nothing else.
     """
-    K = uniform_BK.shape[1]
-    if K == 0:
-        return ids_BT.new_zeros(ids_BT.shape[0], 0)
-    index_BT = groups(ids_BT.shape[1], c_B)
-    real_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) < lengths_B[:, None]
-    member_BKT = (index_BT[:, None, :] == torch.arange(K, device=ids_BT.device)[:, None]) & real_BT[
-        :, None, :
-    ]
-    size_BK = member_BKT.sum(-1)
-    first_BK = member_BKT.int().argmax(-1)
-    offset_BK = (uniform_BK * size_BK).long().clamp(max=(size_BK - 1).clamp(min=0))
-    picked_BK = ids_BT.gather(1, (first_BK + offset_BK).clamp(max=ids_BT.shape[1] - 1))
-    return torch.where(size_BK > 0, picked_BK, 0)
+    size_BK = real_BKG.sum(-1)
+    chosen_BK = torch.minimum((uniform_BK * size_BK).long(), (size_BK - 1).clamp(min=0))
+    one_BKG = torch.arange(real_BKG.shape[-1], device=real_BKG.device) == chosen_BK[..., None]
+    return one_BKG & real_BKG

@@ -1,0 +1,113 @@
+"""`TrainingConfig`: how long and how fast, checked where it is built."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass
+from typing import Any
+
+SCHEDULES = (
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+)
+TRACKERS = ("tensorboard", "wandb", "trackio", "none")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long and how fast. Names are those of transformers' `TrainingArguments` where they exist there."""
+
+    seed: int = 0
+    """Fixes new weights, the order of rows and every draw."""
+    num_train_epochs: float = 1.0
+    """Passes over the rows."""
+    max_steps: int = -1
+    """Stop after so many updates; -1: as many as the epochs have."""
+    max_hours: float | None = None
+    """Stop after so many hours of wall-clock, evaluations included, summed over resumes; null: no limit."""
+    per_device_train_batch_size: int = 32
+    """Rows that go through the model at once on each device."""
+    gradient_accumulation_steps: int = 1
+    """Batches per update; 8 x 1 and 1 x 8 train alike."""
+    learning_rate: float = 1e-4
+    """Of AdamW, after warm-up."""
+    modules_learning_rate: float | None = None
+    """Of what the method adds to the backbone (a latent head); null: the same."""
+    lr_scheduler_type: str = "constant"
+    """constant | constant_with_warmup | linear | cosine | cosine_with_restarts | polynomial | inverse_sqrt."""
+    warmup_steps: float = 0
+    """Updates of linear warm-up; below 1: a share of all."""
+    weight_decay: float = 0.01
+    """Decoupled (AdamW); biases, norms and embeddings with frozen rows have none."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm; 0: never."""
+    adam_beta2: float = 0.999
+    """Decay of the second moment."""
+    bf16: bool = False
+    """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    dataloader_num_workers: int = 0
+    """Processes that encode rows; 0: the training process itself."""
+    logging_steps: float = 10
+    """Updates between two rows of the log; below 1: a share of all."""
+    evals_per_epoch: float = 1.0
+    """Validations an epoch (0.5: every second epoch); one more at the end. Unused where eval_steps is given."""
+    eval_steps: float | None = None
+    """Updates between two validations; below 1: a share of all."""
+    save_steps: float = 0.05
+    """Updates between two checkpoints to resume from; below 1: a share of all. One more at the end."""
+    save_total_limit: int = 1
+    """Checkpoints to resume from that are kept."""
+    report_to: str = "tensorboard"
+    """tensorboard | wandb | trackio | none. history.json is written in any case."""
+    reset_optimizer_at_stage: bool = False
+    """Forget AdamW's moments where a curriculum enters a new stage (iCoT and Coconut do)."""
+
+    def __post_init__(self) -> None:
+        _among("lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
+        _among("report_to", self.report_to, TRACKERS)
+        positive = ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps")
+        for name in (*positive, "per_device_train_batch_size", "gradient_accumulation_steps"):
+            _require(name, getattr(self, name) > 0, getattr(self, name), "above 0")
+        for name in ("max_hours", "modules_learning_rate", "eval_steps"):
+            value = getattr(self, name)
+            _require(name, value is None or value > 0, value, "above 0 or null")
+        for name in ("weight_decay", "max_grad_norm", "warmup_steps", "dataloader_num_workers"):
+            _require(name, getattr(self, name) >= 0, getattr(self, name), "0 or more")
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            value = getattr(self, name)
+            fits = value is None or value < 1 or value == int(value)
+            _require(name, fits, value, "a whole number, or below 1 for a share of all updates")
+        _require("max_steps", self.max_steps == -1 or self.max_steps > 0, self.max_steps, "above 0 or -1")
+        _require("adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")
+        _require("save_total_limit", self.save_total_limit >= 1, self.save_total_limit, "1 or more")
+        if self.lr_scheduler_type == "constant" and self.warmup_steps:
+            raise ValueError(
+                "training.warmup_steps has no effect with lr_scheduler_type constant: use constant_with_warmup"
+            )
+
+    def check_installed(self) -> None:
+        """ValueError where the tracker of `report_to` is not installed."""
+        if self.report_to != "none" and importlib.util.find_spec(self.report_to) is None:
+            raise ValueError(
+                f"training.report_to {self.report_to} is not installed: pip install {self.report_to}, "
+                f"or use one of {', '.join(TRACKERS)}"
+            )
+
+
+def _among(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"training.{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _require(name: str, holds: bool, value: Any, what: str) -> None:
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if not (holds and finite):
+        raise ValueError(f"training.{name} must be {what}, got {value!r}")
