@@ -17,6 +17,8 @@ from typing import Any
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 VERSION = 1
+REMEMBERED = 100_000
+"""Texts whose ids are kept: steps recur between rows, rows between epochs."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ class Template:
 
     def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config, self.tokenizer = config, tokenizer
+        self._known: dict[str, list[int]] = {}
         ids = self._ids(config.separator)
         self.separator_added = len(ids) != 1 or ids[0] == tokenizer.unk_token_id
         if self.separator_added:
             tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
+            self._known.clear()
             ids = self._ids(config.separator)
         self.separator_id: int = ids[-1]
         if tokenizer.eos_token_id is None:
@@ -125,6 +129,13 @@ class Template:
         return template
 
     def _ids(self, text: str) -> list[int]:
+        if text not in self._known:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[text] = self._tokenise(text)
+        return list(self._known[text])
+
+    def _tokenise(self, text: str) -> list[int]:
         if not text:
             return []
         if self.tokenizer.is_fast:  # the same ids, without the batching around them: three times as fast

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
+import torch
 
 from colar import files, progress
 from colar.data import sources
@@ -217,6 +218,7 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
     """Model and method, ready to train: from a checkpoint's weights or from a backbone."""
     method, model = build_method(recipe), recipe.model
+    torch.manual_seed(recipe.training.seed)  # peft draws an adapter's first weights from the global generator
     if model.init_from is None:
         backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed, model.trust_remote_code)
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)

@@ -131,7 +131,8 @@ class LatentHead(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
+        layers = [module for _ in range(3) for module in (nn.Linear(width, width), nn.GELU())]
+        self.body = nn.Sequential(*layers)
         self.mean = nn.Linear(width, width)
         self.log_std = nn.Linear(width, width)
 
