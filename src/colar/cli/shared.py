@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from colar import progress
+from colar import files, progress
 
 DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
 
@@ -123,10 +123,15 @@ def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> l
 
 
 def write_report(records: list[Path], output: Path, title: str | None = None) -> None:
+    """Fold records into `output`; how they were made (`evaluation.json` beside them) goes into the provenance."""
     from rich.console import Console
 
     from colar.evaluation import report
 
-    made = report.write(output, report.load_records(records), title=title)
+    provenance = files.provenance()
+    for path in records:
+        if (path.parent / "evaluation.json").exists():
+            provenance |= files.read_json(path.parent / "evaluation.json")
+    made = report.write(output, report.load_records(records), title=title, provenance=provenance)
     Console().print(report.render_console(made))
     progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")

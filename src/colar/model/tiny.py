@@ -51,7 +51,9 @@ def build(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A new copy of the tokenizer (a tokenizer is mutable; its training is done once)."""
     core = Tokenizer.from_str(_trained())
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The demo: CoT from scratch, CoLaR from its weights, and beside them, on the other core, a no_cot control with as
+# many rows as the two together; then the table, on problems that none of them has seen. Everything is left in
+# runs/demo (or $1). Stopped and run again, it goes on where it was.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-runs/demo}
+mkdir -p "$out"
+
+# Two trainings at once: each gets half of the cores, at least one.
+cores=$(python3 -c 'import os; print(os.cpu_count() or 1)')
+half=$((cores > 1 ? cores / 2 : 1))
+half=$((half > 4 ? 4 : half))
+
+echo "training no_cot (the control) in the background: $out/no_cot.log" >&2
+OMP_NUM_THREADS=$half colar train recipes/tiny/no_cot.yaml --output "$out/no_cot" >"$out/no_cot.log" 2>&1 &
+control=$!
+trap 'kill $control 2>/dev/null || true' EXIT
+echo "training cot" >&2
+OMP_NUM_THREADS=$half colar train recipes/tiny/cot.yaml --output "$out/cot" >/dev/null
+echo "training colar from its weights" >&2
+OMP_NUM_THREADS=$half colar train recipes/tiny/colar.yaml --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
+echo "waiting for no_cot" >&2
+wait $control || { tail -n 5 "$out/no_cot.log" >&2; exit 1; }
+trap - EXIT
+
+colar evaluate "$out/cot/best" "$out/colar/best" "$out/no_cot/best" --data arithmetic --limit 512 \
+  --compression_factor 1 2 3 4 5 --decoding greedy sampled --seeds 0 1 2 \
+  --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report"
+
+echo
+echo "Three of the test problems, thinking at c = 1, 2 and 5; each latent is shown by its nearest tokens."
+colar data prepare arithmetic --splits test --limit 3 --output "$out/problems" >/dev/null
+colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compression_factor 1 2 5 --show-latents \
+  --max_latents 64 --max_completion_length 8 2>/dev/null
+echo
+echo "table    $out/report/report.md"
+echo "picture  $out/report/accuracy_vs_length.png"

@@ -1,0 +1,50 @@
+"""What README and the recipes tell a reader to type is understood by the program."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from colar import recipe
+from colar.cli import build_parser, underscored
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def commands(text):
+    """Every `colar ...` command in a text, continuation lines joined and comments dropped."""
+    text = re.sub(r"\\[ \t]*(#[^\n]*)?\n[ \t]*#?", " ", text)
+    for line in text.splitlines():
+        found = re.search(r"(?:^|[\s/(])colar (train|evaluate|generate|report|data)\s+(?P<rest>.*)", line)
+        if found and not line.strip().startswith("- ") and "`" not in line:
+            yield shlex.split(f"{found[1]} {found['rest']}", comments=True)
+
+
+SOURCES = [ROOT / "README.md", ROOT / "reproduce" / "demo.sh", *sorted(ROOT.glob("recipes/*/*.yaml"))]
+FOUND = [(path.relative_to(ROOT), words) for path in SOURCES for words in commands(path.read_text())]
+
+
+def test_there_are_commands_to_check():
+    assert {"train", "evaluate", "generate", "data"} <= {words[0] for _, words in FOUND}
+    assert len(FOUND) > 12
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    FOUND,
+    ids=lambda value: " ".join(value)[:70] if isinstance(value, list) else str(value),
+)
+def test_a_shown_command_is_understood(path, words):
+    words = [re.sub(r"[<>&].*|\$\w+", "x", word) for word in words if not re.match(r"^\d?[<>&]", word)]
+    args, rest = build_parser().parse_known_args([underscored(word) for word in words])
+    if words[0] == "train" and args.recipe != "RECIPE":
+        recipe.load(ROOT / args.recipe, rest)
+    else:
+        assert not rest
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
