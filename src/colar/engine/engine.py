@@ -66,6 +66,12 @@ class Rows:
                 taken[name] = value[keep] if isinstance(value, Tensor) else [value[i] for i in index]
         return Rows(**taken)
 
+    def charge(self, seconds: float) -> None:
+        """Divide the time of a step between the rows that ran in it."""
+        running = self.running_B.tolist()
+        share = seconds / sum(running)
+        self.seconds = [spent + share * ran for spent, ran in zip(self.seconds, running, strict=True)]
+
 
 class Engine:
     """Answers requests with one model and its method, `max_batch` at a time."""
@@ -77,9 +83,8 @@ class Engine:
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests."""
-        requests = [
-            dataclasses.replace(request) for request in requests
-        ]  # one object each: events name theirs
+        # One object for each: events name their request.
+        requests = [dataclasses.replace(request) for request in requests]
         by_request = {id(c.request): c for c in fold(self.lm, self.stream(requests))}
         return [by_request[id(request)] for request in requests]
 
@@ -97,35 +102,28 @@ class Engine:
             self.lm.train(was_training)
 
     def _run(self, prompts: list[tuple[Request, list[int]]]) -> Iterator[Event]:
-        clock = time.perf_counter()
+        started = time.perf_counter()
         cache = DynamicCache(config=self.lm.config)
         rows, mask_BT = self._prefill(prompts, cache)
         while True:
             embeds_BD, events = self._next(rows)
-            now = time.perf_counter()
-            share, clock = (now - clock) / max(1, int(rows.running_B.sum())), now
-            running = rows.running_B.tolist()
+            rows.charge(time.perf_counter() - started)
+            finished = [i for i, event in events if event.kind == "finished"]
             for i, event in events:
-                if event.kind == "finished":
-                    running[i] = False
-                    yield Event(
-                        event.request, "finished", reason=event.reason, truncated=event.truncated,
-                        seconds=rows.seconds[i] + share,
-                    )  # fmt: skip
-                else:
-                    yield event
-            rows.seconds = [s + share if r else s for s, r in zip(rows.seconds, running, strict=True)]
-            rows.running_B = torch.tensor(running, device=mask_BT.device)
-            if not any(running):
+                done = event.kind == "finished"
+                yield dataclasses.replace(event, seconds=rows.seconds[i]) if done else event
+            started = time.perf_counter()  # what the reader of the events did with them is not ours
+            rows.running_B[finished] = False
+            n_running = int(rows.running_B.sum())
+            if not n_running:
                 return
-            if sum(running) < KEEP_SHARE * len(running):
+            if n_running < KEEP_SHARE * len(rows.requests):
                 keep = rows.running_B.nonzero()[:, 0]
                 rows, embeds_BD, mask_BT = rows.take(keep), embeds_BD[keep], mask_BT[keep]
                 cache.batch_select_indices(keep)
             mask_BT = torch.cat([mask_BT, mask_BT.new_ones(mask_BT.shape[0], 1)], dim=1)
-            rows.hidden_BD = self.lm.hidden(embeds_BD[:, None], mask_BT, rows.position_B[:, None], cache)[
-                :, -1
-            ]
+            hidden_B1D = self.lm.hidden(embeds_BD[:, None], mask_BT, rows.position_B[:, None], cache)
+            rows.hidden_BD = hidden_B1D[:, -1]
             # A row that is done stays where it is: it must not count on past the model's positions.
             rows.position_B = rows.position_B + rows.running_B.long()
             rows.step_B = rows.step_B + 1
