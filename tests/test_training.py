@@ -122,9 +122,9 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
     rng = Random(n)
     lengths = [rng.randint(5, 300) for _ in range(n)]
     examples = [Example(f"x/{i}", "q", (), "1") for i in range(n)]
-    order = data.Order(examples, lengths, seed).order(epoch)
+    order = data.Order(examples, lengths, seed, 8).order(epoch)
     assert sorted(order) == list(range(n))
-    turned = data.Order(examples[::-1], lengths[::-1], seed).order(epoch)
+    turned = data.Order(examples[::-1], lengths[::-1], seed, 8).order(epoch)
     if len(set(lengths)) == n:  # ties in length are broken by the shuffle, which follows the ids as well
         assert [n - 1 - i for i in turned] == order
 
@@ -132,7 +132,7 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
 def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() -> None:
     rng = Random(0)
     lengths = [rng.randint(20, 400) for _ in range(1600)]
-    order = data.Order([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, seed=0)
+    order = data.Order([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, 0, 32)
     firsts = []
     for epoch in range(20):
         indices = order.order(epoch)
@@ -148,7 +148,7 @@ def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() ->
 
 
 def test_keys_carry_the_fractional_epoch() -> None:
-    order = data.Order(EXAMPLES, [1] * 20, seed=0)
+    order = data.Order(EXAMPLES, [1] * 20, 0, 8)
     order.epoch = 3
     epochs = [epoch for epoch, _ in order]
     assert epochs == [3 + i / 20 for i in range(20)]
@@ -166,7 +166,8 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
     lm = build(method)
     run(tmp_path, method, lm=lm, per_device_train_batch_size=8, num_train_epochs=2)
     assert seen[:20] == [(0.0, example.id) for example in EXAMPLES]  # all are checked first
-    order = data.Order(EXAMPLES, [len(method.encode(lm.template, e, Random(0), 0)) for e in EXAMPLES], seed=0)
+    lengths = [len(method.encode(lm.template, e, Random(0), 0)) for e in EXAMPLES]
+    order = data.Order(EXAMPLES, lengths, 0, 8)
     wanted = [(epoch + i / 20, EXAMPLES[k].id) for epoch in (0, 1) for i, k in enumerate(order.order(epoch))]
     assert seen[20:60] == wanted
 
@@ -425,7 +426,7 @@ def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> N
         gradient_accumulation_steps=2,
         logging_steps=2,
     )
-    order = data.Order(EXAMPLES, data.Rows(lm, method, EXAMPLES, 0).lengths(), 0).order(0)
+    order = data.Order(EXAMPLES, data.Rows(lm, method, EXAMPLES, 0).lengths(), 0, 6).order(0)
     questions = [len(method.encode(lm.template, EXAMPLES[i], Random(0), 0).question) for i in order]
     rows = [row for row in result.history if "one" in row]
     assert [row["step"] for row in rows] == [2, 4]
@@ -537,7 +538,7 @@ def test_parameter_groups(tmp_path: Path) -> None:
 
 def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: Path) -> LatentTrainer:
     rows = data.Rows(lm, method, EXAMPLES, 0)
-    order = data.Order(EXAMPLES, rows.lengths(), 0)
+    order = data.Order(EXAMPLES, rows.lengths(), 0, 8)
     args = arguments(config, RunFolder(folder))
     return LatentTrainer(Objective(lm, method), args, rows, order, config.modules_learning_rate)
 

@@ -11,12 +11,13 @@ A row's factor c is drawn when it is encoded, its reasoning embeddings are merge
     L_latent = mean over L_c and D of  soft-MSE  E[(mu + sigma eps - e)^2] - alpha * entropy       equation 3
                or of the Gaussian      NLL       (e - mu)^2 / (2 sigma^2) + log sigma              equation 2
 
-Departures: the paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); the expectation
-over that draw, -mean over the group of log p, costs the same forward, has the same gradient on average and none of
-its noise, and is the default (docs/log.md has what it brings). The expectation in soft-MSE has a closed form too, (mu - e)^2 + sigma^2, so the loss has no sampling
-noise (its sigma settles at sqrt(alpha / 2)); the NLL has the square that the paper's formula misses; the last
-group is scaled by its own size; c is drawn per row, not per batch. Targets are detached and divided by sigma_e,
-the standard deviation of the embedding module's output, and the embeddings are frozen: they are the targets.
+Departures. The paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); our default is
+the expectation over that draw, -mean over the group of log p: the same forward, the same gradient on average, none
+of its noise, and far fewer rows to learn from (docs/log.md). The expectation in soft-MSE has a closed form too,
+(mu - e)^2 + sigma^2 (its sigma settles at sqrt(alpha / 2)). The NLL has the square that the paper's formula
+misses, the last group is scaled by its own size, and c is drawn per row, not per batch. Targets are detached
+and divided by sigma_e, the standard deviation of the embedding module's output, and the embeddings are frozen:
+they are the targets.
 
 At inference the LM head decides BEFORE each latent whether to stop (it chooses the separator); otherwise the
 latent head's mean, plus `latent_temperature` times sigma times noise, times sigma_e, is fed back.

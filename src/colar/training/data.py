@@ -4,9 +4,9 @@ What a row's encoding draws (the factor c, the labels' seed) and its place in th
 resumed run, another batch size or another number of processes sees the same draws in the same order. The
 sampler yields (epoch, index), so no worker holds a state that could go stale.
 
-Order of an epoch: rows are shuffled, cut into pools of `POOL` rows, sorted by length within a pool, cut into
-`GROUP`s of neighbours, and the groups are shuffled. Batches of up to GROUP rows hold rows of like length, and
-neither the first nor the last batch is the longest.
+Order of an epoch: rows are shuffled, cut into pools of `POOL` groups, sorted by length within a pool, cut into
+groups of neighbours, and the groups are shuffled. A group is an update's rows: they are of like length, and
+neither the first nor the last is the longest. (Larger groups would make successive updates see like lengths.)
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
-GROUP = 32
-POOL = 50 * GROUP
+POOL = 50
+"""Groups that are sorted together."""
 
 Key = tuple[float, int]
 """(fractional epoch at which the row is due, index of its example)."""
@@ -63,10 +63,11 @@ class Rows(Dataset[Row]):
 
 
 class Order(Sampler[Key]):
-    """One epoch's keys. Set `epoch` before iterating."""
+    """One epoch's keys, in groups of `group` rows of like length. Set `epoch` before iterating."""
 
-    def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int) -> None:
+    def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int) -> None:
         self.ids, self.lengths, self.seed, self.epoch = [e.id for e in examples], lengths, seed, 0
+        self.group = group
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,14 +77,15 @@ class Order(Sampler[Key]):
             yield self.epoch + position / len(self), index
 
     def order(self, epoch: int) -> list[int]:
-        """A permutation of the indices, a function of (seed, epoch, ids, lengths)."""
+        """A permutation of the indices, a function of (seed, epoch, ids, lengths, group)."""
         places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
         shuffled = sorted(range(len(self)), key=lambda index: (places[index], index))
-        whole = len(self) - len(self) % GROUP  # a ragged last group keeps the others whole
+        whole = len(self) - len(self) % self.group  # a ragged last group keeps the others whole
         groups = []
-        for start in range(0, whole, POOL):
-            pool = sorted(shuffled[start : min(start + POOL, whole)], key=lambda index: self.lengths[index])
-            groups += [pool[i : i + GROUP] for i in range(0, len(pool), GROUP)]
+        for start in range(0, whole, POOL * self.group):
+            pool = shuffled[start : min(start + POOL * self.group, whole)]
+            pool.sort(key=lambda index: self.lengths[index])
+            groups += [pool[i : i + self.group] for i in range(0, len(pool), self.group)]
         rng = Random(seed_from(self.seed, "groups", epoch))
         rng.shuffle(groups)
         for group in groups:

@@ -78,7 +78,8 @@ def train(
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
     rows = Rows(lm, method, examples, config.seed)
-    order = Order(examples, rows.lengths(), config.seed)
+    rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    order = Order(examples, rows.lengths(), config.seed, rows_per_update)
     trainer = LatentTrainer(Objective(lm, method), args, rows, order, config.modules_learning_rate, validate)
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
