@@ -30,6 +30,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
 
 
+def quiet_libraries() -> None:
+    """Keep the libraries' own bars and advice off the terminal; ours say what is going on."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def data_options(parser: Parser) -> None:
     parser.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
     parser.add_argument("--data_seed", type=int, default=0, help="seed of a generated source")
@@ -95,6 +103,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]
     from colar.methods import registry
     from colar.model import checkpoint
 
+    quiet_libraries()
     folder = checkpoint.resolve(path)
     run = checkpoint.read_info(folder)["run"]
     lm, method = registry.load(folder, args.dtype, args.backbone)

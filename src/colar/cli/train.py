@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from colar.cli.shared import quiet_libraries
+
 
 def add_parser(commands: Any) -> None:
     train = commands.add_parser(
@@ -26,6 +28,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     from colar import recipe
 
+    quiet_libraries()
     if args.keys:
         recipe.parser().print_help()
         return
