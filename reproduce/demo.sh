@@ -7,10 +7,9 @@ cd "$(dirname "$0")/.."
 out=${1:-runs/demo}
 mkdir -p "$out"
 
-# Two trainings at once: each gets half of the cores, at least one.
-cores=$(python3 -c 'import os; print(os.cpu_count() or 1)')
-half=$((cores > 1 ? cores / 2 : 1))
-half=$((half > 4 ? 4 : half))
+# Small matrices: more than four threads do not help. While two trainings run, each gets half.
+cores=$(python3 -c 'import os; print(min(os.cpu_count() or 1, 4))')
+half=$(((cores + 1) / 2))
 
 echo "training no_cot (the control) in the background: $out/no_cot.log" >&2
 OMP_NUM_THREADS=$half colar train recipes/tiny/no_cot.yaml --output "$out/no_cot" >"$out/no_cot.log" 2>&1 &
@@ -19,12 +18,12 @@ trap 'kill $control 2>/dev/null || true' EXIT
 echo "training cot" >&2
 OMP_NUM_THREADS=$half colar train recipes/tiny/cot.yaml --output "$out/cot" >/dev/null
 echo "training colar from its weights" >&2
-OMP_NUM_THREADS=$half colar train recipes/tiny/colar.yaml --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
+OMP_NUM_THREADS=$cores colar train recipes/tiny/colar.yaml --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
 echo "waiting for no_cot" >&2
 wait $control || { tail -n 5 "$out/no_cot.log" >&2; exit 1; }
 trap - EXIT
 
-colar evaluate "$out/cot/best" "$out/colar/best" "$out/no_cot/best" --data arithmetic --limit 512 \
+OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/colar/best" "$out/no_cot/best" --data arithmetic --limit 512 \
   --compression_factor 1 2 3 4 5 --decoding greedy sampled --seeds 0 1 2 \
   --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report"
 

@@ -110,6 +110,7 @@ def history() -> list[dict[str, Any]]:
         logged[-1] |= {"loss/latent": 1.0, "grad_norm": math.nan if step == 3 else 1.0, "epoch": step / 50}
         if step % 50 == 0:
             logged.append({"step": step, "eval_loss": 2.0, "eval_accuracy": step / 200, "eval_runtime": 3.0})
+            logged[-1] |= {"eval_accuracy/compression_factor=2": step / 400}
     return [*logged, {"step": 100, "train_loss": 0.5, "train_runtime": 9.0, "total_flos": 1e9}]
 
 
@@ -121,6 +122,8 @@ def test_learning_curves_draw_every_quantity_once_in_order_of_interest() -> None
     assert [len(line.get_xdata()) for line in loss.lines] == [100, 100, 2]  # raw, running mean, validation
     assert loss.get_yscale() == "log"
     assert list(accuracy.lines[0].get_ydata()) == [0.25, 0.5]
+    assert list(accuracy.lines[1].get_ydata()) == [0.125, 0.25]  # a variant is a line of the same panel
+    assert accuracy.lines[1].get_label() == "compression_factor=2"
     assert len(norm.lines[0].get_xdata()) == 99  # the NaN is left out
     assert figure.get_suptitle() == "a run"
 

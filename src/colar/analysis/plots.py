@@ -25,6 +25,8 @@ MAX_DATASETS = 4
 # Which panel comes first, by what its name contains; keys that match nothing follow in alphabetical order.
 _PANELS = (
     "loss",
+    "ce",
+    "latent",
     "reward",
     "accuracy",
     "length",
@@ -35,7 +37,7 @@ _PANELS = (
     "grad_norm",
     "learning_rate",
 )
-_BOOKKEEPING = ("runtime", "per_second", "total_flos", "num_tokens", "num_input_tokens", "memory")
+_BOOKKEEPING = ("runtime", "per_second", "total_flos", "num_tokens", "num_input_tokens", "memory", "seconds")
 _AXES = {"step", "epoch", "train_loss"}  # train_loss is the mean over the run, logged once at its end
 
 
@@ -216,7 +218,8 @@ def _series(history: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float,
 
 
 def _panel_of(key: str) -> str:
-    return key.removeprefix("eval_")
+    """`eval_accuracy/compression_factor=2` is a line in the panel "accuracy"."""
+    return key.removeprefix("eval_").partition("/")[0] if key.startswith("eval_") else key
 
 
 def _importance(name: str) -> tuple[int, int, str]:
@@ -229,7 +232,10 @@ def _draw_series(axes: Any, panel: str, series: Mapping[str, Sequence[tuple[floa
     """Training as a line (many points: faint, with a running mean over it), validation as points on a line."""
     blue, orange = canvas.COLOURS[:2]
     training, validation = series.get(panel, ()), series.get(f"eval_{panel}", ())
-    values = [value for _, value in (*training, *validation)]
+    variants = {
+        key.partition("/")[2]: line for key, line in series.items() if key.startswith(f"eval_{panel}/")
+    }
+    values = [value for line in (training, validation, *variants.values()) for _, value in line]
     if training:
         x, y = zip(*training, strict=True)
         many = len(x) >= 60
@@ -240,7 +246,12 @@ def _draw_series(axes: Any, panel: str, series: Mapping[str, Sequence[tuple[floa
     if validation:
         x, y = zip(*validation, strict=True)
         axes.plot(x, y, color=orange, marker="o", markersize=4, linewidth=1.4, label="validation")
-        axes.legend(fontsize=7, frameon=False, loc="best")
+    for index, (name, line) in enumerate(variants.items()):
+        x, y = zip(*line, strict=True)
+        colour = canvas.COLOURS[(index + 2) % len(canvas.COLOURS)]
+        axes.plot(x, y, color=colour, marker=".", markersize=4, linewidth=0.9, label=name)
+    if validation or variants:
+        axes.legend(fontsize=6 if variants else 7, frameon=False, loc="best")
     if min(values) > 0 and max(values) > 100 * min(values) and panel != "learning_rate":
         axes.set_yscale("log")
     elif 0 < max(map(abs, values)) < 0.01:

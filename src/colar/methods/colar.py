@@ -71,7 +71,8 @@ class ColarConfig:
     """The paper's choices; its ablations are values of these."""
 
     compression_factors: tuple[float, ...] | str = "1..5"
-    """Factors drawn from in training: a list, or a range of whole numbers such as "1..5" (the paper's)."""
+    """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), or a list, in which
+    a factor that stands twice is drawn twice as often."""
     merge: Merge = "sqrt"
     """Scale of a group's sum: "sqrt" of its size, or its "mean" (ablation MP)."""
     head: Head = "gaussian"
@@ -170,7 +171,7 @@ class Colar(base.Base):
         c, factors = params.compression_factor, self.config.factors
         if c in factors:
             return None
-        known = ", ".join(f"{value:g}" for value in factors)
+        known = ", ".join(f"{value:g}" for value in sorted(set(factors)))
         if c != int(c):
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {known}")
         return f"compression_factor {c:g} was not trained (trained: {known}): expect less"
