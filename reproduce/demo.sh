@@ -28,7 +28,7 @@ OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/colar/best" "$out/no
   --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report"
 
 echo
-echo "Three of the test problems, thinking at c = 1, 2 and 5; each latent is shown by its nearest tokens."
+echo "Three of the test problems at c = 1, 2 and 5; each [latent] is shown by the tokens that it is nearest to."
 colar data prepare arithmetic --splits test --limit 3 --output "$out/problems" >/dev/null
 colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compression_factor 1 2 5 --show-latents \
   --max_latents 64 --max_completion_length 8 2>/dev/null

@@ -141,18 +141,34 @@ def _answer(lm: Any, completion: Any, args: argparse.Namespace) -> dict[str, Any
 
 
 def _print_completion(lm: Any, completion: Any, gold: str | None, args: argparse.Namespace) -> None:
+    """One question in full, a thought a line; of a file's questions each in a few lines."""
     from colar.analysis import retrieval
 
+    readings = retrieval.read(lm, completion, args.neighbours)
     if args.input:
         asked = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(completion.request.params).items())
         print(f"\n{completion.request.question}" + (f"  [{asked}]" if asked else ""))
-    for number, reading in enumerate(retrieval.read(lm, completion, args.neighbours), start=1):
-        if reading.token is not None:
-            print(f"{number:4d}  {reading.token!r}")
-            continue
-        near = "  ".join(f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours)
-        sigma = "" if reading.sigma is None else f"   sigma {reading.sigma:.2f}"
-        print(f"{number:4d}  {near}{sigma}")
+        if readings:
+            print("  " + "  ".join(f"[{' '.join(_short(reading))}]" for reading in readings))
+    else:
+        for number, reading in enumerate(readings, start=1):
+            print(f"{number:4d}  {_long(reading)}")
     print(completion.text + (f"   (expected {gold})" if gold is not None else ""))
     cut = " (cut at a limit)" if completion.truncated else ""
     progress.say(f"{completion.length} thoughts{cut}, {completion.seconds:.2f} s")
+
+
+def _long(reading: Any) -> str:
+    """A token, or a latent's nearest tokens with their cosines and its spread."""
+    if reading.token is not None:
+        return repr(reading.token)
+    near = "  ".join(f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours)
+    return near if reading.sigma is None else f"{near}   sigma {reading.sigma:.2f}"
+
+
+def _short(reading: Any) -> list[str]:
+    """A token, or those of a latent's nearest tokens that stand out: at least 0.6 of the best one's cosine."""
+    if reading.token is not None:
+        return [reading.token.strip()]
+    best = reading.neighbours[0].cosine
+    return [n.token.strip() for n in reading.neighbours if n.cosine >= 0.6 * best]
