@@ -367,3 +367,24 @@ def test_fingerprints_tell_models_apart_and_not_dtypes(saved, tmp_path):
     assert backbones.fingerprint(backbones.load("tiny", seed=1).lm) != backbones.fingerprint(
         backbones.load("tiny").lm
     )
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_added_separator_starts_as_the_mean_row_also_on_a_spare_one(tied, spare):
+    """Padded vocabularies (Qwen2's) have rows beyond the tokenizer's last id: a new token falls on one of them."""
+    made = backbone("llama", separator=False, tied=tied)
+    rows = len(made.tokenizer) + spare
+    made.lm.resize_token_embeddings(rows, mean_resizing=False)
+    before = [
+        m.weight.detach().clone() for m in (made.lm.get_input_embeddings(), made.lm.get_output_embeddings())
+    ]
+    lm = LatentLM.from_backbone(made)
+    new = lm.template.separator_id
+    assert lm.template.separator_added
+    assert lm.causal_lm.get_input_embeddings().weight.shape[0] == max(rows, new + 1)
+    for old, module in zip(
+        before, (lm.causal_lm.get_input_embeddings(), lm.causal_lm.get_output_embeddings()), strict=True
+    ):
+        torch.testing.assert_close(module.weight[new], old[:new].mean(0))
+        assert torch.equal(module.weight[:new], old[:new])

@@ -61,6 +61,8 @@ MISTAKES = [
     (["generate", "{colar}", "word " * 2000], 2, "the model's context is"),
     (["generate", "{colar}"], 2, "give a question, or --input"),
     (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0 or more, got -1"),
+    (["generate", "{colar}", "q", "--device", "gpu"], 2, "--device gpu cannot be used"),
+    (["evaluate", "{cot}", "--data", "{empty}", "{out}/empty.jsonl", "--output", "{out}"], 2, "two files of --data have one name"),
     (["generate", "no/such/folder/here", "q"], 2, "there is no checkpoint there"),
     (["evaluate", "{cot}", "--limit", "2", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
     (["evaluate", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "none of the methods (cot) has it"),
@@ -215,6 +217,7 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
 def test_evaluate_refuses_records_of_another_checkpoint_or_limit(checkpoints, tmp_path, capsys):
     out = tmp_path / "out"
     base = ["evaluate", f"model={checkpoints / 'cot'}", "--limit", "2", "--output", str(out)]
+    assert main([*base, "--max_latents", "5", "--dtype", "float32", "--device", "gpu"]) == 2  # leaves no record
     assert main([*base, *SHORT]) == 0
     assert main([*base, "--max_latents", "5"]) == 2
     assert "holds records with limits" in capsys.readouterr().err

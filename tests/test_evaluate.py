@@ -38,6 +38,12 @@ def test_greedy_is_asked_once_and_sampled_with_every_seed(system):
     assert sorted(seeds["sampled"]) == sorted([4, 5, 6] * 4)
 
 
+def test_what_is_asked_twice_is_answered_once(system):
+    """A second record of one cell and question would make the records unreadable."""
+    grid = evaluate.cells(system, ["a"], params(system, 2, 2.0), ["sampled", "sampled"], [4, 4, 5])
+    assert [cell.seed for cell in grid] == [4, 5]
+
+
 def test_a_record_says_what_the_reference_says(system, tmp_path):
     (param,) = params(system, 2)
     grid = evaluate.cells(system, ["arithmetic"], [param], ["sampled"], [9])

@@ -105,11 +105,29 @@ def test_a_wrong_key_in_the_file_is_named(tiny):
 def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     first = recipe.load(tiny)
     output = files.require_writable(first.output)
+    recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)  # nothing was saved: no run yet
     recipe.claim(first, output)
+    (output / "best").mkdir()
     recipe.claim(first, output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
     with pytest.raises(ValueError, match=r"holds another run \(other method.alpha\)"):
         recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
+
+
+def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "q", "steps": [], "answer": "1"}\n')
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"question": "another", "steps": [], "answer": "2"}\n')
+    with pytest.raises(ValueError, match=r"is one file.*data.validation_source"):
+        recipe.load_examples(recipe.DataConfig(source=str(rows)))
+    train_rows, none = recipe.load_examples(recipe.DataConfig(source=str(rows), validation_size=0))
+    assert len(train_rows) == 1
+    assert none == []
+    _, validation = recipe.load_examples(
+        recipe.DataConfig(source=str(rows), validation_source=str(other))
+    )
+    assert [example.question for example in validation] == ["another"]
 
 
 def test_run_trains_and_leaves_a_checkpoint_that_answers(tiny, tmp_path):

@@ -409,6 +409,16 @@ def test_what_is_written(
     assert all("lora_" in name for name in others) if lora else len(others) == len(lm.causal_lm.state_dict())
 
 
+def test_an_evaluation_between_two_windows_is_not_taken_off_the_next_ones_time() -> None:
+    window = Window()
+    window.paused += 1000.0  # after the log, before the next update
+    window.start()
+    window.add({}, 10)
+    assert window.means(lambda x: x, torch.device("cpu"))["rows_per_second"] > 0
+    window.paused += -1.0  # one second passed
+    assert window.means(lambda x: x, torch.device("cpu"))["rows_per_second"] == pytest.approx(10, rel=0.2)
+
+
 def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> None:
     method = Terms(CotConfig())
 

@@ -28,6 +28,7 @@ from colar.methods.base import Method
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import TemplateConfig
+from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, TrainResult, train
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -62,7 +63,7 @@ class DataConfig:
     train_size: int | None = None
     """First so many rows; null: all."""
     validation_source: str | None = None
-    """Another source for validation; null: the same."""
+    """Another source for validation; null: the same (a single file has no other rows: name one)."""
     validation_split: str = "validation"
     """Split that selects the checkpoint."""
     validation_size: int | None = 200
@@ -174,8 +175,9 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
 
 def claim(recipe: Recipe, output: Path) -> None:
     """Write the recipe into its run folder; a folder that holds another run is refused, not mixed up."""
-    path, mine = output / "recipe.json", to_json(recipe)
-    if path.exists():
+    path, mine, folder = output / "recipe.json", to_json(recipe), RunFolder(output)
+    # A run that failed before it saved anything is none: its mistake may be put right in place.
+    if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
         theirs = files.read_json(path)
         differing = [
             key for key in _flat(mine) | _flat(theirs) if _flat(mine).get(key) != _flat(theirs).get(key)
@@ -207,12 +209,16 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
             options=data.options if source == data.source else {},
         )
 
+    source = data.validation_source or data.source
+    if data.validation_size != 0 and source == data.source and Path(source).is_file():
+        raise ValueError(
+            f"{source} is one file, which would validate on its own training rows: name another in "
+            "data.validation_source, or set data.validation_size 0"
+        )
     train_rows = rows(data.source, data.train_split, data.train_size)
     if data.validation_size == 0:
         return train_rows, []
-    return train_rows, rows(
-        data.validation_source or data.source, data.validation_split, data.validation_size
-    )
+    return train_rows, rows(source, data.validation_split, data.validation_size)
 
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:

@@ -62,12 +62,15 @@ def run(args: argparse.Namespace) -> None:
 
     output = files.require_writable(args.output)
     limits = evaluate.Limits(args.max_latents, args.max_completion_length, args.batch_size)
+    names = {name: Path(name).stem if name.endswith((".json", ".jsonl")) else name for name in args.data}
+    if len(set(names.values())) < len(names):
+        raise ValueError(f"two files of --data have one name: {', '.join(names)}; rename one")
     datasets = {
-        Path(name).stem if name.endswith((".json", ".jsonl")) else name: sources.load(
+        shown: sources.load(
             name, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
             skip_malformed=args.skip_malformed, options=options(args.options, name),
         )
-        for name in args.data
+        for name, shown in names.items()
     }  # fmt: skip
     paths = dict(named(text) for text in args.checkpoints)
     if len(paths) < len(args.checkpoints):
@@ -110,8 +113,8 @@ def _claim(output: Path, limits: Any, args: argparse.Namespace, paths: dict[str,
         "dtype": args.dtype,
         "models": {name: _digest(checkpoint.resolve(path)) for name, path in paths.items()},
     }
-    path = output / "evaluation.json"
-    if path.exists():
+    path, records = output / "evaluation.json", output / "records.jsonl"
+    if path.exists() and records.exists() and records.stat().st_size:
         earlier = files.read_json(path)
         for key in settings:
             if key != "models" and earlier[key] != settings[key]:

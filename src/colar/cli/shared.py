@@ -104,10 +104,14 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]
     from colar.model import checkpoint
 
     quiet_libraries()
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # unknown, not built in, or not there
+        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
     folder = checkpoint.resolve(path)
     run = checkpoint.read_info(folder)["run"]
     lm, method = registry.load(folder, args.dtype, args.backbone)
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return lm.to(device), method, run
 
 

@@ -82,13 +82,14 @@ def cells(
     decodings: Iterable[str],
     seeds: Sequence[int],
 ) -> list[Cell]:
-    """The grid of one system. Greedy decoding draws nothing, so it is asked with the first seed only."""
+    """The grid of one system, each cell once. Greedy decoding draws nothing: it is asked with the first seed only."""
     grid = itertools.product(datasets, params, decodings)
-    return [
+    asked = [
         Cell(system, dataset, param, decoding, seed)
         for dataset, param, decoding in grid
         for seed in (seeds[:1] if is_greedy(DECODINGS[decoding]) else seeds)
     ]
+    return list({record_key({**cell.key, "id": ""}): cell for cell in asked}.values())
 
 
 def is_greedy(decoding: Decoding) -> bool:

@@ -78,7 +78,11 @@ class LatentLM(nn.Module):
         cls, backbone: Backbone, template: TemplateConfig | None = None, lora: LoraSettings | None = None
     ) -> LatentLM:
         """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
-        return cls(backbone, Template(template or TemplateConfig(), backbone.tokenizer), lora)
+        layout = Template(template or TemplateConfig(), backbone.tokenizer)
+        fit_vocabulary(backbone.lm, layout)
+        if layout.separator_added:
+            start_separator(backbone.lm, layout.separator_id)
+        return cls(backbone, layout, lora)
 
     # What the parts are
 
@@ -209,14 +213,16 @@ def separator_rows(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int
 
 
 def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
-    """Grow the embeddings for an added separator; its row starts as the mean of the others."""
-    rows = lm.get_input_embeddings().weight.shape[0]
-    if template.separator_id < rows:
-        return
-    lm.resize_token_embeddings(template.separator_id + 1, mean_resizing=False)
-    with torch.no_grad():
-        for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
-            module.weight[rows:] = module.weight[:rows].mean(0)
+    """Grow the embeddings for an added separator where they have no spare row (padded vocabularies do)."""
+    if template.separator_id >= lm.get_input_embeddings().weight.shape[0]:
+        lm.resize_token_embeddings(template.separator_id + 1, mean_resizing=False)
+
+
+@torch.no_grad()
+def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
+    """A new separator's row starts as the mean of the rows before it, where it is read and where it is chosen."""
+    for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+        module.weight[separator_id] = module.weight[:separator_id].mean(0)
 
 
 def head_logits(lm: PreTrainedModel, hidden: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
         save_strategy="steps",
-        use_cpu=not torch.accelerator.is_available(),
+        use_cpu=not torch.cuda.is_available(),  # noise and factors are float64, which MPS does not have
         remove_unused_columns=False,
         logging_nan_inf_filter=False,  # what is not finite is an error, not a gap
         dataloader_pin_memory=torch.cuda.is_available(),

@@ -46,7 +46,7 @@ class Window:
     def start(self) -> None:
         """At the first update after a log: what lies between (an evaluation, a save) is not counted."""
         if self.started is None:
-            self.started = time.monotonic()
+            self.started, self.paused = time.monotonic(), 0.0
 
     def add(self, outputs: dict[str, Tensor], rows: int) -> None:
         self.rows += rows
