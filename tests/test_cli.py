@@ -217,7 +217,9 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
 def test_evaluate_refuses_records_of_another_checkpoint_or_limit(checkpoints, tmp_path, capsys):
     out = tmp_path / "out"
     base = ["evaluate", f"model={checkpoints / 'cot'}", "--limit", "2", "--output", str(out)]
-    assert main([*base, "--max_latents", "5", "--dtype", "float32", "--device", "gpu"]) == 2  # leaves no record
+    assert (
+        main([*base, "--max_latents", "5", "--dtype", "float32", "--device", "gpu"]) == 2
+    )  # leaves no record
     assert main([*base, *SHORT]) == 0
     assert main([*base, "--max_latents", "5"]) == 2
     assert "holds records with limits" in capsys.readouterr().err

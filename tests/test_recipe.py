@@ -124,9 +124,7 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     train_rows, none = recipe.load_examples(recipe.DataConfig(source=str(rows), validation_size=0))
     assert len(train_rows) == 1
     assert none == []
-    _, validation = recipe.load_examples(
-        recipe.DataConfig(source=str(rows), validation_source=str(other))
-    )
+    _, validation = recipe.load_examples(recipe.DataConfig(source=str(rows), validation_source=str(other)))
     assert [example.question for example in validation] == ["another"]
 
 

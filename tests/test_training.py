@@ -41,7 +41,7 @@ from colar.training.callbacks import Evaluations
 from colar.training.objective import Objective
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, TrainResult, arguments, train
-from colar.training.trainer import LatentTrainer, NonFiniteError
+from colar.training.trainer import LatentTrainer, NonFiniteError, Window
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 20, seed=0))
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.1)
@@ -414,7 +414,6 @@ def test_an_evaluation_between_two_windows_is_not_taken_off_the_next_ones_time()
     window.paused += 1000.0  # after the log, before the next update
     window.start()
     window.add({}, 10)
-    assert window.means(lambda x: x, torch.device("cpu"))["rows_per_second"] > 0
     window.paused += -1.0  # one second passed
     assert window.means(lambda x: x, torch.device("cpu"))["rows_per_second"] == pytest.approx(10, rel=0.2)
 
