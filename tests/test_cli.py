@@ -61,6 +61,7 @@ MISTAKES = [
     (["generate", "{colar}", "word " * 2000], 2, "the model's context is"),
     (["generate", "{colar}"], 2, "give a question, or --input"),
     (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0 or more, got -1"),
+    (["generate", "{colar}", "q", "--show-latents", "--neighbours", "0"], 2, "--neighbours must be 1 or more"),
     (["generate", "{colar}", "q", "--device", "gpu"], 2, "--device gpu cannot be used"),
     (["evaluate", "{cot}", "--data", "{empty}", "{out}/empty.jsonl", "--output", "{out}"], 2, "two files of --data have one name"),
     (["generate", "no/such/folder/here", "q"], 2, "there is no checkpoint there"),
@@ -154,6 +155,27 @@ def test_generate_in_batches_resumes(checkpoints, questions, tmp_path, capsys):
         (row["id"], row["params"]["compression_factor"]): row["answer"] for _, row in files.read_jsonl(out)
     }
     assert again == whole
+
+
+def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions, tmp_path, capsys):
+    out = tmp_path / "answers.jsonl"
+    args = ["--input", str(questions), "--output", str(out), *SHORT]
+    assert main(["generate", str(checkpoints / "cot"), *args]) == 0
+    kept = out.read_text()
+    for other in (
+        ["generate", str(checkpoints / "colar"), *args],
+        ["generate", str(checkpoints / "cot"), *args, "--seed", "1"],
+    ):
+        capsys.readouterr()
+        assert main(other) == 2
+        assert "give another --output" in capsys.readouterr().err
+    assert out.read_text() == kept
+    out.write_text('{"answer": "7"}\n')
+    assert main(["generate", str(checkpoints / "cot"), *args]) == 2
+    assert (
+        "answers.jsonl:1 is no answer of colar generate: it lacks id, params, asked"
+        in capsys.readouterr().err
+    )
 
 
 def test_generate_prints_a_file_of_questions_with_the_expected_answers(checkpoints, questions, capsys):

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("give a question, or --input with a JSONL file, one of the two")
     if args.output and not args.input:
         raise ValueError("--output goes with --input")
+    if args.neighbours < 1:
+        raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     from colar.engine.engine import Engine
     from colar.engine.request import fold
 
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
         for completion in engine.generate(requests):
             _print_completion(lm, completion, gold[completion.request.id], args)
         return
-    done = {(record["id"], json.dumps(record["params"])) for record in files.resume_jsonl(args.output)}
+    done = _done(args)
     requests = [r for r in requests if (r.id, json.dumps(dataclasses.asdict(r.params))) not in done]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(requests)) as bar:
         for completion in fold(lm, engine.stream(requests)):
@@ -101,6 +103,28 @@ def _questions(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def _done(args: argparse.Namespace) -> set[tuple[str, str]]:
+    """What the output holds already. ValueError where another checkpoint, seed or decoding answered it."""
+    done = set()
+    for number, record in enumerate(files.resume_jsonl(args.output), start=1):
+        where = f"{args.output}:{number}"
+        if missing := [key for key in ("id", "params", "asked") if key not in record]:
+            raise ValueError(f"{where} is no answer of colar generate: it lacks {', '.join(missing)}")
+        if record["asked"] != _asked(args):
+            raise ValueError(
+                f"{where} holds an answer asked with {record['asked']}, now it is {_asked(args)}: "
+                "give another --output"
+            )
+        done.add((record["id"], json.dumps(record["params"])))
+    return done
+
+
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What an answer depends on beside its question and params; kept with it."""
+    decoding = dataclasses.asdict(_decoding(args))
+    return {"checkpoint": args.checkpoint, "seed": args.seed, "dtype": args.dtype, **decoding}
+
+
 def _requests(
     rows: list[dict[str, Any]], grid: list[Any], decoding: Any, args: argparse.Namespace
 ) -> list[Any]:
@@ -130,6 +154,7 @@ def _answer(lm: Any, completion: Any, args: argparse.Namespace) -> dict[str, Any
         "params": params,
         "answer": completion.text,
         "length": completion.length,
+        "asked": _asked(args),
     }
     row |= {"truncated": completion.truncated, "seconds": round(completion.seconds, 4)}
     if args.show_latents:
