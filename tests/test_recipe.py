@@ -102,6 +102,19 @@ def test_a_wrong_key_in_the_file_is_named(tiny):
         recipe.load(tiny)
 
 
+def test_a_section_without_keys_is_named(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("output: x\ntraining: 3\n")
+    with pytest.raises(ValueError, match="training must hold keys and values, got 3"):
+        recipe.load(path)
+
+
+def test_float16_is_for_frozen_weights_only(tiny):
+    with pytest.raises(ValueError, match="float16 cannot be trained"):
+        recipe.load(tiny, ["--model.dtype", "float16"])
+    assert recipe.load(tiny, ["--model.dtype", "float16", "--model.lora.r", "4"]).model.lora.r == 4
+
+
 def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     first = recipe.load(tiny)
     output = files.require_writable(first.output)

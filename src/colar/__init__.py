@@ -1,3 +1,32 @@
-"""colar: fine-tune a causal language model to think in compressed latents, at any speed."""
+"""colar: fine-tune a causal language model to think in compressed latents, at any speed.
+
+    lm, method = colar.from_pretrained("runs/mine/colar/best")    # or a Hub id
+    engine = colar.Engine(lm, method)
+
+The names below are loaded when first used: `import colar` is instant.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "from_pretrained": ("colar.methods.registry", "load"),
+    "save_pretrained": ("colar.methods.registry", "save"),
+    "push_to_hub": ("colar.model.checkpoint", "push_to_hub"),
+    "make_params": ("colar.methods.registry", "make_params"),
+    "Engine": ("colar.engine.engine", "Engine"),
+    "Request": ("colar.engine.request", "Request"),
+    "Decoding": ("colar.engine.request", "Decoding"),
+    "Example": ("colar.data.example", "Example"),
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'colar' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    return getattr(import_module(module), attribute)

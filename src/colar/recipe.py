@@ -49,6 +49,12 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Let a Hub model run its own code."""
 
+    def __post_init__(self) -> None:
+        if self.dtype == "float16" and self.lora is None:
+            raise ValueError(
+                "model.dtype float16 cannot be trained (updates underflow): float32, or give model.lora"
+            )
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -133,6 +139,9 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     made = parser()
     try:
         namespace = made.parse_args(["--config", str(path), *(overrides or [])])
+        for name in ("model", "template", "data", "training", "validation"):
+            if not isinstance(namespace[name], jsonargparse.Namespace):
+                raise ValueError(f"{path}: {name} must hold keys and values, got {namespace[name]!r}")
         values = made.instantiate(namespace).as_dict()
     except jsonargparse.ArgumentError as error:
         raise ValueError(f"{path}: {_explain(made, str(error))}") from error

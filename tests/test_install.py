@@ -1,0 +1,64 @@
+"""The installer's probe and the package's front door."""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def install(monkeypatch):
+    spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "PROBE_SECONDS", 0.5)
+    return module
+
+
+def test_an_index_that_accepts_and_never_answers_does_not_hang_the_install(install, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("TORCH_INDEX", f"http://127.0.0.1:{silent.getsockname()[1]}/whl")
+        started = time.monotonic()
+        assert install.torch_index() is None
+        assert time.monotonic() - started < 5
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_an_empty_torch_index_asks_nobody(install, monkeypatch):
+    monkeypatch.setenv("TORCH_INDEX", "")
+    monkeypatch.setattr(install, "answers", lambda url: pytest.fail(f"asked {url}"))
+    assert install.torch_index() is None
+
+
+def test_constraints_pin_torch_and_every_dependency_that_the_project_names():
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().split()
+    }
+    project = (ROOT / "pyproject.toml").read_text()
+    named = project.partition("dependencies = [")[2].partition("]\n")[0]
+    names = [
+        line.strip().strip('",').split(">")[0].split("[")[0].lower()
+        for line in named.splitlines()
+        if '"' in line
+    ]
+    assert len(names) > 8
+    assert {name.replace("_", "-") for name in names} <= pinned
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_importing_colar_is_cheap_and_its_names_are_there():
+    code = "import sys, colar; assert 'torch' not in sys.modules; [getattr(colar, n) for n in colar.__all__]"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""}
+    )
+    import colar
+
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        colar.nonsense  # noqa: B018
