@@ -141,6 +141,13 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     assert [example.question for example in validation] == ["another"]
 
 
+def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):
+    made = recipe.load(tiny, ["--validation.limits.max_latents", "2000"])
+    with pytest.raises(ValueError, match=r"request arithmetic/validation/.*the model's context is 1024"):
+        recipe.run(made)
+    assert not (Path(made.output) / "checkpoints").exists()
+
+
 def test_run_trains_and_leaves_a_checkpoint_that_answers(tiny, tmp_path):
     result = recipe.run(recipe.load(tiny))
     lm, method = registry.load(result.best)

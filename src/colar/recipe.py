@@ -22,7 +22,7 @@ from colar import files, progress
 from colar.data import sources
 from colar.data.example import Example
 from colar.engine.request import DECODINGS
-from colar.evaluation.evaluate import Limits, score
+from colar.evaluation.evaluate import Limits, require_fit, score
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model import backbones
@@ -165,6 +165,8 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     claim(recipe, output)
     examples, validation = load_examples(recipe.data)
     lm, method = load_model(recipe)
+    params = [registry.make_params(method, values) for values in recipe.validation.params]
+    require_fit(lm, method, validation, params, recipe.validation.limits)
     info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
     result = train(
         lm,
@@ -239,8 +241,8 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
         registry.attach(lm, method, recipe.training.seed)
         return lm, method
-    lm = registry.load_for_training(model.init_from, method, model.lora, model.dtype, recipe.training.seed)
-    return lm, method
+    seed = recipe.training.seed
+    return registry.load_for_training(model.init_from, method, model.lora, model.dtype, seed), method
 
 
 def make_validate(

@@ -180,6 +180,17 @@ def record_key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record[name] for name in names)
 
 
+def require_fit(
+    lm: LatentLM, method: Method, examples: Sequence[Example], params: Sequence[Any], limits: Limits
+) -> None:
+    """ValueError for the first question that does not fit the model's context within `limits`."""
+    system = System("validation", lm, method)
+    for param in params:
+        cell = Cell(system, "validation", param, "greedy", 0)
+        for example in examples:
+            prompt_ids(lm, method, make_request(cell, example, limits))
+
+
 def score(
     lm: LatentLM,
     method: Method,
