@@ -720,7 +720,7 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
         "step": 6,
         "epoch": 2.0,
     }
-    written = card.text(lm, "colar", run_info)
+    written = card.text(lm, "colar", run_info, {"compression_factor": 2})
     front = yaml.safe_load(written.split("---")[1])
     assert front["base_model"] == "some-org/some-model"
     assert front["base_model_relation"] == ("adapter" if lora else "finetune")
@@ -730,6 +730,7 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
         "gsm8k-aug",
         '"alpha": 0.02',
         "colar generate",
+        "--compression_factor 2",
         "control",
     ):
         assert part in written

@@ -15,17 +15,20 @@ HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Built-in backbones that the Hub knows under another name."""
 
 
-def text(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:
-    """Front matter and sections. `run` is the run's record as colar.json keeps it; what it lacks is left out."""
+def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> str:
+    """Front matter and sections. `run` is the run's record as colar.json keeps it; what it lacks is left out.
+
+    `params` are the method's per-request values with their defaults, shown in the command.
+    """
     recipe = run.get("recipe") or {}
     config = recipe.get("method") or {"name": method}
     parts = [
         _front_matter(lm, method, run),
         f"# {_short(lm.name)}, {method}{_labelled(run)}\n\n"
-        f"A causal language model fine-tuned with [colar](https://pypi.org/project/colar/) to reason by the "
+        f"A causal language model fine-tuned with colar to reason by the "
         f"method `{method}`. Backbone: `{_short(lm.name)}` "
         f"({'LoRA adapter' if lm.has_adapter else 'all weights trained'}).",
-        _use(method),
+        _use(params or {}),
         _section("Validation", _metrics(run)),
         _section("Method", _json(config)),
         _section("Data", _json(_public(recipe.get("data")))),
@@ -42,15 +45,16 @@ def _front_matter(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:
     if base.count("/") == 1 and not Path(lm.name).exists() and base[0] not in "./~":
         front["base_model"] = base
         front["base_model_relation"] = "adapter" if lm.has_adapter else "finetune"
-    front["tags"] = ["colar", method, "latent-reasoning", *(["lora"] if lm.has_adapter else [])]
+    tags = ["colar", method, "latent-reasoning", *(["lora"] if lm.has_adapter else [])]
+    front["tags"] = list(dict.fromkeys(tags))
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---"
 
 
-def _use(method: str) -> str:
-    speed = " --compression_factor 2" if method == "colar" else ""
+def _use(params: Mapping[str, Any]) -> str:
+    asked = "".join(f" --{name} {value:g}" for name, value in params.items())
     return (
-        "## How to use\n\n```sh\npip install colar\n"
-        f'colar generate THIS_FOLDER "Ann has 3 pens and buys 4 more. How many has she?"{speed}\n```'
+        "## How to use\n\nWith colar installed:\n\n```sh\n"
+        f'colar generate THIS_FOLDER "Ann has 3 pens and buys 4 more. How many has she?"{asked}\n```'
     )
 
 

@@ -7,7 +7,7 @@ only, where the model thinks as it will at test time: before that, the best of i
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -44,7 +44,7 @@ class Publisher:
             "seconds": round(self.clock.seconds, 1),
             "provenance": files.provenance(),
         }
-        text = card.text(self.lm, self.method.name, run)
+        text = card.text(self.lm, self.method.name, run, asdict(self.method.Params()))
         registry.save(self.lm, self.method, self.folder.best, run, text)
 
     def load(self) -> dict[str, float]:
