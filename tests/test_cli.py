@@ -280,3 +280,30 @@ def test_docs_show_the_help_of_now():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "cli.md").read_text() == module.render(), "run scripts/write_cli_docs.py"
+
+
+def test_evaluate_refuses_answers_to_other_questions(checkpoints, tmp_path, capsys):
+    """An edited file keeps its ids; its old answers must not be taken for new ones. More rows are fine."""
+    data = tmp_path / "mine.jsonl"
+    rows = [{"id": str(i), "question": f"{i} + {i}?", "steps": [], "answer": str(2 * i)} for i in range(4)]
+
+    def evaluate(some):
+        data.write_text("".join(json.dumps(row) + "\n" for row in some))
+        args = [
+            "evaluate",
+            str(checkpoints / "cot"),
+            "--data",
+            str(data),
+            "--output",
+            str(tmp_path / "out"),
+            *SHORT,
+        ]
+        return main(args)
+
+    assert evaluate(rows[:3]) == 0
+    assert evaluate(rows) == 0
+    assert len(files.resume_jsonl(tmp_path / "out" / "records.jsonl")) == 4
+    rows[1]["answer"] = "3"
+    assert evaluate(rows) == 2
+    assert "answers to other questions of mine (not the same: 1)" in capsys.readouterr().err
+    assert "questions" not in files.read_json(tmp_path / "out" / "report.json")["provenance"]

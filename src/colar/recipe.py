@@ -46,8 +46,6 @@ class ModelConfig:
     """Low-rank adapters; null trains all weights."""
     dtype: str = "float32"
     """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
-    trust_remote_code: bool = False
-    """Let a Hub model run its own code."""
 
     def __post_init__(self) -> None:
         if self.dtype == "float16" and self.lora is None:
@@ -135,7 +133,7 @@ def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
 def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """The recipe in a YAML file with `--dotted.key value` overrides. ValueError in words for a wrong key or value."""
     if not Path(path).is_file():
-        raise ValueError(f"no recipe at {path}")
+        raise ValueError(f"no recipe at {path} (the recipe comes first, overrides after it)")
     made = parser()
     try:
         namespace = made.parse_args(["--config", str(path), *(overrides or [])])
@@ -237,7 +235,7 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
     method, model = build_method(recipe), recipe.model
     torch.manual_seed(recipe.training.seed)  # peft draws an adapter's first weights from the global generator
     if model.init_from is None:
-        backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed, model.trust_remote_code)
+        backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed)
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
         registry.attach(lm, method, recipe.training.seed)
         return lm, method

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(
             "two checkpoints have one name; give them their own: cot=runs/a/best cot2=runs/b/best"
         )
-    _claim(output, limits, args, paths)
+    _claim(output, limits, args, paths, datasets)
     systems = []
     for name, path in paths.items():
         lm, method, run = load(path, args)
@@ -101,8 +101,10 @@ def _check_params(methods: list[Any], args: argparse.Namespace) -> None:
             raise ValueError(f"--{name}: none of the methods ({', '.join(m.name for m in methods)}) has it")
 
 
-def _claim(output: Path, limits: Any, args: argparse.Namespace, paths: dict[str, str]) -> None:
-    """Records of another checkpoint, or made in another way, must not be taken for these."""
+def _claim(
+    output: Path, limits: Any, args: argparse.Namespace, paths: dict[str, str], datasets: dict[str, Any]
+) -> None:
+    """Records of another checkpoint, of other questions, or made in another way, must not be taken for these."""
     from colar.model import checkpoint
 
     settings = {
@@ -111,13 +113,14 @@ def _claim(output: Path, limits: Any, args: argparse.Namespace, paths: dict[str,
         "options": args.options,
         "data_seed": args.data_seed,
         "dtype": args.dtype,
+        "questions": {name: _questions_digest(examples) for name, examples in datasets.items()},
         "models": {name: _digest(checkpoint.resolve(path)) for name, path in paths.items()},
     }
     path, records = output / "evaluation.json", output / "records.jsonl"
     if path.exists() and records.exists() and records.stat().st_size:
         earlier = files.read_json(path)
         for key in settings:
-            if key != "models" and earlier[key] != settings[key]:
+            if key not in ("models", "questions") and earlier[key] != settings[key]:
                 raise ValueError(
                     f"{output} holds records with {key} {earlier[key]}, now it is {settings[key]}"
                 )
@@ -126,7 +129,20 @@ def _claim(output: Path, limits: Any, args: argparse.Namespace, paths: dict[str,
                 raise ValueError(
                     f"{output} holds records of another checkpoint called {name}: give it another name"
                 )
+        for name, questions in earlier["questions"].items():
+            now = settings["questions"].setdefault(name, questions)
+            changed = sorted(key for key in questions.keys() & now.keys() if questions[key] != now[key])
+            if changed:
+                raise ValueError(
+                    f"{output} holds answers to other questions of {name} (not the same: {changed[0]})"
+                )
+            settings["questions"][name] = questions | now
     files.write_json(path, settings)
+
+
+def _questions_digest(examples: list[Any]) -> dict[str, str]:
+    """Question id -> what was asked and expected, as 8 hex digits."""
+    return {e.id: hashlib.sha256(f"{e.question}\x1f{e.answer}".encode()).hexdigest()[:8] for e in examples}
 
 
 def _digest(folder: Path) -> str:

@@ -144,7 +144,8 @@ def write_report(records: list[Path], output: Path, title: str | None = None) ->
     provenance = files.provenance()
     for path in records:
         if (path.parent / "evaluation.json").exists():
-            provenance |= files.read_json(path.parent / "evaluation.json")
+            made_how = files.read_json(path.parent / "evaluation.json")
+            provenance |= {key: value for key, value in made_how.items() if key != "questions"}
     made = report.write(output, report.load_records(records), title=title, provenance=provenance)
     Console().print(report.render_console(made))
     progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")

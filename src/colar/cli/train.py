@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
     )
     train.add_argument("recipe", help="YAML file, e.g. recipes/tiny/colar.yaml")
     train.add_argument(
-        "--no_resume", action="store_true", help="start afresh, dropping the run's checkpoints"
+        "--no_resume", action="store_true", help="start the same run afresh, dropping its checkpoints"
     )
     train.add_argument(
         "--keys", action="store_true", help="list every key of a recipe with its meaning, and end"

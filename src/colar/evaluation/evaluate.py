@@ -151,7 +151,10 @@ def grade(completion: Completion, example: Example) -> dict[str, Any]:
 
 def gold_length(cell: Cell, example: Example) -> dict[str, Any]:
     """L_r, the tokens of the reference chain (null where the source has none): what #L can be held against."""
-    steps = cell.system.lm.template.steps(example.steps)
+    try:
+        steps = cell.system.lm.template.steps(example.steps)
+    except ValueError:  # the separator occurs in them: they could not be trained on, but may be tested on
+        return {"gold_length": None}
     return {"gold_length": sum(map(len, steps)) or None}
 
 

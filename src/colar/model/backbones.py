@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -39,7 +40,7 @@ class Backbone:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load(name: str, dtype: str = "float32", seed: int = 0, trust_remote_code: bool = False) -> Backbone:
+def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
     """The backbone of that name. `seed` matters to `tiny` alone, whose weights are drawn from it.
 
     Raises ValueError that says what was looked for where the name is neither built in, nor a folder with a
@@ -56,13 +57,12 @@ def load(name: str, dtype: str = "float32", seed: int = 0, trust_remote_code: bo
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
         raise ValueError(f"{folder} has no config.json: it is no folder with a model's weights{hint}")
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
         lm, loading = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
             dtype=DTYPES[dtype],
-            trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
     except (OSError, ValueError) as error:
@@ -108,23 +108,31 @@ def _smollm2(seed: int) -> Backbone:
     is dropped. The float32 copy (540 MB) makes later loads fast.
     """
     folder = cache_folder() / "smollm2-135m"
-    if not (folder / "config.json").exists():
-        gguf = _smollm2_gguf()
-        progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
-        lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        lm.hf_quantizer = None
-        lm.is_quantized = False
-        for name in ("quantization_config", "_pre_quantization_dtype"):
-            if hasattr(lm.config, name):
-                delattr(lm.config, name)
-        with files.replace_folder(folder) as partial:
-            lm.save_pretrained(partial)
-            AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / ".smollm2-135m.lock"):  # two processes may come here at once
+        _convert_smollm2(folder)
     return Backbone(
         "smollm2-135m",
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
         AutoTokenizer.from_pretrained(folder),
     )
+
+
+def _convert_smollm2(folder: Path) -> None:
+    """Fill `folder` with float32 weights and the tokenizer, unless it is filled."""
+    if (folder / "config.json").exists():
+        return
+    gguf = _smollm2_gguf()
+    progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
+    lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    lm.hf_quantizer = None
+    lm.is_quantized = False
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(lm.config, name):
+            delattr(lm.config, name)
+    with files.replace_folder(folder) as partial:
+        lm.save_pretrained(partial)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
 
 
 def _smollm2_gguf() -> Path:

@@ -184,11 +184,6 @@ class LatentLM(nn.Module):
         keep[self.template.separator_id] = 1
         weight.register_hook(lambda grad: grad * keep.to(grad))
 
-    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Recompute activations in the backward pass (Trainer calls this by its Hugging Face name)."""
-        self.causal_lm.gradient_checkpointing_enable(**kwargs)
-        self.causal_lm.enable_input_require_grads()
-
 
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
     """peft's config; an added separator's row is trained where it is read and where it is chosen."""
