@@ -117,7 +117,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         norm = super()._get_grad_norm(model, grad_norm)
         losses = torch.stack([term.reshape(()) for term in self.last_terms.values()])
         if not math.isfinite(float(norm)) or not bool(torch.isfinite(losses).all()):
-            terms = ", ".join(f"{name} {float(value):g}" for name, value in self.last_terms.items())
+            terms = ", ".join(f"{name} {float(value.detach()):g}" for name, value in self.last_terms.items())
             raise NonFiniteError(
                 f"step {self.state.global_step + 1}: {terms}, gradient norm {float(norm):g}; "
                 "training stops before it reaches the weights"
