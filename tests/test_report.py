@@ -395,3 +395,15 @@ def test_the_console_shows_the_numbers_of_the_markdown() -> None:
     narrow = io.StringIO()
     Console(file=narrow, width=80).print(report.render_console(made))
     assert "…" not in narrow.getvalue()  # a narrow terminal folds cells and never cuts a number
+
+
+def test_reference_length_is_the_reference_chain_at_that_speed() -> None:
+    """Three questions with chains of 7 and 4 tokens and none: ceil(7 / 3), ceil(4 / 3); at no speed 7 and 4."""
+    chains = (7, 4, None)
+    slow = [record("Slow", i, gold_length=n) for i, n in enumerate(chains)]
+    fast = [record("Fast", i, gold_length=n, compression_factor=3) for i, n in enumerate(chains)]
+    bare = [record("Bare", i) for i in range(3)]
+    rows = fold([*slow, *fast, *bare])["rows"]
+    for dataset in ("sums", "average"):
+        found = {row["model"]: row["reference_length"] for row in rows if row["dataset"] == dataset}
+        assert found == {"Slow": 5.5, "Fast": 2.5, "Bare": None}

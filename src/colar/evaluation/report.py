@@ -11,7 +11,8 @@ mixed (`ops/stats.py`):
   seeds_interval                   over decoding seeds, half width of the t interval; null for one seed
   train_seeds[].interval           over training runs, half width of the t interval
 Shares (accuracy, unparsable, truncated) are 0..1. pass_at_k and maj_at_k take k = the number of decoding seeds.
-What needs every question under every seed is null where `samples` < n * seeds.
+What needs every question under every seed is null where `samples` < n * seeds. reference_length is the mean of
+ceil(L_r / c) over the questions with a reference chain: what #L can be held against.
 
 `comparisons` holds paired differences on the questions that both answered: every system against the baseline
 (by default CoT; of several, the same model's, else the first by name) on the same dataset, decoding and training
@@ -20,6 +21,7 @@ seed, and every control or ablation against the unlabelled system that it was ma
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -101,11 +103,22 @@ def _row(key: Key, members: Sequence[Record]) -> dict[str, Any]:
         "seconds_per_question": fmean(record["seconds"] for record in members),
         "accuracy_interval": list(stats.wilson(accuracy)),
         "length_se": length.se,
+        "reference_length": _reference_length(members),
         "truncated": fmean(record["truncated"] for record in members),
         "samples": len(members),
         "seeds_interval": stats.t_interval(by_seed) if by_seed else None,
         **_at_k(members, len(by_seed)),
     }
+
+
+def _reference_length(members: Sequence[Record]) -> float | None:
+    """Mean of ceil(L_r / c): the length of the reference chains at this speed, over the questions that have one."""
+    lengths = [
+        math.ceil(record["gold_length"] / (record["compression_factor"] or 1))
+        for record in members
+        if record.get("gold_length") is not None
+    ]
+    return fmean(lengths) if lengths else None
 
 
 def _accuracy_by_seed(members: Sequence[Record]) -> list[float]:
@@ -166,6 +179,7 @@ def _average(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "length": _averaged(members, "length", "length_se").mean,
         "length_se": _averaged(members, "length", "length_se").se,
         **{key: fmean(row[key] for row in members) for key in means},
+        "reference_length": _mean_if_all(row["reference_length"] for row in members),
         **{
             key: _mean_if_all(row[key] if same_k else None for row in members)
             for key in ("pass_at_k", "maj_at_k")

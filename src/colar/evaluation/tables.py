@@ -142,12 +142,22 @@ def _cost(report: Report) -> Grid:
     for name, cells in _by_system(report, report["rows"]):
         row = cells[AVERAGE]
         shares = [_percent(row["unparsable"]), _percent(row["truncated"])]
-        body.append([name, row["decoding"], *shares, _number(row["length"]), _number(row["forward_passes"]),
-                     f"{row['seconds_per_question']:.3g}"])  # fmt: skip
-    head = ["system", "decoding", "unparsable %", "truncated %", "#L", "forward passes", "seconds"]
+        lengths = [_number(row["length"]), _number(row["reference_length"]), _number(row["forward_passes"])]
+        body.append([name, row["decoding"], *shares, *lengths, f"{row['seconds_per_question']:.3g}"])
+    head = [
+        "system",
+        "decoding",
+        "unparsable %",
+        "truncated %",
+        "#L",
+        "reference #L",
+        "forward passes",
+        "seconds",
+    ]
     notes = [
-        "Means over the system's datasets. An answer that cannot be parsed counts as wrong. Seconds: a question's "
-        "share of wall-clock, in the batches it ran in."
+        "Means over the system's datasets. An answer that cannot be parsed counts as wrong. Reference #L: the "
+        "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
+        "batches it ran in."
     ]
     return Grid("Unparsable, truncated, cost of a question", head, body, notes, words=2)
 
