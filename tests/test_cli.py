@@ -307,3 +307,14 @@ def test_evaluate_refuses_answers_to_other_questions(checkpoints, tmp_path, caps
     assert evaluate(rows) == 2
     assert "answers to other questions of mine (not the same: 1)" in capsys.readouterr().err
     assert "questions" not in files.read_json(tmp_path / "out" / "report.json")["provenance"]
+
+
+def test_of_several_processes_the_first_speaks_and_errors_come_from_any(checkpoints, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "0.5", *SHORT]) == 2
+    assert "must be 1 or more" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
+    assert "was not trained" in capsys.readouterr().err

@@ -5,6 +5,7 @@ Results go to stdout, so a pipe sees nothing of this.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
@@ -30,9 +31,15 @@ def console() -> Console:
     return Console(file=sys.stderr, highlight=False)
 
 
+def is_main() -> bool:
+    """Whether this process speaks: of torchrun's, the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(text: str) -> None:
-    """One line for a person, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """One line for a person, on stderr, once however many processes there are."""
+    if is_main():
+        print(text, file=sys.stderr, flush=True)
 
 
 class Bar:
@@ -42,7 +49,7 @@ class Bar:
         self.description, self.total, self.done, self.text = description, total, 0, ""
         self._next_line = time.monotonic() + PLAIN_EVERY_S
         self._rich: Progress | None = None
-        if sys.stderr.isatty():
+        if is_main() and sys.stderr.isatty():
             self._rich = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console(),

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.run(args)
     except (ValueError, OSError, ArithmeticError) as error:
-        progress.say(f"colar {args.command}: error: {error}")
+        print(f"colar {args.command}: error: {error}", file=sys.stderr)  # from whichever process it comes
         return 2
     except KeyboardInterrupt:
         progress.say("stopped; the same command goes on from here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from colar import progress
 from colar.cli.shared import quiet_libraries
 
 
@@ -33,4 +34,5 @@ def run(args: argparse.Namespace) -> None:
         recipe.parser().print_help()
         return
     result = recipe.run(recipe.load(args.recipe, args.overrides), resume=not args.no_resume)
-    print(result.best)
+    if progress.is_main():
+        print(result.best)
