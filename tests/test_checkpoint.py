@@ -388,3 +388,33 @@ def test_an_added_separator_starts_as_the_mean_row_also_on_a_spare_one(tied, spa
     ):
         torch.testing.assert_close(module.weight[new], old[:new].mean(0))
         assert torch.equal(module.weight[:new], old[:new])
+
+
+def test_push_to_hub_sends_a_whole_folder_and_refuses_a_broken_one(tmp_path, monkeypatch):
+    """The Hub's client is replaced by one that notes its calls: what is asked of it, not what it does."""
+    calls = []
+
+    class Hub:
+        def create_repo(self, repo_id, **options):
+            calls.append(("create", repo_id, options))
+
+        def upload_folder(self, **options):
+            calls.append(("upload", options["repo_id"], options["folder_path"]))
+            return "its address"
+
+    monkeypatch.setattr(checkpoint, "HfApi", Hub)
+    method = registry.build("colar")
+    lm = LatentLM.from_backbone(backbone("llama"))
+    registry.attach(lm, method, 0)
+    method.prepare(lm, [])
+    folder = registry.save(lm, method, tmp_path / "whole", RUN, "# card")
+    assert checkpoint.push_to_hub(folder, "me/mine") == "its address"
+    assert calls == [
+        ("create", "me/mine", {"private": True, "exist_ok": True}),
+        ("upload", "me/mine", str(folder)),
+    ]
+    calls.clear()
+    (folder / "modules.safetensors").unlink()
+    with pytest.raises(ValueError, match="lacks modules.safetensors"):
+        checkpoint.push_to_hub(folder, "me/mine")
+    assert calls == []

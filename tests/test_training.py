@@ -669,10 +669,14 @@ def test_rows_are_checked_before_training(tmp_path: Path) -> None:
         train(lm, method, [*EXAMPLES, Example("far/8", "q", ("1###2",), "1")], settings, tmp_path)
 
 
-def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    missing = next((name for name in ("wandb", "trackio") if importlib.util.find_spec(name) is None), None)
-    if missing is None:
-        pytest.skip("every tracker is installed")
+@pytest.mark.parametrize("missing", ["wandb", "trackio"])
+def test_a_tracker_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == missing else find(name, *more)
+    )
     with pytest.raises(ValueError, match=f"pip install {missing}"):
         run(tmp_path / "run", report_to=missing)
     assert not (tmp_path / "run").exists()
