@@ -44,6 +44,8 @@ class ModelConfig:
     """A colar checkpoint to start from ("all methods are initialized with weights from CoT-SFT")."""
     lora: LoraSettings | None = None
     """Low-rank adapters; null trains all weights."""
+    attn_implementation: str | None = None
+    """transformers' attention: sdpa | eager | flash_attention_2 ...; null: its default. On a CPU, eager trains faster."""
     dtype: str = "float32"
     """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
 
@@ -232,15 +234,26 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
     """Model and method, ready to train: from a checkpoint's weights or from a backbone."""
-    method, model = build_method(recipe), recipe.model
+    method = build_method(recipe)
+    lm = _load_lm(recipe, method)
+    if recipe.model.attn_implementation is not None:
+        try:
+            lm.causal_lm.set_attn_implementation(recipe.model.attn_implementation)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"model.attn_implementation: {error}") from error
+    return lm, method
+
+
+def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
+    model = recipe.model
     torch.manual_seed(recipe.training.seed)  # peft draws an adapter's first weights from the global generator
     if model.init_from is None:
         backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed)
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
         registry.attach(lm, method, recipe.training.seed)
-        return lm, method
+        return lm
     seed = recipe.training.seed
-    return registry.load_for_training(model.init_from, method, model.lora, model.dtype, seed), method
+    return registry.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
 
 
 def make_validate(

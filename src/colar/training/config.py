@@ -51,6 +51,8 @@ class TrainingConfig:
     """Decay of the second moment."""
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
+    compile: bool = False
+    """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth to a third faster after."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dataloader_num_workers: int = 0

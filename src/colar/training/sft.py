@@ -27,6 +27,7 @@ from colar.model.latent_lm import LatentLM
 from colar.training import run_folder
 from colar.training.best import KeepBest, Publisher
 from colar.training.callbacks import Bar, Clock, Epochs, Evaluations
+from colar.training.compiled import compiled_layers
 from colar.training.config import TrainingConfig
 from colar.training.data import Order, Rows
 from colar.training.objective import Objective
@@ -115,7 +116,7 @@ def _go_on(
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     """Trainer's arguments: the configuration's fields under their names, and what is ours to decide."""
     own = {"max_hours", "modules_learning_rate", "gradient_checkpointing", "evals_per_epoch", "eval_steps"}
-    own |= {"reset_optimizer_at_stage", "report_to"}
+    own |= {"reset_optimizer_at_stage", "report_to", "compile"}
     named = {key: value for key, value in dataclasses.asdict(config).items() if key not in own}
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
@@ -157,7 +158,8 @@ def _session(
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # "Writing model shards" at every save
     try:
-        yield
+        with compiled_layers(publisher.lm) if config.compile else contextlib.nullcontext():
+            yield
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
     finally:

@@ -183,7 +183,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         lm.eval()
         # Training goes on with the random numbers it would have had without an evaluation.
         devices = [lm.device] if lm.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad():
+        # Compiled layers would be compiled anew for every shape of a decode step.
+        eager = torch.compiler.set_stance("force_eager")
+        with torch.random.fork_rng(devices), torch.no_grad(), eager:
             metrics = dict(validate(lm, self.objective.method))
         lm.train(was_training)
         if "accuracy" not in metrics:

@@ -1,0 +1,38 @@
+"""Regional compilation: the backbone's decoder layers, each compiled in place, which all share one graph.
+
+Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer
+sees one (rows, positions, width) tensor; its lengths are symbolic, so later batches need no new graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from colar import progress
+from colar.model.latent_lm import LatentLM
+
+
+def decoder_layers(lm: LatentLM) -> list[nn.Module]:
+    """The backbone's stack of layers: its list of as many modules as the config has layers."""
+    count = lm.config.num_hidden_layers
+    for module in lm.causal_lm.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise ValueError(f"{type(lm.causal_lm).__name__} has no list of {count} layers: train with compile false")
+
+
+@contextlib.contextmanager
+def compiled_layers(lm: LatentLM) -> Iterator[None]:
+    """Compile inside the block; the model is as before after it, its state dict throughout."""
+    layers = decoder_layers(lm)
+    progress.say("compiling the layers: the first updates take about half a minute")
+    for layer in layers:
+        layer.compile(dynamic=True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
