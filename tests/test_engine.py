@@ -30,10 +30,15 @@ class Case:
 
     def __init__(self, family, name):
         self.lm = liven(tiny_lm(family))
-        self.method = registry.build(name)
+        # "argmax" ends more often among random logits than "majority".
+        self.method = registry.build(name, {"stop": "argmax"} if name == "colar" else {})
         registry.attach(self.lm, self.method, seed=1)
         self.method.prepare(self.lm, EXAMPLES)
-        params = [ColarParams(c) for c in (1, 2, 5)] if name == "colar" else [self.method.Params()]
+        params = (
+            [ColarParams(1), ColarParams(2), ColarParams(5), ColarParams(3, snap=True)]
+            if name == "colar"
+            else [self.method.Params()]
+        )
         self.requests = [
             Request(
                 f"{i}/{mode}", question, params[i % len(params)], decoding, i, sample=i % 3, keep_latents=True
@@ -126,7 +131,7 @@ def test_cached_steps_equal_one_forward(cases, family):
     lm, head = case.lm, case.lm.extra["latent_head"]
     several = 0
     for done in Engine(lm, case.method, 16).generate(case.requests):
-        if done.length < 2:
+        if done.length < 2 or done.request.params.snap:
             continue
         several += 1
         ids = lm.template.question(done.request.question, case.method.prompt(done.request.params))

@@ -13,10 +13,12 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import registry
-from colar.methods.base import Batch, Row
-from colar.methods.colar import LOG_STD_RANGE, ColarConfig, ColarParams, latent_loss
+from colar.methods.base import Batch, Row, ThinkState
+from colar.methods.colar import ColarParams
+from colar.methods.latent_head import LOG_STD_RANGE, latent_loss
 from colar.model.latent_lm import LoraSettings
 from colar.ops import noise
+from colar.ops.sampling import sample_tokens
 
 METHODS = ("cot", "no_cot", "colar")
 TIES = [(family, tied) for family in FAMILIES for tied in (True, False) if tied or family != "gpt2"]
@@ -299,6 +301,116 @@ def test_sigma_e_is_measured_on_the_embedding_modules_output(family, lora):
     assert kept.config.sigma_e == 0.125
 
 
+# Variants of the head, and what is fed back
+
+
+def state_of(lm, hidden, **params):
+    """One greedy thinking step of as many requests as there are hidden states."""
+    n = hidden.shape[0]
+    columns = {"compression_factor": torch.full((n,), 2.0), "snap": torch.zeros(n)}
+    columns |= {name: torch.full((n,), float(value)) for name, value in params.items()}
+    zeros = torch.zeros(n, dtype=torch.float64)
+    whole = torch.arange(n)
+    return ThinkState(hidden, whole * 0, columns, zeros, zeros + 1, zeros, whole, whole * 0, lm.logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_anchored_head_starts_at_the_expected_embedding(family):
+    """sqrt(c) times the mean embedding under the LM head, the separator left out, Gemma's scaling included."""
+    lm = tiny_lm(family)
+    method = build(lm, "colar", head="anchored")
+    hidden = lm.hidden(lm.embed(torch.tensor([[3, 4, 5]])))[0].detach()
+    for c in (1, 2, 5):
+        thought = method.think(lm, state_of(lm, hidden, compression_factor=c))
+        logits = lm.logits(hidden)
+        logits[:, lm.template.separator_id] = -torch.inf
+        expected = sum(p * lm.embed(torch.tensor(v)) for v, p in enumerate(logits.softmax(-1).T[..., None]))
+        torch.testing.assert_close(thought.embeds, math.sqrt(c) * expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_anchored_heads_correction_is_trained():
+    lm = tiny_lm("llama")
+    method = build(lm, "colar", head="anchored")
+    loss_of(method, lm, encode(method, lm))["latent"].sum().backward()
+    assert lm.extra["latent_head"].mean.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("merge", ["sqrt", "mean"])
+@pytest.mark.parametrize("head", ["gaussian", "anchored", "deterministic"])
+def test_snapping_feeds_what_training_fed(head, merge):
+    """Where the LM head gives a group's tokens their shares, the latent of that group comes back to the digit."""
+    lm = tiny_lm("llama")
+    method = build(lm, "colar", head=head, merge=merge)
+    tokens = torch.tensor([[7, 9], [9, 9], [11, 8]])
+    hidden = lm.hidden(lm.embed(tokens))[:, -1].detach()
+    state = state_of(lm, hidden, snap=True)
+    logits = torch.full((3, lm.vocabulary().shape[0]), -20.0)
+    for row, group in enumerate(tokens):
+        for token in group:
+            logits[row, token] = math.log(float((group == token).float().mean()))
+    state.make_logits = lambda _: logits
+    scale = math.sqrt(2) if merge == "sqrt" else 2
+    torch.testing.assert_close(method.think(lm, state).embeds, lm.embed(tokens).sum(1) / scale)
+
+
+def test_snapping_at_factor_one_thinks_in_tokens():
+    """At c = 1 it is the chain of tokens that the LM head would write, greedy and sampled."""
+    lm = tiny_lm("llama")
+    method = build(lm, "colar")
+    hidden = torch.randn(64, lm.width, generator=torch.Generator().manual_seed(0))
+    state = state_of(lm, hidden, compression_factor=1, snap=True)
+    for temperature in (0.0, 1.3):
+        state.temperature = torch.full((64,), temperature, dtype=torch.float64)
+        embeds = method.think(lm, state).embeds
+        logits = state.logits().clone()
+        logits[:, lm.template.separator_id] = -torch.inf
+        ids = sample_tokens(logits, state.temperature, state.top_p, state.uniform(noise.SNAP))
+        torch.testing.assert_close(embeds, lm.embed(ids))
+        assert temperature == 0 or len(ids.unique()) > 1
+
+
+def test_greedy_thinking_stops_when_that_is_more_likely_than_not():
+    """At 40% a separator is likelier than any of five tokens of 12%, and yet the thinking should go on."""
+    lm = tiny_lm("llama")
+    for stop, at_40 in (("majority", False), ("argmax", True)):
+        method = build(lm, "colar", stop=stop)
+        state = state_of(lm, torch.zeros(2, lm.width))
+        probs = torch.full((2, lm.vocabulary().shape[0]), 1e-9)
+        probs[:, 7:12] = torch.tensor([[0.12], [0.08]])
+        probs[:, lm.template.separator_id] = torch.tensor([0.4, 0.6])
+        state.make_logits = lambda _, probs=probs: probs.log()
+        assert method.think(lm, state).done.tolist() == [at_40, True]
+
+
+def test_own_latents_are_fed_and_carry_no_gradient():
+    """At a share of 1 the second forward reads what the first predicted, position by position."""
+    lm = tiny_lm("llama")
+    method = build(lm, "colar", own_latents=1.0, compression_factors=[2])
+    rows = encode(method, lm)
+    row = rows[0]
+    true, own = naive_fed(lm, method, row)
+    question = lm.embed(torch.tensor(row.question))
+    answer = lm.embed(torch.tensor(row.answer))
+    labels = [row.chain[i : i + 2] for i in range(0, len(row.chain), 2)] + [[token] for token in row.answer]
+    expected = naive_ce(lm, [*question, *own, *answer], len(row.question) - 1, labels)
+    assert not torch.allclose(true, own)
+    torch.testing.assert_close(loss_of(method, lm, rows)["ce"][0], expected)
+    method.config = dataclasses.replace(method.config, own_latents=0.0)
+    plain = naive_ce(lm, [*question, *true, *answer], len(row.question) - 1, labels)
+    torch.testing.assert_close(loss_of(method, lm, rows)["ce"][0], plain)
+
+
+@torch.no_grad()
+def naive_fed(lm, method, row):
+    """A row's latents at c = 2, and those that the model predicts when it is fed them."""
+    chain = [lm.embed(torch.tensor(row.chain[i : i + 2])) for i in range(0, len(row.chain), 2)]
+    true = torch.stack([group.sum(0) / math.sqrt(len(group)) for group in chain])
+    question = lm.embed(torch.tensor(row.question))
+    hidden = lm.hidden(torch.cat([question, true])[None])[0]
+    mean, _ = lm.extra["latent_head"](hidden[len(row.question) - 1 : -1])
+    return true, mean * method.sigma_e
+
+
 # The latent losses
 
 
@@ -317,12 +429,13 @@ def test_log_std_is_clamped():
 
 def test_soft_mse_is_the_expectation_in_closed_form():
     """PITFALLS 11: E[(mu + sigma eps - e)^2] - alpha H, by a million draws; entropy is subtracted."""
-    config = ColarConfig(alpha=0.3)
     mean, log_std, target = torch.tensor([0.4, -1.0]), torch.tensor([-0.5, 0.3]), torch.tensor([0.1, 0.2])
     eps = torch.randn(1_000_000, 2, generator=torch.Generator().manual_seed(0))
     drawn = (mean + log_std.exp() * eps - target).square().mean(0)
     expected = drawn - 0.3 * Normal(mean, log_std.exp()).entropy()
-    torch.testing.assert_close(latent_loss(config, mean, log_std, target), expected, rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        latent_loss(mean, log_std, target, "soft_mse", 0.3), expected, rtol=0, atol=0.02
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.5])
@@ -333,7 +446,7 @@ def test_sigma_settles_at_the_root_of_half_alpha(alpha, error):
 
     def loss():
         optimiser.zero_grad()
-        value = latent_loss(ColarConfig(alpha=alpha), torch.tensor(error), log_std, torch.tensor(0.0))
+        value = latent_loss(torch.tensor(error), log_std, torch.tensor(0.0), "soft_mse", alpha)
         value.backward()
         return value
 
@@ -344,7 +457,7 @@ def test_sigma_settles_at_the_root_of_half_alpha(alpha, error):
 def test_nll_is_the_gaussians():
     """With the square that the paper's formula misses; least where sigma is the error."""
     mean, log_std, target = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    found = latent_loss(ColarConfig(latent_loss="nll"), mean, log_std, target)
+    found = latent_loss(mean, log_std, target, "nll")
     expected = -Normal(mean, log_std.exp()).log_prob(target) - 0.5 * math.log(2 * math.pi)
     torch.testing.assert_close(found, expected)
 
@@ -486,7 +599,9 @@ def test_factors_beyond_what_was_trained():
     ("config", "message"),
     [
         ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
-        ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, got 'gauss'"),
+        ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, anchored, got 'gauss'"),
+        ({"own_latents": 1.5}, "method.own_latents must be between 0 and 1, got 1.5"),
+        ({"stop": "never"}, "method.stop must be one of majority, argmax, got 'never'"),
         ({"latent_loss": "mse"}, "method.latent_loss must be one of soft_mse, nll, got 'mse'"),
         ({"head": "deterministic", "latent_loss": "nll"}, "method.latent_loss nll needs a spread"),
         ({"alpha": -0.1}, "method.alpha must be 0 or more, got -0.1"),

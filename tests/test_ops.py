@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colar.ops import noise
-from colar.ops.compress import compress, groups, members, n_latents, pick_one
+from colar.ops.compress import compress, groups, lattice, members, n_latents, pick_one, scale
 from colar.ops.sampling import sample_tokens
 
 
@@ -41,6 +41,43 @@ def test_compress_equals_a_loop(lengths, factors, merge, extra):
         assert counts[b] == len(want) == math.ceil(n / c)
         for k in range(latents.shape[1]):
             torch.testing.assert_close(latents[b, k], want[k] if k < len(want) else torch.zeros(3))
+
+
+def test_scale_of_a_sum():
+    sizes = torch.tensor([0, 1, 4])
+    assert scale(sizes, "sqrt").tolist() == [1, 1, 2]
+    assert scale(sizes, "mean").tolist() == [1, 1, 4]
+
+
+def greedy(mass_BV, g):
+    return mass_BV.argmax(-1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    groups_of=st.lists(st.lists(st.integers(0, 6), min_size=5, max_size=5), min_size=1, max_size=4),
+    factors=st.lists(st.integers(1, 5), min_size=4, max_size=4),
+    noise_of=st.floats(0, 0.09),
+)
+def test_lattice_gives_back_the_tokens_of_a_label(groups_of, factors, noise_of):
+    """Whatever tokens a group holds, one several times too, their shares are rounded back to them."""
+    factors = factors[: len(groups_of)]
+    wanted = [sorted(row[:c]) for row, c in zip(groups_of, factors, strict=True)]
+    probs = torch.zeros(len(wanted), 7)
+    for b, tokens in enumerate(wanted):
+        for token in tokens:
+            probs[b, token] += 1 / len(tokens)
+    blurred = (1 - noise_of) * probs + noise_of * torch.full((7,), 1 / 7)
+    ids, real = lattice(blurred, torch.tensor(factors), greedy)
+    assert [sorted(row[keep].tolist()) for row, keep in zip(ids, real, strict=True)] == wanted
+
+
+def test_lattice_by_hand():
+    """0.55, 0.25, 0.2 at c = 2: the first token, then 0.05 is left of it; 0.8, 0.2: the first token twice."""
+    probs = torch.tensor([[0.55, 0.25, 0.20], [0.8, 0.2, 0.0], [0.1, 0.3, 0.6]])
+    ids, real = lattice(probs, torch.tensor([2, 2, 1]), greedy)
+    assert ids[:2].tolist() == [[0, 1], [0, 0]]
+    assert (ids[2, 0], real[2].tolist()) == (2, [True, False])
 
 
 def test_factor_one_is_the_identity():

@@ -45,7 +45,7 @@ class ModelConfig:
     lora: LoraSettings | None = None
     """Low-rank adapters; null trains all weights."""
     attn_implementation: str | None = None
-    """transformers' attention: sdpa | eager | flash_attention_2 ...; null: its default. On a CPU, eager trains faster."""
+    """transformers' attention: sdpa | eager | flash_attention_2 ...; null: its default. On CPUs eager trains faster."""
     dtype: str = "float32"
     """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
 

@@ -39,8 +39,7 @@ class Reading:
 @torch.no_grad()
 def nearest_tokens(lm: LatentLM, latents_KD: Tensor, k: int) -> list[tuple[Neighbour, ...]]:
     """The `k` nearest tokens of each latent by cosine similarity, best first."""
-    weight = lm.causal_lm.get_input_embeddings().weight
-    vocabulary_VD = lm.embed(torch.arange(weight.shape[0], device=weight.device)).float()
+    vocabulary_VD = lm.vocabulary().float()
     cosine_KV = (
         torch.nn.functional.normalize(latents_KD.float(), dim=-1)
         @ torch.nn.functional.normalize(vocabulary_VD, dim=-1).T

@@ -112,9 +112,9 @@ class ThinkState:
         """LM head at `hidden`, (B, V) float32; computed when first asked for."""
         return self._logits
 
-    def uniform(self) -> Tensor:
-        """One number in [0, 1) a row, (B,) float64."""
-        return noise.uniform(noise.keys(self.seed, self.sample, self.step, noise.TOKEN), 1)[:, 0]
+    def uniform(self, stream: int = noise.TOKEN, n: int = 1) -> Tensor:
+        """Numbers in [0, 1), float64: the n-th of this step's stream for each row, (B,)."""
+        return noise.uniform(noise.keys(self.seed, self.sample, self.step, stream), n)[:, n - 1]
 
     def normal(self, n: int) -> Tensor:
         """(B, n) float32 standard normals."""

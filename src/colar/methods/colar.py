@@ -38,17 +38,15 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Row, ThinkState, Thought
+from colar.methods.latent_head import Head, LatentHead, LatentLoss, continued, latent_loss
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-from colar.ops.compress import Merge, compress, members, pick_one
+from colar.ops.compress import Merge, compress, lattice, members, pick_one, scale
 from colar.ops.sampling import sample_tokens
 from colar.prompts import Template
 
-LatentLoss = Literal["soft_mse", "nll"]
-Head = Literal["gaussian", "deterministic"]
+Stop = Literal["majority", "argmax"]
 ChainLabel = Literal["expected", "sampled"]
-LOG_STD_RANGE = (-7.0, 2.0)
-"""Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,13 @@ class ColarParams:
     compression_factor: float = 2
     """c: how many reasoning tokens a latent stands for, 1 or more."""
 
+    snap: bool = False
+    """Feed back the sum of c token embeddings that the LM head's distribution is nearest to, not the latent head's
+    mean: what the model was trained to read, so that small errors do not compound."""
+
     def __post_init__(self) -> None:
+        if self.snap not in (True, False):
+            raise ValueError(f"snap must be true or false, got {self.snap!r}")
         c = self.compression_factor
         if not _is_number(c):
             raise ValueError(f"compression_factor must be a number, got {c!r}")
@@ -76,7 +80,8 @@ class ColarConfig:
     merge: Merge = "sqrt"
     """Scale of a group's sum: "sqrt" of its size, or its "mean" (ablation MP)."""
     head: Head = "gaussian"
-    """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL)."""
+    """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
+    gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction."""
     latent_loss: LatentLoss = "soft_mse"
     """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
     alpha: float = 0.02
@@ -85,6 +90,11 @@ class ColarConfig:
     """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
     chain_label: ChainLabel = "expected"
     """"sampled": one token of the group, drawn at random (the paper's); "expected": its expectation over the draw."""
+    own_latents: float = 0.0
+    """Share of the latents fed in training that the model predicted itself (one more forward, without gradient)."""
+    stop: Stop = "majority"
+    """When greedy thinking ends: "majority", the separator is more likely than not; "argmax", likelier than any one
+    token (the paper's), which ends early where c tokens share what is left."""
     comp_weight: float = 1.0
     """Weight of L_comp."""
     latent_weight: float = 1.0
@@ -97,6 +107,9 @@ class ColarConfig:
         _one_of("head", self.head, get_args(Head))
         _one_of("latent_loss", self.latent_loss, get_args(LatentLoss))
         _one_of("chain_label", self.chain_label, get_args(ChainLabel))
+        _one_of("stop", self.stop, get_args(Stop))
+        if not (_is_number(self.own_latents) and 0 <= self.own_latents <= 1):
+            raise ValueError(f"method.own_latents must be between 0 and 1, got {self.own_latents!r}")
         if self.head == "deterministic" and self.latent_loss == "nll":
             raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
         for name in ("alpha", "comp_weight", "latent_weight"):
@@ -125,37 +138,24 @@ class ColarConfig:
         return tuple(range(int(low), int(high) + 1))
 
 
-class LatentHead(nn.Module):
-    """Hidden state -> mean and log standard deviation of the next latent in units of sigma_e, (..., D) each.
-
-    "A three-layered MLP with hidden dimensions corresponding to the LLM backbone's" and two heads.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers = [module for _ in range(3) for module in (nn.Linear(width, width), nn.GELU())]
-        self.body = nn.Sequential(*layers)
-        self.mean = nn.Linear(width, width)
-        self.log_std = nn.Linear(width, width)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.body(hidden.to(self.mean.weight.dtype))
-        return self.mean(features).float(), self.log_std(features).float().clamp(*LOG_STD_RANGE)
-
-
 class Colar(base.Base):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
     Params: ClassVar[type] = ColarParams
 
     def modules(self, lm_config: Any) -> dict[str, nn.Module]:
-        return {"latent_head": LatentHead(lm_config.hidden_size)}
+        return {"latent_head": LatentHead(lm_config.hidden_size, correction=self.config.head == "anchored")}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         lm.freeze_embeddings()
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
         return examples
+
+    @property
+    def loss_kind(self) -> Literal["mse", "soft_mse", "nll"]:
+        """What trains the latent head: a head without a spread has only the squared error."""
+        return "mse" if self.config.head == "deterministic" else self.config.latent_loss
 
     @property
     def sigma_e(self) -> float:
@@ -184,15 +184,54 @@ class Colar(base.Base):
         c_B = batch.params["compression_factor"]
         with torch.no_grad():
             chain_BTD = lm.embed(batch.chain_ids).float()  # targets keep float32 over a half-precision base
-        latents_BKD, counts_B = compress(chain_BTD, batch.chain_lengths, c_B, self.config.merge)
+        config = self.config
+        latents_BKD, counts_B = compress(chain_BTD, batch.chain_lengths, c_B, config.merge)
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        hidden_BTD = lm.hidden(base.pack(question, (latents_BKD, counts_B), answer))
+        fed_BKD = self._fed(lm, batch, question, latents_BKD, counts_B)
+        hidden_BTD = lm.hidden(base.pack(question, (fed_BKD, counts_B), answer))
         labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
         hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
         ce_B = base.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
-        terms = {"ce": self.config.comp_weight * ce_B}
-        return terms | self._latent_loss(lm, hidden_BND, latents_BKD, counts_B)
+        terms = {"ce": config.comp_weight * ce_B}
+        return terms | self._latent_loss(lm, hidden_BND, latents_BKD, counts_B, c_B)
+
+    @torch.no_grad()
+    def _fed(
+        self,
+        lm: LatentLM,
+        batch: Batch,
+        question: tuple[Tensor, Tensor],
+        latents_BKD: Tensor,
+        counts_B: Tensor,
+    ) -> Tensor:
+        """What is fed in place of the reasoning: the latents, a share of them as the model predicts them itself."""
+        K = latents_BKD.shape[1]
+        if not (self.config.own_latents and K):
+            return latents_BKD
+        hidden_BTD = lm.hidden(base.pack(question, (latents_BKD, counts_B)))
+        hidden_BKD = base.shift(hidden_BTD, batch.question_lengths - 1, K)
+        c_BK = batch.params["compression_factor"][:, None].expand(-1, K)
+        mean, _ = self._predict(lm, hidden_BKD.flatten(0, 1), c_BK.flatten())
+        own_BK = noise.uniform(noise.keys(batch.seeds, noise.OWN), K) < self.config.own_latents
+        own_BKD = (mean * self.sigma_e).view_as(latents_BKD).to(latents_BKD.dtype)
+        return torch.where(own_BK[..., None], own_BKD, latents_BKD)
+
+    def _predict(
+        self, lm: LatentLM, hidden_MD: Tensor, c_M: Tensor, logits_MV: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the next latent in units of sigma_e, (M, D) each."""
+        mean, log_std = lm.extra["latent_head"](hidden_MD)
+        if self.config.head != "anchored":
+            return mean, log_std
+        logits_MV = lm.logits(hidden_MD) if logits_MV is None else logits_MV
+        probs_MV = continued(logits_MV, lm.template.separator_id)
+        # The LM head's label is the mean of a group's tokens, the latent their sum over its scale.
+        scale_M = torch.ceil(c_M).float() / (scale(torch.ceil(c_M), self.config.merge) * self.sigma_e)
+        vocabulary_VD = lm.vocabulary().detach()
+        with torch.autocast(hidden_MD.device.type, enabled=False):
+            expected_MD = (probs_MV.to(vocabulary_VD.dtype) @ vocabulary_VD).float()
+        return mean + scale_M[:, None] * expected_MD, log_std
 
     def _labels(self, batch: Batch, counts_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights: the next group's tokens, or
@@ -215,42 +254,61 @@ class Colar(base.Base):
         return labels_BNG, base.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
 
     def _latent_loss(
-        self, lm: LatentLM, hidden_BND: Tensor, latents_BKD: Tensor, counts_B: Tensor
+        self, lm: LatentLM, hidden_BND: Tensor, latents_BKD: Tensor, counts_B: Tensor, c_B: Tensor
     ) -> dict[str, Tensor]:
-        K = latents_BKD.shape[1]
-        mask_BK = base.length_mask(counts_B, K)
-        mean, log_std = lm.extra["latent_head"](hidden_BND[:, :K])
-        target_BKD = latents_BKD.float() / self.sigma_e
-        loss_BK = latent_loss(self.config, mean, log_std, target_BKD).mean(-1)
+        mask_BK = base.length_mask(counts_B, latents_BKD.shape[1])
+        c_M = c_B[:, None].expand_as(mask_BK)[mask_BK]
+        mean, log_std = self._predict(lm, hidden_BND[:, : mask_BK.shape[1]][mask_BK], c_M)
+        target_MD = latents_BKD[mask_BK].float() / self.sigma_e
+        loss_M = latent_loss(mean, log_std, target_MD, self.loss_kind, self.config.alpha).mean(-1)
+
+        def per_row(values_M: Tensor) -> Tensor:
+            values_BK = values_M.new_zeros(mask_BK.shape).masked_scatter(mask_BK, values_M)
+            return base.row_mean(values_BK, mask_BK)
+
         return {
-            "latent": self.config.latent_weight * base.row_mean(loss_BK, mask_BK),
-            "_sigma": base.row_mean(log_std.detach().exp().mean(-1), mask_BK),
-            "_latent_mse": base.row_mean((mean.detach() - target_BKD).square().mean(-1), mask_BK),
+            "latent": self.config.latent_weight * per_row(loss_M),
+            "_sigma": per_row(log_std.detach().exp().mean(-1)),
+            "_latent_mse": per_row((mean.detach() - target_MD).square().mean(-1)),
         }
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        logits_BV = state.logits()
-        ids_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
-        mean, log_std = lm.extra["latent_head"](state.hidden)
+        logits_BV, c_B = state.logits(), state.params["compression_factor"]
+        mean, log_std = self._predict(lm, state.hidden, c_B, logits_BV)
         latent = mean
-        if self.config.head == "gaussian" and bool((state.latent_temperature > 0).any()):
+        if self.config.head != "deterministic" and bool((state.latent_temperature > 0).any()):
             spread = state.latent_temperature[:, None].float() * log_std.exp()
             latent = mean + spread * state.normal(mean.shape[-1])
-        embeds = (latent * self.sigma_e).to(state.hidden.dtype)
+        embeds = latent * self.sigma_e
+        snap_B = state.params["snap"] > 0
+        if bool(snap_B.any()):
+            embeds = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds)
         stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
         info = {"mu": mean, "sigma": log_std.exp(), "stop_probability": stop_B}
-        return Thought(embeds, ids_B == lm.template.separator_id, torch.full_like(ids_B, -1), info)
+        tokens_B = torch.full_like(state.step, -1)
+        return Thought(
+            embeds.to(state.hidden.dtype), self._stops(lm, state, logits_BV, stop_B), tokens_B, info
+        )
 
+    def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
+        """(B,) bool: which rows end their thinking here."""
+        ids_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
+        chosen_B = ids_B == lm.template.separator_id
+        if self.config.stop == "argmax":
+            return chosen_B
+        return torch.where(state.temperature == 0, stop_B > 0.5, chosen_B)
 
-def latent_loss(config: ColarConfig, mean: Tensor, log_std: Tensor, target: Tensor) -> Tensor:
-    """Elementwise loss of a prediction, in units of sigma_e squared."""
-    error = (mean - target).square()
-    if config.head == "deterministic":
-        return error
-    if config.latent_loss == "nll":
-        return 0.5 * error * torch.exp(-2 * log_std) + log_std
-    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
-    return error + torch.exp(2 * log_std) - config.alpha * entropy
+    def _snapped(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
+        """(B, D): the sums of c token embeddings that the LM head stands for; drawn, at temperatures above 0."""
+
+        def choose(mass_BV: Tensor, g: int) -> Tensor:
+            uniform_B = state.uniform(noise.SNAP, g + 1)
+            return sample_tokens(mass_BV.log(), state.temperature, state.top_p, uniform_B)
+
+        probs_BV = continued(logits_BV, lm.template.separator_id)
+        ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose)
+        total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
+        return total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
 
 
 def _is_number(value: object) -> bool:

@@ -147,6 +147,14 @@ class LatentLM(nn.Module):
         """(..., D) -> (..., V) float32, as the backbone's own forward would give them."""
         return head_logits(self.causal_lm, hidden)
 
+    def vocabulary(self) -> Tensor:
+        """The embedding module's output for every id, (V, D)."""
+        embedding = self.causal_lm.get_input_embeddings()
+        weight: Tensor = embedding.weight
+        if type(embedding) is nn.Embedding:  # nothing is done to its rows: no copy of them
+            return weight
+        return self.embed(torch.arange(weight.shape[0], device=weight.device))
+
     @torch.no_grad()
     def embedding_std(self) -> float:
         """sigma_e: standard deviation of the embedding module's output over the whole vocabulary."""

@@ -15,6 +15,7 @@ Shape suffixes: B rows, T reasoning tokens, K latents, D width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -34,6 +35,12 @@ def groups(n_tokens: int, c_B: Tensor) -> Tensor:
     return torch.ceil(positions_T / c_B.double()[:, None]).long() - 1
 
 
+def scale(size: Tensor, merge: Merge = "sqrt") -> Tensor:
+    """What a sum of `size` embeddings is divided by: sqrt(size), or size; 1 for none."""
+    count = size.clamp(min=1).float()
+    return count.sqrt() if merge == "sqrt" else count
+
+
 def compress(
     embeds_BTD: Tensor, lengths_B: Tensor, c_B: Tensor, merge: Merge = "sqrt"
 ) -> tuple[Tensor, Tensor]:
@@ -51,8 +58,7 @@ def compress(
     real_BT = torch.arange(T, device=embeds_BTD.device) < lengths_B[:, None]
     member_BKT = groups(T, c_B)[:, None, :] == torch.arange(K, device=embeds_BTD.device)[:, None]
     member_BKT = (member_BKT & real_BT[:, None, :]).float()
-    size_BK1 = member_BKT.sum(-1, keepdim=True).clamp(min=1)
-    weight_BKT = member_BKT / (size_BK1.sqrt() if merge == "sqrt" else size_BK1)
+    weight_BKT = member_BKT / scale(member_BKT.sum(-1, keepdim=True), merge)
     with torch.autocast(embeds_BTD.device.type, enabled=False):
         latents_BKD = weight_BKT @ torch.where(real_BT[..., None], embeds_BTD, 0).float()
     return latents_BKD.to(embeds_BTD.dtype), counts_B
@@ -88,3 +94,19 @@ def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:
     chosen_BK = torch.minimum((uniform_BK * size_BK).long(), (size_BK - 1).clamp(min=0))
     one_BKG = torch.arange(real_BKG.shape[-1], device=real_BKG.device) == chosen_BK[..., None]
     return one_BKG & real_BKG
+
+
+def lattice(probs_BV: Tensor, c_B: Tensor, choose: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, Tensor]:
+    """The c tokens that a distribution over a group's tokens stands for: ids (B, G), and which are real (B, G) bool.
+
+    The label of a group is a distribution whose masses are multiples of 1/c, so latents lie on a lattice: the sums
+    of c embeddings. A token is chosen by `choose(masses (B, V), g)` (argmax, or a draw), 1/c is taken off its mass,
+    and so on c times (the method of largest remainders). A probability of 1 is the same token c times.
+    """
+    size_B = torch.ceil(c_B.double())
+    left_BV, ids = probs_BV.clone(), []
+    for g in range(int(size_B.max())):
+        ids.append(choose(left_BV, g))
+        left_BV.scatter_add_(1, ids[-1][:, None], -(1 / size_B[:, None]).to(left_BV.dtype))
+        left_BV.clamp_(min=0)
+    return torch.stack(ids, dim=1), torch.arange(len(ids), device=c_B.device) < size_B[:, None]

@@ -1,0 +1,289 @@
+"""Rows a second and peak memory of fine-tuning, ours beside a plain transformers `Trainer`, in one run.
+
+    python benchmarks/sft.py --output results/bench-sft
+
+The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and AdamW for all:
+
+    trainer         transformers' Trainer as its examples use it: padding to the longest of a random batch, logits
+                    at every position, default attention
+    trainer-eager   the same with the attention that ours uses, to tell what that alone gives
+    cot             ours: rows of like length together, logits at labels only, layers compiled
+    cot-uncompiled  the same without compilation
+    colar-1|2|5     CoLaR-SFT at one compression factor
+
+A run goes twice over the rows in a process of its own. The first pass warms up (compilation, allocators, kernels
+for each length) and is not counted. Rounds alternate between the systems, so that a noisy minute hits all.
+The table goes to stdout, then one JSON line; the raw runs into the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
+
+from colar import files, progress, recipe
+from colar.training import data
+from colar.training.compiled import compiled_layers
+from colar.training.objective import Objective
+from colar.training.run_folder import RunFolder
+from colar.training.sft import TrainingConfig, arguments
+from colar.training.trainer import LatentTrainer
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "trainer": {"plain": True, "attention": "sdpa"},
+    "trainer-eager": {"plain": True, "attention": "eager"},
+    "cot": {"method": "cot", "attention": "eager", "compile": True},
+    "cot-uncompiled": {"method": "cot", "attention": "eager", "compile": False},
+    "colar-1": {"method": "colar", "factor": 1, "attention": "eager", "compile": True},
+    "colar-2": {"method": "colar", "factor": 2, "attention": "eager", "compile": True},
+    "colar-5": {"method": "colar", "factor": 5, "attention": "eager", "compile": True},
+}
+
+
+class Passes(TrainerCallback):  # type: ignore[misc]
+    """When each pass over the rows ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.ends.append(time.perf_counter())
+
+
+def main() -> None:
+    args = _arguments()
+    if args.system:
+        print(json.dumps(measure(args.system, args)))
+        return
+    runs: list[dict[str, Any]] = []
+    plan = [name for _ in range(args.rounds) for name in args.systems]
+    for name in progress.track(plan, "sft"):
+        runs.append(_in_a_process(name))
+    report = summarise(runs, args)
+    path = files.require_writable(args.output) / "report.json"
+    files.write_json(path, report)
+    _show(report)
+    print(
+        json.dumps(report["ratios"] | {name: s["rows_per_second"] for name, s in report["systems"].items()})
+    )
+    progress.say(f"wrote {path}")
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One run: rows and tokens a second of the second pass, peak memory of the process."""
+    torch.set_num_threads(args.threads)
+    settings = SYSTEMS[name]
+    loaded = recipe.DataConfig(
+        source=args.source, data_dir=args.data_dir, train_size=args.rows, validation_size=0
+    )
+    examples, _ = recipe.load_examples(loaded)
+    passes = Passes()
+    run: Callable[..., int] = plain if settings.get("plain") else ours
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = run(settings, examples, args, passes, folder)
+    seconds = passes.ends[1] - passes.ends[0]
+    return {
+        "system": name,
+        "rows_per_second": len(examples) / seconds,
+        "fed_per_row": tokens / len(examples),
+        "seconds": seconds,
+        "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def plain(
+    settings: dict[str, Any], examples: list[Any], args: argparse.Namespace, passes: Passes, folder: str
+) -> int:
+    """transformers' Trainer on the same ids; returns the tokens of all rows."""
+    lm, cot = _load({"method": "cot", "attention": settings["attention"]}, args)
+    rows = [cot.encode(lm.template, example, None, 0.0) for example in examples]
+    features = []
+    for row in rows:
+        ids = [*row.question, *row.chain, *row.answer]
+        features.append({"input_ids": ids, "labels": [-100] * len(row.question) + ids[len(row.question) :]})
+    training = TrainingArguments(
+        output_dir=folder,
+        num_train_epochs=2,
+        per_device_train_batch_size=args.batch_size,
+        learning_rate=1e-5,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    collate = DataCollatorForSeq2Seq(lm.tokenizer, padding=True)
+    if lm.tokenizer.pad_token is None:
+        lm.tokenizer.pad_token = lm.tokenizer.eos_token
+    trainer = Trainer(
+        lm.causal_lm, training, train_dataset=features, data_collator=collate, callbacks=[passes]
+    )
+    trainer.train()
+    return sum(map(len, rows))
+
+
+def ours(
+    settings: dict[str, Any], examples: list[Any], args: argparse.Namespace, passes: Passes, folder: str
+) -> int:
+    """What `colar train` runs, without validation and checkpoints; returns the positions of all rows."""
+    lm, method = _load(settings, args)
+    config = TrainingConfig(
+        num_train_epochs=2,
+        per_device_train_batch_size=args.batch_size,
+        learning_rate=1e-5,
+        bf16=True,
+        report_to="none",
+        save_steps=10**6,
+    )
+    examples = list(method.prepare(lm, examples))
+    rows = data.Rows(lm, method, examples, seed=0)
+    order = data.Order(examples, rows.lengths(), seed=0, group=args.batch_size)
+    training = arguments(config, RunFolder(Path(folder)))
+    training.save_strategy = "no"
+    trainer = LatentTrainer(Objective(lm, method), training, rows, order)
+    trainer.add_callback(passes)
+    if settings["compile"]:
+        with compiled_layers(lm):
+            trainer.train()
+    else:
+        trainer.train()
+    factor = settings.get("factor", 1)
+    encoded = [rows[0.0, index] for index in range(len(rows))]
+    return sum(len(row.question) + -(-len(row.chain) // factor) + len(row.answer) for row in encoded)
+
+
+def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    """Medians over the rounds, the ratios that matter, and everything that they come from."""
+    systems = {}
+    for name in args.systems:
+        mine = [run for run in runs if run["system"] == name]
+        systems[name] = {
+            key: median(run[key] for run in mine)
+            for key in ("rows_per_second", "fed_per_row", "peak_memory_gib")
+        }
+        speeds = [run["rows_per_second"] for run in mine]
+        systems[name] |= {"slowest": min(speeds), "fastest": max(speeds)}
+    ratios = {}
+    for key, (a, b) in {
+        "cot_vs_trainer": ("cot", "trainer"),
+        "cot_vs_trainer_eager": ("cot", "trainer-eager"),
+        "cot_uncompiled_vs_trainer": ("cot-uncompiled", "trainer"),
+        "colar1_vs_cot": ("colar-1", "cot"),
+        "colar2_vs_cot": ("colar-2", "cot"),
+        "colar5_vs_cot": ("colar-5", "cot"),
+    }.items():
+        if a in systems and b in systems:
+            ratios[key] = systems[a]["rows_per_second"] / systems[b]["rows_per_second"]
+    return {
+        "benchmark": "sft",
+        "setting": {
+            "backbone": args.backbone,
+            "source": args.source,
+            "rows": args.rows,
+            "batch_size": args.batch_size,
+            "rounds": args.rounds,
+            "threads": args.threads,
+            "precision": "bf16 autocast over float32 weights",
+        },
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "ratios": ratios,
+        "systems": systems,
+        "runs": runs,
+    }
+
+
+def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]:
+    config = {"compression_factors": [settings["factor"]]} if "factor" in settings else {}
+    made = recipe.Recipe(
+        output="unused",
+        model=recipe.ModelConfig(backbone=args.backbone, attn_implementation=settings["attention"]),
+        method={"name": settings["method"], **config},
+    )
+    return recipe.load_model(made)
+
+
+def _in_a_process(name: str) -> dict[str, Any]:
+    """The run of one system, by this file in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, *sys.argv[1:], "--system", name], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-4000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    progress.say(f"{name}: {result['rows_per_second']:.2f} rows/s, {result['peak_memory_gib']:.1f} GiB")
+    return result
+
+
+def _show(report: dict[str, Any]) -> None:
+    setting = report["setting"]
+    table = Table(
+        title=f"{setting['backbone']}, {setting['rows']} rows of {setting['source']}, batches of "
+        f"{setting['batch_size']}, {setting['threads']} threads, medians of {setting['rounds']}"
+    )
+    for column in ("system", "rows/s", "slowest ... fastest", "x trainer", "positions/row", "peak GiB"):
+        table.add_column(column, justify="left" if column == "system" else "right")
+    base = report["systems"].get("trainer", {}).get("rows_per_second")
+    for name, s in report["systems"].items():
+        table.add_row(
+            name,
+            f"{s['rows_per_second']:.2f}",
+            f"{s['slowest']:.2f} ... {s['fastest']:.2f}",
+            f"{s['rows_per_second'] / base:.2f}" if base else "-",
+            f"{s['fed_per_row']:.0f}",
+            f"{s['peak_memory_gib']:.1f}",
+        )
+    Console(width=100).print(table)
+
+
+def _processor() -> str:
+    """The processor's name, and whether it multiplies bf16 matrices in hardware."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text() if path.exists() else ""
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    extras = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in text]
+    return " ".join([names[0] if names else platform.processor(), *extras])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", default="results/bench-sft", help="folder for report.json")
+    parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
+    parser.add_argument("--source", default="gsm8k-aug", help="a source (`colar data list`) or a file")
+    parser.add_argument("--data-dir", default=None, help="folder with upstream files; else $COLAR_DATA_DIR")
+    parser.add_argument("--rows", type=int, default=192)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each system; medians are shown")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--system", choices=list(SYSTEMS), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
