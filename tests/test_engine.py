@@ -189,7 +189,7 @@ def test_sampled_latents_follow_the_head(colar):
     eps = []
     for temperature in (1.0, 0.5):
         decoding = dataclasses.replace(SAMPLED, latent_temperature=temperature)
-        requests = [dataclasses.replace(colar.requests[3], decoding=decoding, seed=s) for s in range(40)]
+        requests = [dataclasses.replace(colar.requests[4], decoding=decoding, seed=s) for s in range(40)]
         for done in Engine(colar.lm, colar.method).generate(requests):
             for latent, info in zip(done.latents if done.length else [], done.info, strict=True):
                 eps.append((latent / colar.method.config.sigma_e - info["mu"]) / info["sigma"] / temperature)

@@ -11,6 +11,7 @@ from colar.engine import reference
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import Limits, System
 from colar.methods import registry
+from colar.methods.colar import ColarParams
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -106,3 +107,16 @@ def test_a_question_too_long_stops_before_the_first_answer(system, tmp_path):
     with pytest.raises(ValueError, match="request long: the question has"):
         evaluate.evaluate(grid, {"x": [EXAMPLES[0], long]}, path, LIMITS)
     assert not path.exists()
+
+
+def test_a_variant_is_a_row_of_its_own(system, tmp_path):
+    """The same question asked with and without snapping: two records, told apart by their label."""
+    asked = [ColarParams(2), ColarParams(2, snap=True)]
+    grid = evaluate.cells(system, ["x"], asked, ["greedy"], [0])
+    assert [cell.key["label"] for cell in grid] == ["", "snap"]
+    labelled = evaluate.Cell(replace(system, label="control"), "x", asked[1], "greedy", 0)
+    assert labelled.key["label"] == "control, snap"
+    path = tmp_path / "records.jsonl"
+    assert evaluate.evaluate(grid, {"x": EXAMPLES}, path, LIMITS) == 2 * len(EXAMPLES)
+    metrics = evaluate.score(system.lm, system.method, EXAMPLES, asked, "greedy", LIMITS)
+    assert {"accuracy/compression_factor=2", "accuracy/compression_factor=2/snap"} < set(metrics)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from families import FAMILIES, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -38,6 +39,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import Template, TemplateConfig
 from colar.training import data
 from colar.training.callbacks import Evaluations
+from colar.training.compiled import compiled_layers, decoder_layers
 from colar.training.objective import Objective
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, TrainResult, arguments, train
@@ -744,3 +746,44 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
     assert "base_model" not in yaml.safe_load(
         card.text(LatentLM.from_backbone(local), "cot", {}).split("---")[1]
     )
+
+
+# Compilation
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_layers_of_every_family_are_found(family):
+    lm = tiny_lm(family)
+    layers = decoder_layers(lm)
+    assert len(layers) == lm.config.num_hidden_layers
+    assert all("attn" in " ".join(name for name, _ in layer.named_modules()) for layer in layers)
+
+
+def test_compiled_layers_compute_the_same_and_leave_no_trace():
+    """Two lengths through compiled layers and through plain ones; names of the weights never change."""
+    lm = tiny_lm("llama")
+    names = list(lm.state_dict())
+    ids = torch.arange(24).view(2, 12)
+
+    def gradient(length):
+        lm.zero_grad()
+        lm.hidden(lm.embed(ids[:, :length])).square().mean().backward()
+        return decoder_layers(lm)[0].mlp.up_proj.weight.grad.clone()
+
+    plain = [gradient(length) for length in (7, 12)]
+    with compiled_layers(lm):
+        assert list(lm.state_dict()) == names
+        for expected, length in zip(plain, (7, 12), strict=True):
+            torch.testing.assert_close(gradient(length), expected, rtol=1e-3, atol=1e-5)
+    assert all(layer._compiled_call_impl is None for layer in decoder_layers(lm))
+    torch.testing.assert_close(gradient(7), plain[0])
+
+
+def test_compilation_without_a_compiler_is_refused_in_words(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with (
+        pytest.raises(ValueError, match=r"training.compile needs a C\+\+ compiler"),
+        compiled_layers(tiny_lm("llama")),
+    ):
+        pass

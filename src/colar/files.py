@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -52,6 +52,11 @@ def read_json(path: str | Path) -> Any:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
+
+
+def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
+    """A JSON value a line, replacing the file atomically."""
+    return write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:

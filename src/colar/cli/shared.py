@@ -63,9 +63,13 @@ def params_options(parser: Parser) -> None:
     """An option for each per-request value that some method has."""
     from colar.methods import registry
 
-    for name in registry.param_names():
+    for name, kind in registry.param_types().items():
         parser.add_argument(
-            f"--{name}", type=number, nargs="+", help="one or several, for methods that have it"
+            f"--{name}",
+            type=truth if kind is bool else number,
+            nargs="+",
+            metavar="true|false" if kind is bool else None,
+            help="one or several, for methods that have it",
         )
 
 
@@ -73,6 +77,13 @@ def number(text: str) -> float:
     """A number off the command line; whole ones as int (argparse names this function in its error)."""
     value = float(text)
     return int(value) if value.is_integer() else value
+
+
+def truth(text: str) -> bool:
+    """true or false off the command line."""
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
 
 
 def options(pairs: list[str], source: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from colar.data.answers import judge
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
-from colar.methods.base import Method
+from colar.methods.base import Method, variant
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
@@ -66,7 +66,7 @@ class Cell:
         return {
             "model": self.system.model,
             "method": self.system.method.name,
-            "label": self.system.label,
+            "label": ", ".join(part for part in (self.system.label, variant(self.params)) if part),
             "dataset": self.dataset,
             "compression_factor": getattr(self.params, "compression_factor", None),
             "decoding": self.decoding,
@@ -209,7 +209,9 @@ def score(
         cell = Cell(system, "validation", param, decoding, 0)
         requests = [make_request(cell, example, limits) for example in examples]
         records = list(answer(cell, examples, requests, limits.batch_size))
-        suffix = "".join(f"/{name}={value:g}" for name, value in asdict(param).items())
+        factor = getattr(param, "compression_factor", None)
+        suffix = "" if factor is None else f"/compression_factor={factor:g}"
+        suffix += f"/{variant(param)}" if variant(param) else ""
         out[f"accuracy{suffix}"] = sum(record["correct"] for record in records) / len(records)
         out[f"length{suffix}"] = sum(record["length"] for record in records) / len(records)
     for name in ("accuracy", "length"):

@@ -169,6 +169,10 @@ class Method(Protocol):
         """
         ...
 
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What training feeds between the separators: embeddings (B, K, D) and each row's number of them (B,)."""
+        ...
+
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Inference, one step, behaviour of the final stage; a pure function of the state's columns."""
         ...
@@ -198,6 +202,9 @@ class Base:
     def stage(self, epoch: float) -> int:
         return 0
 
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        return lm.embed(batch.chain_ids), batch.chain_lengths
+
     def trained(self, params: Any) -> str | None:
         return None
 
@@ -214,6 +221,16 @@ def encode_row(template: Template, example: Example, params: Any, prompt: str, s
         )
     except ValueError as error:
         raise ValueError(f"{example.id}: {error}") from error
+
+
+def variant(params: Any) -> str:
+    """What a request asks beyond its speed, where that is not the default: `snap`, `key=value`; "" for most."""
+    parts = []
+    for f in dataclasses.fields(params):
+        value = getattr(params, f.name)
+        if f.name != "compression_factor" and value != f.default:
+            parts.append(f.name if value is True else f"{f.name}={value:g}")
+    return ", ".join(parts)
 
 
 def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:

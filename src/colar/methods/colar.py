@@ -180,12 +180,14 @@ class Colar(base.Base):
         params = ColarParams(rng.choice(self.config.factors))
         return base.encode_row(template, example, params, self.prompt(params), rng.getrandbits(62))
 
-    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        chain_BTD = lm.embed(batch.chain_ids).float()  # targets keep float32 over a half-precision base
         c_B = batch.params["compression_factor"]
-        with torch.no_grad():
-            chain_BTD = lm.embed(batch.chain_ids).float()  # targets keep float32 over a half-precision base
-        config = self.config
-        latents_BKD, counts_B = compress(chain_BTD, batch.chain_lengths, c_B, config.merge)
+        return compress(chain_BTD, batch.chain_lengths, c_B, self.config.merge)
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        latents_BKD, counts_B = self.thoughts(lm, batch)
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
         fed_BKD = self._fed(lm, batch, question, latents_BKD, counts_B)
@@ -193,7 +195,8 @@ class Colar(base.Base):
         labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
         hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
         ce_B = base.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
-        terms = {"ce": config.comp_weight * ce_B}
+        terms = {"ce": self.config.comp_weight * ce_B}
+        c_B = batch.params["compression_factor"]
         return terms | self._latent_loss(lm, hidden_BND, latents_BKD, counts_B, c_B)
 
     @torch.no_grad()

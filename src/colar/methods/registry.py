@@ -48,6 +48,11 @@ def param_names() -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def param_types() -> dict[str, type]:
+    """The type of each per-request value that some method has."""
+    return {name: kind for method in METHODS.values() for name, kind in get_type_hints(method.Params).items()}
+
+
 def typed(cls: type[Any], values: Mapping[str, Any], what: str) -> Any:
     """A dataclass from JSON-like values: unknown keys and wrong types are errors in words."""
     hints = get_type_hints(cls)

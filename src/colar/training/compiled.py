@@ -7,6 +7,8 @@ sees one (rows, positions, width) tensor; its lengths are symbolic, so later bat
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 
 from torch import nn
@@ -28,6 +30,9 @@ def decoder_layers(lm: LatentLM) -> list[nn.Module]:
 def compiled_layers(lm: LatentLM) -> Iterator[None]:
     """Compile inside the block; the model is as before after it, its state dict throughout."""
     layers = decoder_layers(lm)
+    compilers = [os.environ.get("CXX"), "g++", "clang++"]
+    if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
+        raise ValueError("training.compile needs a C++ compiler on a CPU (g++ or clang++); or set it false")
     progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:
         layer.compile(dynamic=True)

@@ -1,0 +1,70 @@
+"""`colar diagnose`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from colar import files, progress
+from colar.cli.shared import data_options, load, model_options, named, options, param_grid, params_options
+
+
+def add_parser(commands: Any, method_options: bool) -> None:
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="where a checkpoint loses: reading latents, writing them, stopping, plan or arithmetic",
+        description="Feed a checkpoint the reference chains' own latents (read), ask for each next latent after a "
+        "right prefix (write), and let it think for itself (free), its errors put down to their first cause.",
+    )
+    diagnose.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="[NAME=]CHECKPOINT",
+        help="folder or Hub id, with the name for its rows",
+    )
+    data_options(diagnose)
+    diagnose.add_argument(
+        "--data", default="arithmetic", help="a source whose rows have reasoning, or a file"
+    )
+    diagnose.add_argument("--split", default="test", help="split of the source")
+    diagnose.add_argument("--limit", type=int, default=200, help="first so many problems")
+    if method_options:
+        params_options(diagnose)
+    diagnose.add_argument("--max_latents", type=int, default=128, help="most thoughts of a request")
+    diagnose.add_argument("--max_completion_length", type=int, default=16, help="most tokens of an answer")
+    diagnose.add_argument("--output", required=True, help="folder for diagnosis.json and thoughts.jsonl")
+    model_options(diagnose)
+    diagnose.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from colar.analysis import diagnosis
+    from colar.data import sources
+    from colar.engine.request import Decoding
+    from colar.methods.base import variant
+
+    output = files.require_writable(args.output)
+    examples = sources.load(
+        args.data, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
+        skip_malformed=args.skip_malformed, options=options(args.options, args.data),
+    )  # fmt: skip
+    limits = Decoding(max_latents=args.max_latents, max_completion_length=args.max_completion_length)
+    rows, lines = [], []
+    for text in args.checkpoints:
+        name, path = named(text)
+        lm, method, _ = load(path, args)
+        for params in param_grid(method, args):
+            factor = getattr(params, "compression_factor", None)
+            key = {"model": name, "compression_factor": factor, "variant": variant(params)}
+            row, thoughts = diagnosis.diagnose(lm, method, examples, params, limits)
+            rows.append({**key, **row})
+            lines += [{**key, **line} for line in thoughts]
+    asked = {"data": args.data, "split": args.split, "limit": args.limit, "dtype": args.dtype}
+    files.write_json(
+        output / "diagnosis.json", {"asked": asked, "provenance": files.provenance(), "rows": rows}
+    )
+    files.write_jsonl(output / "thoughts.jsonl", lines)
+    Console(width=150).print(diagnosis.table(rows))
+    progress.say(f"wrote {output}/diagnosis.json and {output}/thoughts.jsonl")
