@@ -418,3 +418,21 @@ def test_push_to_hub_sends_a_whole_folder_and_refuses_a_broken_one(tmp_path, mon
     with pytest.raises(ValueError, match="lacks modules.safetensors"):
         checkpoint.push_to_hub(folder, "me/mine")
     assert calls == []
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_converted_weights_are_the_rounded_ones(saved, kind, tmp_path):
+    """bfloat16 and back is rounding, once; the files are about half as large; the rest is copied."""
+    source = saved(kind).folder
+    target = checkpoint.convert(source, tmp_path / "half", "bfloat16")
+    assert {p.name for p in target.iterdir()} == {p.name for p in source.iterdir()}
+    for path in source.glob("*.safetensors"):
+        whole, half = load_file(path), load_file(target / path.name)
+        assert whole.keys() == half.keys()
+        for name, value in whole.items():
+            assert half[name].dtype == torch.bfloat16
+            torch.testing.assert_close(half[name].float(), value.bfloat16().float(), rtol=0, atol=0)
+    lm, _ = registry.load(target)
+    assert all(torch.isfinite(p).all() for p in lm.parameters())
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        checkpoint.convert(source, tmp_path / "x", "int8")

@@ -82,7 +82,10 @@ def test_overrides_touch_exactly_the_named_key(tiny):
         (["--trainin.seed", "1"], "did you mean 'training.seed'"),
         (["--model.lora", "{rank: 3}"], "unknown key 'model.lora.rank'"),
         (["--training.learning_rate", "fast"], "training.learning_rate"),
-        (["--method.head", "cauchy"], "method.head must be one of gaussian, deterministic, got 'cauchy'"),
+        (
+            ["--method.head", "cauchy"],
+            "method.head must be one of gaussian, deterministic, anchored, got 'cauchy'",
+        ),
         (["--method.alpha", "lots"], "alpha must be a float, got 'lots'"),
         (["--method.alpha", ".nan"], "method.alpha must be 0 or more"),
         (["--method.latent_loss", "nll", "--method.head", "deterministic"], "needs a spread"),

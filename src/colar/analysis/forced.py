@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
 
 
 class Forced(base.Base):
     """`thoughts_RKD`, of which request r feeds the first `counts_R[r]`; requests carry r as their seed."""
 
-    name = "forced"
+    name: ClassVar[str] = "forced"
+    Config: ClassVar[type] = object
 
     def __init__(self, method: Method, thoughts_RKD: Tensor, counts_R: Tensor) -> None:
         super().__init__(method.config)
@@ -33,6 +35,12 @@ class Forced(base.Base):
 
     def prompt(self, params: Any) -> str:
         return self.method.prompt(params)
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        return self.method.encode(template, example, rng, epoch)
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        return self.method.loss(lm, batch)
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         at = state.step.clamp(max=max(self.thoughts_RKD.shape[1] - 1, 0))

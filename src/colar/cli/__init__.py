@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, diagnose, report, data. Results on stdout, everything else on stderr.
+"""`colar`: train, evaluate, generate, diagnose, report, export, data. Results on stdout, everything else on stderr.
 
 The commands wire the rooms of the library together and hold no logic of their own. Options are written with
 underscores or hyphens, as you like.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, generate, report, train
+from colar.cli import data, diagnose, evaluate, export, generate, report, train
 from colar.cli.shared import Parser
 
 
@@ -58,5 +58,6 @@ def build_parser(command: str | None = None) -> Parser:
     generate.add_parser(commands, method_options=command in (None, "generate"))
     diagnose.add_parser(commands, method_options=command in (None, "diagnose"))
     report.add_parser(commands)
+    export.add_parser(commands)
     data.add_parser(commands)
     return parser

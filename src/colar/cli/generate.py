@@ -171,7 +171,8 @@ def _print_completion(lm: Any, completion: Any, gold: str | None, args: argparse
 
     readings = retrieval.read(lm, completion, args.neighbours)
     if args.input:
-        asked = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(completion.request.params).items())
+        params = dataclasses.asdict(completion.request.params)
+        asked = ", ".join(k if v is True else f"{k} {v:g}" for k, v in params.items() if v is not False)
         print(f"\n{completion.request.question}" + (f"  [{asked}]" if asked else ""))
         if readings:
             print("  " + "  ".join(f"[{' '.join(_short(reading))}]" for reading in readings))

@@ -11,6 +11,7 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from huggingface_hub.errors import HFValidationError
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from colar import files
@@ -102,6 +103,29 @@ def load_modules(extra: nn.ModuleDict, folder: Path) -> None:
         extra.load_state_dict(_load(folder / MODULES))
     except RuntimeError as error:
         raise ValueError(f"{folder / MODULES} does not fit the method's modules: {error}") from error
+
+
+def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
+    """Write the checkpoint in `folder` as `target`, its floating-point weights in `dtype`, all else as it is."""
+    folder, target = Path(folder), Path(target)
+    info = read_info(folder)
+    if dtype not in backbones.DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(backbones.DTYPES)}, got {dtype!r}")
+    with files.replace_folder(target) as partial:
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".safetensors":
+                state = {key: _cast(value, dtype) for key, value in _load(path).items()}
+                save_file(state, partial / path.name, metadata={"format": "pt"})
+            elif path.is_file():
+                shutil.copyfile(path, partial / path.name)
+        if info["weights"] == "full":
+            config = files.read_json(partial / "config.json")
+            files.write_json(partial / "config.json", config | {"dtype": dtype})
+    return target
+
+
+def _cast(value: Tensor, dtype: str) -> Tensor:
+    return value.to(backbones.DTYPES[dtype]) if value.is_floating_point() else value
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:
