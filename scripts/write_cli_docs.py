@@ -9,7 +9,8 @@ os.environ["COLUMNS"] = "100"
 
 from colar.cli import build_parser
 
-COMMANDS = ("", "train", "evaluate", "generate", "diagnose", "report", "export", "data list", "data show", "data prepare")
+COMMANDS = ("", "train", "evaluate", "generate", "diagnose", "report", "export")
+COMMANDS += ("data list", "data show", "data prepare")
 
 
 def render() -> str:
