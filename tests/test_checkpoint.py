@@ -436,3 +436,16 @@ def test_converted_weights_are_the_rounded_ones(saved, kind, tmp_path):
     assert all(torch.isfinite(p).all() for p in lm.parameters())
     with pytest.raises(ValueError, match="dtype must be one of"):
         checkpoint.convert(source, tmp_path / "x", "int8")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "lora" in kind])
+def test_a_merged_adapter_computes_the_same(saved, kind):
+    """An added separator's trained row included, where it is read and where it is chosen."""
+    lm, _ = registry.load(saved(kind).folder)
+    ids = torch.tensor([[5, lm.template.separator_id, 7, 9]])
+    with torch.no_grad():
+        before = lm.logits(lm.hidden(lm.embed(ids)))
+        lm.merge()
+        after = lm.logits(lm.hidden(lm.embed(ids)))
+    assert not lm.has_adapter
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)

@@ -8,7 +8,7 @@ from colar import files
 from colar.evaluation import report
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORTS = sorted(ROOT.glob("results/*/report.json"))
+REPORTS = sorted(path.parent / "report.json" for path in ROOT.glob("results/*/records.jsonl.gz"))
 
 
 def test_there_are_results():

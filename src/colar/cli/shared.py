@@ -109,6 +109,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
+    """A checkpoint for inference, on its device, its adapter merged; and how it was trained."""
     import torch
 
     from colar.methods import registry
@@ -123,6 +124,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]
     folder = checkpoint.resolve(path)
     run = checkpoint.read_info(folder)["run"]
     lm, method = registry.load(folder, args.dtype, args.backbone)
+    lm.merge()
     return lm.to(device), method, run
 
 

@@ -176,6 +176,14 @@ class LatentLM(nn.Module):
         for name, module in modules.items():
             self.extra[name] = module.to(self.device)
 
+    def merge(self) -> None:
+        """Fold the adapter into the weights it adapts (rounded to their dtype): a step is then that of the backbone.
+
+        For inference; what is saved after it are all weights. Nothing happens where there is no adapter.
+        """
+        if isinstance(self.lm, PeftModel):
+            self.lm = self.lm.merge_and_unload()
+
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's row stays trainable.
 
