@@ -241,14 +241,20 @@ def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
     }
 
 
-def pack(*segments: tuple[Tensor, Tensor]) -> Tensor:
+PAD_TO = 8
+"""Sequences that go through the backbone are padded to multiples of this: few lengths means few kernels to make."""
+
+
+def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
     """Lay each row's segments end to end, right-padded with zeros.
 
-    Each segment is (values (B, L, ...), lengths (B,)). Returns (B, longest total, ...); gradients flow.
+    Each segment is (values (B, L, ...), lengths (B,)). Returns (B, longest total, ...), that length rounded up to
+    a `multiple`; gradients flow.
     """
     lengths = torch.stack([lengths for _, lengths in segments])
     values = segments[0][0]
-    out = values.new_zeros(values.shape[0], int(lengths.sum(0).max()), *values.shape[2:])
+    longest = -(-int(lengths.sum(0).max()) // multiple) * multiple
+    out = values.new_zeros(values.shape[0], longest, *values.shape[2:])
     start_B = torch.zeros_like(lengths[0])
     for values, lengths_B in segments:
         row, column = torch.nonzero(length_mask(lengths_B, values.shape[1]), as_tuple=True)

@@ -191,7 +191,7 @@ class Colar(base.Base):
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
         fed_BKD = self._fed(lm, batch, question, latents_BKD, counts_B)
-        hidden_BTD = lm.hidden(base.pack(question, (fed_BKD, counts_B), answer))
+        hidden_BTD = lm.hidden(base.pack(question, (fed_BKD, counts_B), answer, multiple=base.PAD_TO))
         labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
         hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
         ce_B = base.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
@@ -212,7 +212,7 @@ class Colar(base.Base):
         K = latents_BKD.shape[1]
         if not (self.config.own_latents and K):
             return latents_BKD
-        hidden_BTD = lm.hidden(base.pack(question, (latents_BKD, counts_B)))
+        hidden_BTD = lm.hidden(base.pack(question, (latents_BKD, counts_B), multiple=base.PAD_TO))
         hidden_BKD = base.shift(hidden_BTD, batch.question_lengths - 1, K)
         c_BK = batch.params["compression_factor"][:, None].expand(-1, K)
         mean, _ = self._predict(lm, hidden_BKD.flatten(0, 1), c_BK.flatten())

@@ -45,7 +45,7 @@ class Cot(base.Base):
         """ce: mean over L_r + L_a labelled positions of -log p(next token)."""
         chain = (batch.chain_ids, batch.chain_lengths)
         answer = (batch.answer_ids, batch.answer_lengths)
-        ids_BT = base.pack((batch.question_ids, batch.question_lengths), chain, answer)
+        ids_BT = base.pack((batch.question_ids, batch.question_lengths), chain, answer, multiple=base.PAD_TO)
         labels_BN = base.pack(chain, answer)
         hidden_BTD = lm.hidden(lm.embed(ids_BT))
         hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
