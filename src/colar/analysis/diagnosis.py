@@ -163,25 +163,37 @@ def diagnose(
     }, freely
 
 
+HEADINGS = ("system", "c", "read", "write", "whole chain", "stop", "free", "#L", "gold #L", *CLASSES[1:])
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """A row of `diagnose`, with whose it is, as a table shows it: shares in percent, under `HEADINGS`."""
+    factor, variant = row["compression_factor"], row["variant"]
+    shares = [row[name] for name in ("read", "write_group", "write_chain", "stop", "free")]
+    return [
+        f"{row['model']} ({variant})" if variant else row["model"],
+        "-" if factor is None else f"{factor:g}",
+        *(f"{100 * share:.1f}" for share in shares),
+        f"{row['length']:.1f}",
+        f"{row['reference_length']:.1f}",
+        *(f"{100 * row['classes'][name]:.1f}" for name in CLASSES[1:]),
+    ]
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows of `diagnose`, with whose they are, in percent."""
-    made = Table(title="shares of problems, %; of groups for write")
-    shares = ("read", "write_group", "write_chain", "stop", "free")
-    headings = ("read", "write", "whole chain", "stop", "free", "#L", "reference", *CLASSES[1:])
-    for heading in ("system", "c", "n", *headings):
+    """For the terminal."""
+    made = Table(title=f"{rows[0]['n']} problems: % of them, of latents for `write`")
+    for heading in HEADINGS:
         made.add_column(heading, justify="left" if heading == "system" else "right")
     for row in rows:
-        factor, variant = row["compression_factor"], row["variant"]
-        made.add_row(
-            f"{row['model']} ({variant})" if variant else row["model"],
-            "-" if factor is None else f"{factor:g}",
-            str(row["n"]),
-            *(f"{100 * row[name]:.1f}" for name in shares),
-            f"{row['length']:.1f}",
-            f"{row['reference_length']:.1f}",
-            *(f"{100 * row['classes'][name]:.1f}" for name in CLASSES[1:]),
-        )
+        made.add_row(*cells(row))
     return made
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """For a page."""
+    lines = [HEADINGS, ["---", *["---:"] * (len(HEADINGS) - 1)], *map(cells, rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _said(lm: LatentLM, completion: Completion, c: int) -> list[set[int]]:

@@ -32,7 +32,9 @@ def add_parser(commands: Any, method_options: bool) -> None:
         params_options(diagnose)
     diagnose.add_argument("--max_latents", type=int, default=128, help="most thoughts of a request")
     diagnose.add_argument("--max_completion_length", type=int, default=16, help="most tokens of an answer")
-    diagnose.add_argument("--output", required=True, help="folder for diagnosis.json and thoughts.jsonl")
+    diagnose.add_argument(
+        "--output", required=True, help="folder for diagnosis.md, diagnosis.json and thoughts.jsonl"
+    )
     model_options(diagnose)
     diagnose.set_defaults(run=run)
 
@@ -66,5 +68,6 @@ def run(args: argparse.Namespace) -> None:
         output / "diagnosis.json", {"asked": asked, "provenance": files.provenance(), "rows": rows}
     )
     files.write_jsonl(output / "thoughts.jsonl", lines)
+    files.write_text(output / "diagnosis.md", diagnosis.markdown(rows))
     Console(width=150).print(diagnosis.table(rows))
-    progress.say(f"wrote {output}/diagnosis.json and {output}/thoughts.jsonl")
+    progress.say(f"wrote {output}/diagnosis.md, {output}/diagnosis.json and {output}/thoughts.jsonl")
