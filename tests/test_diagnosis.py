@@ -135,7 +135,11 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
     assert found["classes"]["right"] == 1.0
     row = {"model": "m", "compression_factor": None, "variant": "", **found}
     assert diagnosis.table([row]).row_count == 1
-    assert diagnosis.markdown([row]).splitlines()[2].startswith("| m | - | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |")
+    assert (
+        diagnosis.markdown([row])
+        .splitlines()[2]
+        .startswith("| m | - | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |")
+    )
 
 
 def test_a_variant_names_what_is_not_the_default():

@@ -90,11 +90,13 @@ def test_overrides_touch_exactly_the_named_key(tiny):
         (["--method.alpha", ".nan"], "method.alpha must be 0 or more"),
         (["--method.latent_loss", "nll", "--method.head", "deterministic"], "needs a spread"),
         (["--validation.params", "[]"], "must not be empty"),
+        (["--data.mixed_in", "[{sauce: arithmetic}]"], "an entry has a source and no keys but"),
+        (["--data.mixed_in", "[{source: arithmetic, siez: 3}]"], "an entry has a source and no keys but"),
         (["--validation.limits.batch_size", "0"], "batch_size must be 1 or more"),
     ],
 )
 def test_wrong_keys_and_values_are_named(tiny, overrides, words):
-    with pytest.raises(ValueError, match="recipe.yaml|method|validation|batch_size") as error:
+    with pytest.raises(ValueError, match="recipe.yaml|method|validation|batch_size|data") as error:
         recipe.load(tiny, overrides)
     assert words in str(error.value)
 
@@ -177,3 +179,21 @@ def test_colar_starts_from_cot_weights_with_fresh_modules(tiny, tmp_path):
     assert set(lm.extra) == {"latent_head"}
     with pytest.raises(ValueError, match="is no folder"):
         recipe.load_model(recipe.load(tiny, ["--model.init_from", "./no/such"]))
+
+
+def test_rows_of_another_source_are_mixed_in(tmp_path):
+    """Its own size, seed and options; validation stays with the main source."""
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"id": "a", "question": "1+1?", "steps": ["<<1+1=2>>"], "answer": "2"}\n')
+    more = {"source": "arithmetic", "train_size": 5, "seed": 9, "options": {"steps": [2, 2]}}
+    data = recipe.DataConfig(
+        source=str(own), validation_source="arithmetic", validation_size=3, mixed_in=(more,)
+    )
+    train_rows, validation = recipe.load_examples(data)
+    assert [len(train_rows), len(validation)] == [6, 3]
+    assert {len(example.steps) for example in train_rows[1:]} == {2}
+    assert max(len(example.steps) for example in recipe.load_examples(recipe.DataConfig())[0]) > 2
+    with pytest.raises(ValueError, match="some rows are there twice"):
+        recipe.load_examples(
+            recipe.DataConfig(train_size=5, mixed_in=({"source": "arithmetic", "train_size": 5},))
+        )

@@ -56,6 +56,9 @@ class ModelConfig:
             )
 
 
+MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options"}
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """What is learnt from."""
@@ -80,6 +83,15 @@ class DataConfig:
     """A generated source's options (`colar data show arithmetic`)."""
     skip_malformed: bool = False
     """Go on without the malformed rows instead of stopping at the first."""
+    mixed_in: tuple[dict[str, Any], ...] = ()
+    """More training rows: a list of {source, train_split, train_size, seed, options}; only source is needed."""
+
+    def __post_init__(self) -> None:
+        for more in self.mixed_in:
+            if "source" not in more or set(more) - MIXED_KEYS:
+                raise ValueError(
+                    f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {more}"
+                )
 
 
 @dataclass(frozen=True)
@@ -209,15 +221,15 @@ RESUMABLE = ("num_train_epochs", "max_hours", "max_steps", "report_to")
 def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """Training rows and validation rows."""
 
-    def rows(source: str, split: str, limit: int | None) -> list[Example]:
+    def rows(source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[Example]:
         return sources.load(
             source,
             split,
             data_dir=Path(data.data_dir) if data.data_dir else None,
             limit=limit,
-            seed=data.seed,
+            seed=seed,
             skip_malformed=data.skip_malformed,
-            options=data.options if source == data.source else {},
+            options=options,
         )
 
     source = data.validation_source or data.source
@@ -226,10 +238,16 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
             f"{source} is one file, which would validate on its own training rows: name another in "
             "data.validation_source, or set data.validation_size 0"
         )
-    train_rows = rows(data.source, data.train_split, data.train_size)
+    own = data.options if source == data.source else {}
+    train_rows = rows(data.source, data.train_split, data.train_size, data.seed, data.options)
+    for more in data.mixed_in:
+        split, seed = more.get("train_split", "train"), more.get("seed", data.seed)
+        train_rows += rows(more["source"], split, more.get("train_size"), seed, more.get("options", {}))
+    if len({example.id for example in train_rows}) < len(train_rows):  # draws are functions of a row's id
+        raise ValueError("data.mixed_in: some rows are there twice; a source is mixed in once, beside others")
     if data.validation_size == 0:
         return train_rows, []
-    return train_rows, rows(source, data.validation_split, data.validation_size)
+    return train_rows, rows(source, data.validation_split, data.validation_size, data.seed, own)
 
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
