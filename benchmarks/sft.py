@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -113,7 +114,7 @@ def plain(
 ) -> int:
     """transformers' Trainer on the same ids; returns the tokens of all rows."""
     lm, cot = _load({"method": "cot", "attention": settings["attention"]}, args)
-    rows = [cot.encode(lm.template, example, None, 0.0) for example in examples]
+    rows = [cot.encode(lm.template, example, Random(0), 0.0) for example in examples]
     features = []
     for row in rows:
         ids = [*row.question, *row.chain, *row.answer]
