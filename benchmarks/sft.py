@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -34,7 +33,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
@@ -203,14 +201,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "threads": args.threads,
             "precision": "bf16 autocast over float32 weights",
         },
-        "machine": {
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "provenance": files.provenance() | {"command": _command(), "accelerator": _accelerator()},
         "ratios": ratios,
         "systems": systems,
         "runs": runs,
@@ -260,13 +251,17 @@ def _show(report: dict[str, Any]) -> None:
     Console(width=100).print(table)
 
 
-def _processor() -> str:
-    """The processor's name, and whether it multiplies bf16 matrices in hardware."""
+def _command() -> str:
+    return " ".join(["python", "benchmarks/sft.py", *sys.argv[1:]])
+
+
+def _accelerator() -> str | None:
+    """The GPU, or whether the processor multiplies bfloat16 matrices in hardware; null for neither."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
     path = Path("/proc/cpuinfo")
-    text = path.read_text() if path.exists() else ""
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
-    extras = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in text]
-    return " ".join([names[0] if names else platform.processor(), *extras])
+    found = path.read_text() if path.exists() else ""
+    return ", ".join(flag for flag in ("avx512_bf16", "amx_bf16") if flag in found) or None
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,7 +6,16 @@ import argparse
 from typing import Any
 
 from colar import files, progress
-from colar.cli.shared import data_options, load, model_options, named, options, param_grid, params_options
+from colar.cli.shared import (
+    checkpoint_options,
+    data_options,
+    load,
+    model_options,
+    named,
+    options,
+    param_grid,
+    params_options,
+)
 
 
 def add_parser(commands: Any, method_options: bool) -> None:
@@ -16,12 +25,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         description="Feed a checkpoint the reference chains' own latents (read), ask for each next latent after a "
         "right prefix (write), and let it think for itself (free), its errors put down to their first cause.",
     )
-    diagnose.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="[NAME=]CHECKPOINT",
-        help="folder or Hub id, with the name for its rows",
-    )
+    checkpoint_options(diagnose)
     data_options(diagnose)
     diagnose.add_argument(
         "--data", default="arithmetic", help="a source whose rows have reasoning, or a file"

@@ -10,6 +10,7 @@ from typing import Any
 from colar import files
 from colar.cli.shared import (
     DECODING_HELP,
+    checkpoint_options,
     data_options,
     load,
     model_options,
@@ -28,12 +29,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         description="Answer test questions with one or more checkpoints and write records.jsonl, report.json, "
         "report.md and the accuracy-versus-length picture. Stopped, the same command goes on.",
     )
-    evaluate.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="[NAME=]CHECKPOINT",
-        help="folder or Hub id, with the name for its rows",
-    )
+    checkpoint_options(evaluate)
     data_options(evaluate)
     evaluate.add_argument(
         "--data", nargs="+", default=["arithmetic"], help="sources, or .json / .jsonl files"

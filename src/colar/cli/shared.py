@@ -38,6 +38,15 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()
 
 
+def checkpoint_options(parser: Parser) -> None:
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="[NAME=]CHECKPOINT",
+        help="folder or Hub id, with the name for its rows",
+    )
+
+
 def data_options(parser: Parser) -> None:
     parser.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
     parser.add_argument("--data_seed", type=int, default=0, help="seed of a generated source")

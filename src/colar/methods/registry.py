@@ -44,8 +44,7 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
 
 def param_names() -> list[str]:
     """Every per-request value that some method has."""
-    names = [f.name for method in METHODS.values() for f in dataclasses.fields(method.Params)]
-    return list(dict.fromkeys(names))
+    return list(param_types())
 
 
 def param_types() -> dict[str, type]:

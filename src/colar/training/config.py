@@ -52,7 +52,7 @@ class TrainingConfig:
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
     compile: bool = False
-    """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth to a third faster after."""
+    """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth less time after."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dataloader_num_workers: int = 0
