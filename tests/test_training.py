@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -78,12 +78,16 @@ def run(
     lm: LatentLM | None = None,
     validate: Any = None,
     resume: bool = True,
+    held_out: Sequence[Example] = (),
     **config: Any,
 ) -> tuple[LatentLM, TrainResult]:
     method = method or Colar(ColarConfig())
     lm = lm or build(method, lora)
     settings = TrainingConfig(**{**QUICK, **config})
-    return lm, train(lm, method, EXAMPLES, settings, folder, validate=validate, resume=resume)
+    result = train(
+        lm, method, EXAMPLES, settings, folder, validate=validate, held_out=held_out, resume=resume
+    )
+    return lm, result
 
 
 def weights(lm: LatentLM) -> dict[str, Tensor]:
@@ -382,6 +386,24 @@ def test_the_best_weights_are_published_and_really_in_the_model(
     assert without.metrics == {}
     for name, value in weights(plain).items():
         assert torch.equal(value, seen[3][name]), name  # the last weights where nothing chooses
+
+
+def test_losses_on_held_out_rows_are_logged_and_change_nothing(tmp_path: Path) -> None:
+    method = Colar(ColarConfig())
+    budget = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "save_steps": 5}
+    lm, result = run(
+        tmp_path / "a", method, validate=scripted([0.1, 0.2], []), held_out=EXAMPLES[:7], **budget
+    )
+    logged = [row for row in result.history if "eval_loss" in row]
+    assert len(logged) == 2
+    rows = data.Rows(lm, method, EXAMPLES[:7], QUICK.get("seed", 0))
+    with torch.no_grad():  # the last weights are the best: by hand, row by row
+        each = [Objective(lm, method)(**data.collate([rows[0, i]])) for i in range(7)]
+    for name in ("loss", "ce", "latent"):
+        mean = sum(float(terms[name]) for terms in each) / 7
+        assert logged[-1][f"eval_{name}"] == pytest.approx(mean, rel=1e-4)
+    _, without = run(tmp_path / "b", validate=scripted([0.1, 0.2], []), **budget)
+    assert losses(without) == losses(result)
 
 
 def test_what_is_written(

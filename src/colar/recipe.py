@@ -187,6 +187,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
         recipe.training,
         output,
         validate=make_validate(recipe, validation),
+        held_out=validation,
         run_info=info,
         resume=resume,
     )

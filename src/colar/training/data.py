@@ -45,8 +45,15 @@ class Rows(Dataset[Row]):
 
     def __getitem__(self, key: Key) -> Row:
         epoch, index = key
+        return self._encode(epoch, index, int(epoch))
+
+    def at(self, epoch: float, index: int) -> Row:
+        """A row as `epoch` has it (a curriculum's stage), with the draws that it has at every epoch: to compare."""
+        return self._encode(epoch, index, 0)
+
+    def _encode(self, epoch: float, index: int, draws: int) -> Row:
         example = self.examples[index]
-        rng = Random(seed_from(self.seed, int(epoch), example.id))
+        rng = Random(seed_from(self.seed, draws, example.id))
         return self.method.encode(self.template, example, rng, epoch)
 
     def lengths(self) -> list[int]:

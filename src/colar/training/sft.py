@@ -61,14 +61,16 @@ def train(
     output: str | Path,
     *,
     validate: Validate | None = None,
+    held_out: Iterable[Example] = (),
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
 ) -> TrainResult:
     """Train `lm` by `method` on `examples` in the run folder `output`, or go on where that run stopped.
 
     `validate` returns at least {"accuracy": 0..1}; the checkpoint with the highest is published in `best/`, the
-    first of equals (without it, the last weights), and `lm` ends with those weights. `run_info` is kept in its
-    colar.json. With `resume` false what an earlier run left in the folder is removed.
+    first of equals (without it, the last weights), and `lm` ends with those weights. The loss on the examples
+    `held_out` is logged at each validation. `run_info` is kept in its colar.json. With `resume` false what an earlier
+    run left in the folder is removed.
 
     Raises ValueError before the first step for whatever is wrong with rows and configuration, and
     `NonFiniteError` when loss or gradient is NaN or infinite.
@@ -81,7 +83,16 @@ def train(
     rows = Rows(lm, method, examples, config.seed)
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     order = Order(examples, rows.lengths(), config.seed, rows_per_update)
-    trainer = LatentTrainer(Objective(lm, method), args, rows, order, config.modules_learning_rate, validate)
+    others = [example for example in held_out if example.steps]
+    trainer = LatentTrainer(
+        Objective(lm, method),
+        args,
+        rows,
+        order,
+        config.modules_learning_rate,
+        validate,
+        Rows(lm, method, others, config.seed) if others else None,
+    )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
     if args.should_save:  # only now that nothing is wrong with the call

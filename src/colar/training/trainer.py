@@ -65,7 +65,10 @@ class Window:
 
 
 class LatentTrainer(Trainer):  # type: ignore[misc]
-    """`validate` is called at each evaluation, on the main process; the others wait for what it says."""
+    """`validate` is called at each evaluation, on the main process; the others wait for what it says.
+
+    The loss on the rows `held_out` is logged beside it.
+    """
 
     loss_is_scaled_for_ga = True
 
@@ -77,9 +80,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         order: data.Order,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
+        held_out: data.Rows | None = None,
     ) -> None:
         super().__init__(model=objective, args=args, train_dataset=rows, data_collator=data.collate)
-        self.objective, self.order, self.validate = objective, order, validate
+        self.objective, self.order, self.validate, self.held_out = objective, order, validate, held_out
         self.modules_learning_rate = modules_learning_rate
         self.window = Window()
         self.last_terms: dict[str, Tensor] = {}
@@ -186,13 +190,31 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         # Compiled layers would be compiled anew for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
         with torch.random.fork_rng(devices), torch.no_grad(), eager:
-            metrics = dict(validate(lm, self.objective.method))
+            metrics = self._held_out_losses() | dict(validate(lm, self.objective.method))
         lm.train(was_training)
         if "accuracy" not in metrics:
             raise ValueError(
                 f"validate must return an accuracy, it returned {', '.join(metrics) or 'nothing'}"
             )
         return metrics
+
+    def _held_out_losses(self) -> dict[str, float]:
+        """Mean of each term of the loss over the validation rows: what training minimises, where it was not trained.
+
+        Rows are encoded as they are due now (a curriculum's stage), their draws the same each time.
+        """
+        rows, size = self.held_out, self.args.train_batch_size
+        if rows is None:
+            return {}
+        sums: dict[str, float] = {}
+        for start in range(0, len(rows), size):
+            batch = [rows.at(self.state.epoch or 0.0, i) for i in range(start, min(start + size, len(rows)))]
+            tensors = self._prepare_inputs(data.collate(batch))
+            with self.accelerator.autocast():
+                means = self.objective(**tensors)
+            for name, mean in means.items():
+                sums[name] = sums.get(name, 0.0) + float(mean) * len(batch)
+        return {name: total / len(rows) for name, total in sums.items()}
 
     # Resume state
 

@@ -1,0 +1,187 @@
+"""The key-value cache of the engine: slots, allocated once, each with a length of its own.
+
+    layer.keys (S slots, H heads, C columns, d)         column = position: nothing is padded on the left
+
+    slot 0   q q q q l l # a .        row 0 feeds its answer
+    slot 1   q q l . . . . . .        row 1 thinks
+    slot 2   . . . . . . . . .        free
+
+The running rows are slots 0..n-1, so that a decode step reads a slice and copies nothing: when a row ends, the last
+one moves into its slot. What lies right of a row's length is left over from rows before it, and masked.
+
+This is the one place that knows transformers' `Cache` classes. A backbone's layers call `SlotLayer.update` with
+the keys and values of what is fed; where they go was said before the forward, by `SlotCache.at_prefill` or
+`at_decode`, which also give the attention mask.
+
+Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+ROUND_TO = 32
+"""Attention reads columns up to a multiple of this: few shapes, few kernels."""
+MASKED = ("eager", "sdpa")
+"""Attention implementations that take a mask of ours."""
+
+
+@dataclass
+class Place:
+    """Where the next forward's keys and values go, and how far its rows can see."""
+
+    first: int
+    rows: Tensor
+    """(N, 1) slots."""
+    columns: Tensor
+    """(N, T) columns written."""
+    span: int
+    """Columns read."""
+
+    @property
+    def slots(self) -> slice:
+        return slice(self.first, self.first + self.rows.shape[0])
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values, (S, H, C, d) each, on the backbone's own dtype and device."""
+
+    is_compileable = True
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys = self._empty(key_states)
+        self.values = self._empty(value_states)
+        self.is_initialized = True
+
+    def _empty(self, like: Tensor) -> Tensor:
+        heads, width = like.shape[1], like.shape[3]
+        # Zeros, not what lay in memory: a masked NaN is still a NaN once it is multiplied by 0.
+        return like.new_zeros(self.owner.slots, heads, self.owner.columns, width)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write what is fed; returns all that its rows may see, (N, H, span, d) each."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place = self.owner.place
+        for kept, new in ((self.keys, key_states), (self.values, value_states)):
+            kept[place.rows, :, place.columns] = new.transpose(1, 2)
+        return self.keys[place.slots, :, : place.span], self.values[place.slots, :, : place.span]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.place.span, 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are always given
+
+    def get_max_length(self) -> int:
+        return self.owner.columns
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """`slots` rows of up to `columns` positions for one backbone.
+
+    ValueError where the backbone keeps a state that is no key-value cache (Mamba, linear attention), or has an
+    attention that takes no mask.
+    """
+
+    def __init__(self, lm: PreTrainedModel, slots: int, columns: int) -> None:
+        self.config = lm.config.get_text_config()
+        check(lm)
+        self.slots, self.columns = slots, round_up(columns)
+        super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
+
+    # Room
+
+    def reserve(self, columns: int) -> None:
+        """Make room for rows of so many positions; what is cached stays."""
+        if columns <= self.columns:
+            return
+        more = round_up(columns) - self.columns
+        self.columns += more
+        for layer in self._filled():
+            layer.keys = torch.nn.functional.pad(layer.keys, (0, 0, 0, more))
+            layer.values = torch.nn.functional.pad(layer.values, (0, 0, 0, more))
+
+    def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
+        """The first `columns` columns of slots `sources` also into slots `targets`."""
+        if not sources:
+            return
+        for layer in self._filled():
+            for kept in (layer.keys, layer.values):
+                kept[targets, :, :columns] = kept[sources, :, :columns]
+
+    def wipe(self, slots: list[int]) -> None:
+        """Forget what failed requests left: a NaN goes through any mask."""
+        for layer in self._filled():
+            layer.keys[slots] = 0
+            layer.values[slots] = 0
+
+    def _filled(self) -> list[SlotLayer]:
+        return [layer for layer in self.layers if layer.is_initialized]
+
+    # Where the next forward writes, and its mask
+
+    def at_prefill(self, first: int, rows: int, start: int, length: int, like: Tensor) -> Any:
+        """Rows feed `length` positions from column `start` on, into the slots from `first` on: their mask."""
+        device = like.device
+        columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
+        slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
+        self.place = Place(first, slots_N1, columns_NT, start + length)
+        return self._mask(columns_NT[:1].expand(rows, -1), like)
+
+    def at_decode(self, position_N: Tensor, span: int, like: Tensor) -> Any:
+        """Slots 0..N-1 feed one position each, at their own column `position_N` < `span`: their mask."""
+        slots_N1 = torch.arange(position_N.shape[0], device=like.device)[:, None]
+        self.place = Place(0, slots_N1, position_N[:, None], min(round_up(span), self.columns))
+        return self._mask(position_N[:, None], like)
+
+    def _mask(self, query_NT: Tensor, like: Tensor) -> Any:
+        """Additive masks (N, 1, T, span) by layer type, or the one mask where all layers are alike."""
+        column_C = torch.arange(self.place.span, device=like.device)
+        behind_NTC = query_NT[..., None] - column_C  # how far a column lies behind what is fed
+        window: int = getattr(self.config, "sliding_window", None) or self.columns + 1
+        types = set(getattr(self.config, "layer_types", None) or ())
+
+        def additive(seen_NTC: Tensor) -> Tensor:
+            mask = like.new_zeros(seen_NTC.shape)
+            return mask.masked_fill_(~seen_NTC, torch.finfo(like.dtype).min)[:, None]
+
+        full = behind_NTC >= 0
+        if "sliding_attention" in types:
+            near = full & (behind_NTC < window)
+            return {"full_attention": additive(full), "sliding_attention": additive(near)}
+        if not types:  # Mistral's way: a window over all layers, or none
+            return additive(full & (behind_NTC < window))
+        return additive(full)
+
+
+def round_up(columns: int) -> int:
+    return -(-columns // ROUND_TO) * ROUND_TO
+
+
+def check(lm: PreTrainedModel) -> None:
+    """ValueError for a backbone that the engine cannot run."""
+    name, config = type(lm).__name__, lm.config.get_text_config()
+    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if other or getattr(lm, "_is_stateful", False):
+        what = f"layers of type {', '.join(sorted(other))}" if other else "a recurrent state"
+        raise ValueError(
+            f"{name} has {what}; the engine runs backbones with full or sliding-window attention"
+        )
+    implementation = config._attn_implementation
+    if implementation not in MASKED:
+        raise ValueError(
+            f"{name} was loaded with attn_implementation {implementation}; the engine needs {' or '.join(MASKED)}"
+        )

@@ -1,0 +1,138 @@
+"""The running rows as columns: what each of them is, has done, and asks for next.
+
+Shape suffixes: N rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from colar.engine.request import Request
+from colar.engine.scheduler import Waiting
+from colar.methods.base import ThinkState, param_columns
+
+
+@dataclass
+class Rows:
+    """Index i of every column belongs to slot i of the cache."""
+
+    waiting: list[Waiting]
+    hidden_ND: Tensor
+    """Last hidden state: what the next thought or token comes from."""
+    first_ND: Tensor
+    """The one after the question: where another sample of it starts."""
+    position_N: Tensor
+    """The column that is fed next, which is its position too."""
+    thinking_N: Tensor
+    n_thoughts_N: Tensor
+    n_tokens_N: Tensor
+    step_N: Tensor
+    seed_N: Tensor
+    sample_N: Tensor
+    temperature_N: Tensor
+    top_p_N: Tensor
+    latent_temperature_N: Tensor
+    max_latents_N: Tensor
+    max_tokens_N: Tensor
+    params: dict[str, Tensor]
+    seconds: list[float]
+    cut: list[bool]
+
+    @classmethod
+    def start(cls, waiting: Sequence[Waiting], hidden_ND: Tensor, seconds: Sequence[float]) -> Rows:
+        """Rows whose questions have been read."""
+        device = hidden_ND.device
+        requests = [entry.request for entry in waiting]
+
+        def whole(values: Iterable[int]) -> Tensor:
+            return torch.tensor(list(values), device=device, dtype=torch.int64)
+
+        def real(name: str) -> Tensor:
+            values = [getattr(request.decoding, name) for request in requests]
+            return torch.tensor(values, device=device, dtype=torch.float64)
+
+        zeros = whole(0 for _ in requests)
+        return cls(
+            waiting=list(waiting),
+            hidden_ND=hidden_ND,
+            first_ND=hidden_ND,
+            position_N=whole(len(entry.ids) for entry in waiting),
+            thinking_N=zeros == 0,
+            n_thoughts_N=zeros.clone(),
+            n_tokens_N=zeros.clone(),
+            step_N=zeros.clone(),
+            seed_N=whole(request.seed for request in requests),
+            sample_N=whole(request.sample for request in requests),
+            temperature_N=real("temperature"),
+            top_p_N=real("top_p"),
+            latent_temperature_N=real("latent_temperature"),
+            max_latents_N=whole(request.decoding.max_latents for request in requests),
+            max_tokens_N=whole(request.decoding.max_completion_length for request in requests),
+            params={k: v.to(device) for k, v in param_columns([r.params for r in requests]).items()},
+            seconds=list(seconds),
+            cut=[False] * len(requests),
+        )
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def request(self, i: int) -> Request:
+        return self.waiting[i].request
+
+    def take(self, index: list[int]) -> Rows:
+        """The rows at these indices, in this order."""
+        at = torch.tensor(index, device=self.hidden_ND.device, dtype=torch.int64)
+        return self._map(lambda column: column[at], lambda column: [column[i] for i in index])
+
+    def join(self, other: Rows) -> Rows:
+        """These rows, then the others."""
+        names = iter(_names(other))
+        tensors = iter(_tensors(other))
+        return self._map(
+            lambda column: torch.cat([column, next(tensors)]),
+            lambda column: column + getattr(other, next(names)),
+        )
+
+    def _map(self, tensor: Callable[[Tensor], Tensor], listed: Callable[[list[Any]], list[Any]]) -> Rows:
+        made: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name == "params":
+                made[name] = {key: tensor(column) for key, column in value.items()}
+            else:
+                made[name] = tensor(value) if isinstance(value, Tensor) else listed(value)
+        return Rows(**made)
+
+    def charge(self, seconds: float) -> None:
+        """Divide the time of a step between the rows that ran in it."""
+        share = seconds / max(len(self), 1)
+        self.seconds = [spent + share for spent in self.seconds]
+
+    def think_state(self, at: Tensor, logits: Callable[[Tensor], Tensor]) -> ThinkState:
+        """What a method sees of rows `at`."""
+        return ThinkState(
+            hidden=self.hidden_ND[at],
+            step=self.step_N[at],
+            params={name: column[at] for name, column in self.params.items()},
+            temperature=self.temperature_N[at],
+            top_p=self.top_p_N[at],
+            latent_temperature=self.latent_temperature_N[at],
+            seed=self.seed_N[at],
+            sample=self.sample_N[at],
+            make_logits=logits,
+        )
+
+
+def _names(rows: Rows) -> list[str]:
+    return [name for name, value in vars(rows).items() if isinstance(value, list)]
+
+
+def _tensors(rows: Rows) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in vars(rows).values():
+        found += list(value.values()) if isinstance(value, dict) else [value] * isinstance(value, Tensor)
+    return found

@@ -1,0 +1,426 @@
+"""Continuous batching: who comes, who goes, who is left alone by it; the cache's slots; serving."""
+
+import asyncio
+import dataclasses
+import random
+
+import pytest
+import torch
+from families import EXAMPLES, WINDOW, backbone, liven, tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_engine import QUESTIONS, Case, same
+from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+
+from colar.engine import cache as cache_module
+from colar.engine import engine as engine_module
+from colar.engine import reference
+from colar.engine.async_engine import AsyncEngine
+from colar.engine.cache import SlotCache
+from colar.engine.engine import Engine, QueueFull
+from colar.engine.request import Decoding, Request, fold
+from colar.engine.scheduler import PATIENCE, Scheduler, Waiting
+from colar.methods import registry
+from colar.methods.colar import Colar, ColarParams
+from colar.model.backbones import Backbone
+from colar.model.latent_lm import LatentLM
+
+
+@pytest.fixture(scope="module")
+def colar():
+    return Case("llama", "colar")
+
+
+def drain(engine, events=()):
+    """Completions by request id, of what has happened and what still does."""
+    events = list(events)
+    while engine.busy:
+        events += engine.step()
+    return {done.request.id: done for done in fold(engine.lm, events)}
+
+
+# Coming and going
+
+
+@pytest.mark.parametrize("slots", [1, 3, 5])
+def test_requests_join_a_running_batch(colar, slots):
+    """One at a time, while others think or answer: each comes out as it would alone."""
+    engine, events = Engine(colar.lm, colar.method, slots), []
+    for request in colar.requests:
+        engine.submit(request)
+        events += engine.step()
+    found = drain(engine, events)
+    assert len(found) == len(colar.requests)
+    for request in colar.requests:
+        same(found[request.id], colar.expected[request.id])
+
+
+def test_two_thousand_requests(colar):
+    """None lost, none starved, memory flat, and each as when it runs alone."""
+    rng = random.Random(0)
+    requests = []
+    for i in range(2000):
+        limits = {"max_latents": rng.randrange(12), "max_completion_length": rng.randrange(1, 7)}
+        decoding = dataclasses.replace(rng.choice(colar.requests).decoding, **limits)
+        params = ColarParams(rng.choice([1, 2, 5]))
+        requests.append(Request(str(i), rng.choice(QUESTIONS), params, decoding, seed=i, sample=i % 4))
+    engine = Engine(colar.lm, colar.method, 32)
+    sizes, order, running, done = set(), [], set(), []
+    for event in engine.stream(requests):
+        if event.request.id not in running:
+            running.add(event.request.id)
+            order.append(int(event.request.id))
+        if event.kind == "finished":
+            done.append(event.request.id)
+            sizes.add(tuple(layer.keys.numel() for layer in engine._cache.layers))
+    assert sorted(map(int, done)) == list(range(2000))
+    assert len(sizes) <= 3  # the slots grow to the widest request and stay
+    # First come, first served: nobody starts before one who came a batch and its company earlier.
+    assert all(place >= index - 64 for index, place in enumerate(order))
+    completions = Engine(colar.lm, colar.method, 32).generate(requests)
+    for found in rng.sample(completions, 100):
+        (alone,) = Engine(colar.lm, colar.method, 32).generate([found.request])
+        same(found, alone)
+
+
+def test_cancelled_requests_leave_the_others_untouched(colar):
+    engine, events = Engine(colar.lm, colar.method, 4), []
+    for request in colar.requests:
+        engine.submit(request)
+    for _ in range(3):
+        events += engine.step()
+    running = [engine.rows.request(i) for i in range(len(engine.rows))]
+    waiting = colar.requests[-1]
+    assert waiting not in running
+    gone = [running[0], running[-1], waiting]
+    assert all(engine.cancel(request) for request in gone)
+    assert not engine.cancel(gone[0])
+    before = len(events)
+    found = drain(engine, events)
+    assert not [event for event in events[before:] if event.request in gone]
+    kept = [request for request in colar.requests if request not in gone]
+    assert set(found) == {request.id for request in kept}
+    for request in kept:
+        same(found[request.id], colar.expected[request.id])
+
+
+class Poisoned(Colar):
+    """Thinks NaN from the second step on, for requests with this seed."""
+
+    def think(self, lm, state):
+        thought = super().think(lm, state)
+        bad = (state.seed == 666) & (state.step > 0)
+        embeds = thought.embeds.masked_fill(bad[:, None], float("nan"))
+        return dataclasses.replace(thought, embeds=embeds, done=thought.done & ~bad)
+
+
+def test_a_failing_request_leaves_the_others_untouched(colar):
+    """Its slot is used again by others, whom its NaN must not reach through the mask."""
+    method = Poisoned(colar.method.config)
+    bad = next(r for r in colar.requests if colar.expected[r.id].length > 1 and r.decoding.temperature == 0)
+    bad = dataclasses.replace(bad, id="bad", seed=666)
+    for slots in (1, 3, 64):
+        found = Engine(colar.lm, method, slots).generate([bad, *colar.requests, bad])
+        assert [(c.reason, c.truncated, c.text) for c in (found[0], found[-1])] == [("error", True, "")] * 2
+        for request, completion in zip(colar.requests, found[1:-1], strict=True):
+            same(completion, colar.expected[request.id])
+
+
+def test_an_error_in_a_step_does_not_take_the_engine_down(colar, monkeypatch):
+    engine = Engine(colar.lm, colar.method, 2)
+    for request in colar.requests[:4]:
+        engine.submit(request)
+    engine.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(colar.lm, "hidden", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    found = drain(engine)
+    assert set(found) == {request.id for request in colar.requests[2:4]}
+    for request in colar.requests[2:4]:
+        same(found[request.id], colar.expected[request.id])
+
+
+def test_a_stream_that_is_left_cancels_its_requests(colar):
+    engine = Engine(colar.lm, colar.method, 3)
+    stream = engine.stream(colar.requests)
+    next(stream)
+    with pytest.raises(RuntimeError, match="busy with other requests"):
+        engine.generate(colar.requests[:1])
+    stream.close()
+    assert not engine.busy
+    (done,) = engine.generate(colar.requests[:1])
+    same(done, colar.expected[done.request.id])
+
+
+# The line
+
+
+def test_the_line_is_bounded_and_says_what_can_never_run(colar):
+    engine = Engine(colar.lm, colar.method, 1, token_budget=60, max_waiting=2)
+    short = Request("s", "x?", ColarParams(1), Decoding(max_latents=2, max_completion_length=2))
+    engine.submit(short)
+    engine.submit(dataclasses.replace(short))
+    with pytest.raises(QueueFull, match="2 requests are waiting"):
+        engine.submit(dataclasses.replace(short))
+    with pytest.raises(ValueError, match=r"request long needs \d+ positions; token_budget is 60"):
+        engine.submit(
+            Request("long", "x?", ColarParams(1), Decoding(max_latents=50, max_completion_length=4))
+        )
+    assert len(drain(engine)) == 1  # both have one id
+    for bad in ({"max_batch": 0}, {"token_budget": 0}, {"max_waiting": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))} must be 1 or more, got 0"):
+            Engine(colar.lm, colar.method, **bad)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_admission(data):
+    """Slots and budget are kept, the order is kept, and everybody runs in the end."""
+    slots = data.draw(st.integers(1, 20))
+    budget = data.draw(st.one_of(st.none(), st.integers(100, 400)))
+    scheduler = Scheduler(slots, budget)
+    sizes = data.draw(st.lists(st.integers(1, 90), max_size=60))
+    for i, size in enumerate(sizes):
+        request = Request(str(i), "?", decoding=Decoding(max_latents=0, max_completion_length=1))
+        scheduler.add(Waiting(request, (0,) * size))
+    running: list[Waiting] = []
+    started = []
+    idle = 0
+    while scheduler.waiting or running:
+        widest = max((entry.positions for entry in running), default=0)
+        new = scheduler.admit(len(running), widest)
+        idle = 0 if new or len(running) == slots else idle + 1
+        running += new
+        started += [int(entry.request.id) for entry in new]
+        assert len(running) <= slots
+        if budget is not None:
+            assert len(running) * max(entry.positions for entry in running) <= budget or len(running) == 1
+        elif scheduler.waiting:
+            assert idle <= PATIENCE
+        ending = data.draw(st.integers(0, len(running)))
+        running = running[ending:] if ending or not running else running[1:]
+    assert started == list(range(len(sizes)))
+
+
+# Questions
+
+
+def widths(lm):
+    """Positions of every forward from now on, and how to stop listening."""
+    seen = []
+    model = lm.causal_lm.base_model
+
+    def hear(_, args, kwargs):
+        seen.append(tuple(kwargs["inputs_embeds"].shape[:2]))
+
+    return seen, model.register_forward_pre_hook(hear, with_kwargs=True)
+
+
+def test_a_question_is_read_once_for_all_its_samples(colar):
+    """Also for those who come while another sample of it runs; and every sample is what it would be alone."""
+    base = dataclasses.replace(colar.requests[-3], sample=0)
+    requests = [dataclasses.replace(base, id=str(i), sample=i) for i in range(8)]
+    other = colar.requests[1]
+    seen, handle = widths(colar.lm)
+    try:
+        found = Engine(colar.lm, colar.method, 16).generate([*requests[:4], other, *requests[4:]])
+        prefills = [shape for shape in seen if shape[1] > 1]
+        assert prefills == [(2, max(len(ids(colar, r)) for r in (base, other)))]
+        seen.clear()
+        few = Engine(colar.lm, colar.method, 2).generate(requests)
+        assert sum(shape[1] > 1 for shape in seen) < len(requests) / 2
+    finally:
+        handle.remove()
+    assert len({tuple(c.token_ids) for c in few}) > 1
+    for done in (*found, *few):
+        same(done, reference.complete(colar.lm, colar.method, done.request))
+
+
+def ids(case, request):
+    return case.lm.template.question(request.question, case.method.prompt(request.params))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_long_questions_are_read_in_chunks(family, monkeypatch):
+    case = Case(family, "colar")
+    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 7)
+    seen, handle = widths(case.lm)
+    try:
+        case.check(case.requests, 4)
+    finally:
+        handle.remove()
+    assert max(rows * length for rows, length in seen if length > 1) <= 7
+
+
+def test_both_kinds_of_row_share_one_forward_and_one_head(colar):
+    """A step is one forward of one position a row, whatever the rows are doing."""
+    seen, handle = widths(colar.lm)
+    heads = []
+    other = colar.lm.causal_lm.get_output_embeddings().register_forward_hook(
+        lambda _, args, out: heads.append(args[0].shape[:-1])
+    )
+    try:
+        engine = Engine(colar.lm, colar.method, 8)
+        for request in colar.requests[:8]:
+            engine.submit(request)
+        mixed = 0
+        while engine.busy:
+            seen.clear()
+            heads.clear()
+            rows = engine.rows
+            both = rows is not None and 0 < int(rows.thinking_N.sum()) < len(rows)
+            engine.step()
+            decodes = [shape for shape in seen if shape[1] == 1]
+            assert len(decodes) <= 1
+            if both:
+                mixed += 1
+                assert heads == [(len(rows),)]
+    finally:
+        handle.remove()
+        other.remove()
+    assert mixed > 2
+
+
+# The cache
+
+
+def test_slots_grow_and_keep_what_they_hold(colar):
+    short = dataclasses.replace(colar.requests[4], id="short")
+    long = dataclasses.replace(
+        short, id="long", decoding=dataclasses.replace(short.decoding, max_completion_length=60)
+    )
+    engine = Engine(colar.lm, colar.method, 4)
+    engine.submit(short)
+    events = engine.step()
+    columns = engine._cache.columns
+    engine.submit(long)
+    found = drain(engine, events)
+    assert engine._cache.columns > columns
+    same(found["short"], reference.complete(colar.lm, colar.method, short))
+    same(found["long"], reference.complete(colar.lm, colar.method, long))
+
+
+def test_a_window_over_all_layers():
+    """Mistral has one `sliding_window` and no layer types."""
+    made = backbone("llama")
+    config = MistralConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, sliding_window=WINDOW,
+        vocab_size=len(made.tokenizer), initializer_range=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    lm = liven(LatentLM.from_backbone(Backbone("mistral", MistralForCausalLM(config).eval(), made.tokenizer)))
+    method = registry.build("colar", {"stop": "argmax"})
+    registry.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    requests = [
+        Request(str(i), question, ColarParams(2), Decoding(max_latents=20, max_completion_length=8))
+        for i, question in enumerate(QUESTIONS)
+    ]
+    found = Engine(lm, method, 3).generate(requests)
+    assert max(c.forward_passes for c in found) > WINDOW
+    for done in found:
+        same(done, reference.complete(lm, method, done.request))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_eager_attention(family):
+    """What validation runs in when a recipe trains with it."""
+    case = Case(family, "colar")
+    case.lm.causal_lm.set_attn_implementation("eager")
+    case.check(case.requests, 5)
+
+
+def test_backbones_that_the_engine_cannot_run(colar):
+    mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=8, state_size=2))
+    with pytest.raises(ValueError, match="MambaForCausalLM has layers of type linear_attention"):
+        SlotCache(mamba, 1, 1)
+    lm = tiny_lm("llama").causal_lm
+    lm._is_stateful = True
+    with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
+        SlotCache(lm, 1, 1)
+    lm = tiny_lm("llama").causal_lm
+    lm.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match="has layers of type linear_attention"):
+        SlotCache(lm, 1, 1)
+    lm = tiny_lm("llama").causal_lm
+    lm.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(
+        ValueError, match="attn_implementation flash_attention_2; the engine needs eager or sdpa"
+    ):
+        SlotCache(lm, 1, 1)
+
+
+def test_columns_are_rounded_up():
+    assert [cache_module.round_up(n) for n in (1, 32, 33)] == [32, 32, 64]
+
+
+# Serving
+
+
+def serve(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_many_callers_at_once(colar):
+    async def main():
+        engine = AsyncEngine(Engine(colar.lm, colar.method, 3))
+        found = await asyncio.gather(*map(engine.generate, colar.requests))
+        events = [event async for event in engine.stream(colar.requests[0])]
+        await engine.close()
+        return found, events
+
+    found, events = serve(main())
+    for request, completion in zip(colar.requests, found, strict=True):
+        same(completion, colar.expected[request.id])
+    expected = colar.expected[colar.requests[0].id]
+    assert [event.kind for event in events].count("thought") == expected.length
+    assert events[-1].kind == "finished"
+
+
+def test_callers_who_leave_or_ask_for_the_impossible(colar):
+    async def main():
+        engine = AsyncEngine(Engine(colar.lm, colar.method, 2))
+        impossible = Request("no", "x " * 70, ColarParams(2), Decoding(max_latents=60))
+        with pytest.raises(ValueError, match="request no: the question has"):
+            await engine.generate(impossible)
+        tasks = [asyncio.create_task(engine.generate(request)) for request in colar.requests]
+        leaving = engine.stream(colar.requests[0])
+        await anext(leaving)
+        await leaving.aclose()
+        tasks[3].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(lambda: None)
+        await engine.close()
+        with pytest.raises(RuntimeError, match="the engine is closed"):
+            await engine.generate(colar.requests[0])
+        return engine, found
+
+    engine, found = serve(main())
+    assert isinstance(found[3], asyncio.CancelledError)
+    for i, request in enumerate(colar.requests):
+        if i != 3:
+            same(found[i], colar.expected[request.id])
+    assert not engine.engine.busy
+
+
+def test_a_full_line_refuses_and_a_broken_step_is_told_to_all(colar, monkeypatch):
+    async def main():
+        engine = AsyncEngine(Engine(colar.lm, colar.method, 1, max_waiting=1))
+        found = await asyncio.gather(*map(engine.generate, colar.requests), return_exceptions=True)
+        refused = [each for each in found if isinstance(each, QueueFull)]
+        assert refused
+        assert len(refused) < len(found)
+        with monkeypatch.context() as patched:
+            patched.setattr(colar.lm, "hidden", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await engine.generate(colar.requests[0])
+        same(await engine.generate(colar.requests[0]), colar.expected[colar.requests[0].id])
+        waiting = asyncio.create_task(engine.generate(colar.requests[1]))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(RuntimeError, match="engine .* closed"):
+            await waiting
+
+    serve(main())
