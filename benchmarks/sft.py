@@ -22,8 +22,6 @@ import argparse
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import shared
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -74,7 +73,10 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     plan = [name for _ in range(args.rounds) for name in args.systems]
     for name in progress.track(plan, "sft"):
-        runs.append(_in_a_process(name))
+        runs.append(shared.in_a_process(__file__, name))
+        progress.say(
+            f"{name}: {runs[-1]['rows_per_second']:.2f} rows/s, {runs[-1]['peak_memory_gib']:.1f} GiB"
+        )
     report = summarise(runs, args)
     path = files.require_writable(args.output) / "report.json"
     files.write_json(path, report)
@@ -201,7 +203,8 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "threads": args.threads,
             "precision": "bf16 autocast over float32 weights",
         },
-        "provenance": files.provenance() | {"command": _command(), "accelerator": _accelerator()},
+        "provenance": files.provenance()
+        | {"command": shared.command(__file__), "accelerator": shared.accelerator()},
         "ratios": ratios,
         "systems": systems,
         "runs": runs,
@@ -216,18 +219,6 @@ def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]
         method={"name": settings["method"], **config},
     )
     return recipe.load_model(made)
-
-
-def _in_a_process(name: str) -> dict[str, Any]:
-    """The run of one system, by this file in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], "--system", name], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-4000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    progress.say(f"{name}: {result['rows_per_second']:.2f} rows/s, {result['peak_memory_gib']:.1f} GiB")
-    return result
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -249,19 +240,6 @@ def _show(report: dict[str, Any]) -> None:
             f"{s['peak_memory_gib']:.1f}",
         )
     Console(width=100).print(table)
-
-
-def _command() -> str:
-    return " ".join(["python", "benchmarks/sft.py", *sys.argv[1:]])
-
-
-def _accelerator() -> str | None:
-    """The GPU, or whether the processor multiplies bfloat16 matrices in hardware; null for neither."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    path = Path("/proc/cpuinfo")
-    found = path.read_text() if path.exists() else ""
-    return ", ".join(flag for flag in ("avx512_bf16", "amx_bf16") if flag in found) or None
 
 
 def _arguments() -> argparse.Namespace:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import shutil
 import time
 
 import pytest
@@ -344,3 +345,28 @@ def test_nothing_to_do_and_bad_limits(colar):
     ):
         with pytest.raises(ValueError, match=message):
             Decoding(**bad)
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+def test_a_compiled_step_is_the_same_step(colar, capsys):
+    """For rows that come and go and batches of other sizes: one graph for a row, one for several."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for max_batch in (5, 3):
+        found = Engine(colar.lm, colar.method, max_batch, compile=True).generate(colar.requests)
+        for completion in found:
+            same(completion, colar.expected[completion.request.id])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert "compiled in" in capsys.readouterr().err
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(colar, monkeypatch, capsys):
+    def refuse(*_):
+        raise RuntimeError("no such thing\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", lambda _: refuse)
+    for completion in Engine(colar.lm, colar.method, 4, compile=True).generate(colar.requests):
+        same(completion, colar.expected[completion.request.id])
+    said = capsys.readouterr().err
+    assert "the decode step is not compiled: RuntimeError: no such thing" in said
+    assert "long story" not in said

@@ -91,8 +91,8 @@ def test_validation_is_evaluation(system):
     metrics = evaluate.score(system.lm, system.method, EXAMPLES, both, "greedy", LIMITS)
     for param in both:
         cell = evaluate.Cell(system, "x", param, "greedy", 0)
-        requests = [evaluate.make_request(cell, example, LIMITS) for example in EXAMPLES]
-        records = list(evaluate.answer(cell, EXAMPLES, requests, 4))
+        asked = [evaluate.Asked(cell, e, evaluate.make_request(cell, e, LIMITS)) for e in EXAMPLES]
+        records = list(evaluate.answer(system, asked, replace(LIMITS, batch_size=4)))
         name = f"/compression_factor={param.compression_factor}"
         assert metrics["length" + name] == pytest.approx(sum(r["length"] for r in records) / len(records))
         assert metrics["accuracy" + name] == pytest.approx(sum(r["correct"] for r in records) / len(records))

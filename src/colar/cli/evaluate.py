@@ -10,6 +10,7 @@ from typing import Any
 from colar import files
 from colar.cli.shared import (
     DECODING_HELP,
+    batching_options,
     checkpoint_options,
     data_options,
     load,
@@ -47,7 +48,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     evaluate.add_argument("--output", required=True, help="folder for records and report")
     evaluate.add_argument("--max_latents", type=int, default=128, help="most thoughts of a request")
     evaluate.add_argument("--max_completion_length", type=int, default=64, help="most tokens of an answer")
-    evaluate.add_argument("--batch_size", type=int, default=32, help="requests at once")
+    batching_options(evaluate)
     model_options(evaluate)
     evaluate.set_defaults(run=run)
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from colar.evaluation import evaluate
 
     output = files.require_writable(args.output)
-    limits = evaluate.Limits(args.max_latents, args.max_completion_length, args.batch_size)
+    limits = evaluate.Limits(args.max_latents, args.max_completion_length, args.batch_size, args.compile)
     names = {name: Path(name).stem if name.endswith((".json", ".jsonl")) else name for name in args.data}
     if len(set(names.values())) < len(names):
         raise ValueError(f"two files of --data have one name: {', '.join(names)}; rename one")

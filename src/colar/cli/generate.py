@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.shared import DECODING_HELP, load, model_options, param_grid, params_options
+from colar.cli.shared import (
+    DECODING_HELP,
+    batching_options,
+    load,
+    model_options,
+    param_grid,
+    params_options,
+)
 
 
 def add_parser(commands: Any, method_options: bool) -> None:
@@ -34,7 +41,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     generate.add_argument("--seed", type=int, default=0, help="fixes every draw")
     generate.add_argument("--max_latents", type=int, default=128, help="most thoughts")
     generate.add_argument("--max_completion_length", type=int, default=64, help="most tokens of the answer")
-    generate.add_argument("--batch_size", type=int, default=32, help="requests at once")
+    batching_options(generate)
     model_options(generate)
     generate.set_defaults(run=run)
 
@@ -56,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     lm, method, _ = load(args.checkpoint, args)
     grid = param_grid(method, args, strict=True)
     requests = _requests(rows, grid, decoding, args)
-    engine = Engine(lm, method, args.batch_size)
+    engine = Engine(lm, method, args.batch_size, compile=args.compile)
     if not args.output:
         gold = {row["id"]: row.get("answer") for row in rows}
         for completion in engine.generate(requests):

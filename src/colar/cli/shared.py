@@ -68,6 +68,15 @@ def model_options(parser: Parser) -> None:
     parser.add_argument("--device", help="cpu, cuda, ... (the GPU where there is one)")
 
 
+def batching_options(parser: Parser) -> None:
+    parser.add_argument("--batch_size", type=int, default=32, help="requests at once")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the decode step: takes a minute, pays from some thousand steps on",
+    )
+
+
 def params_options(parser: Parser) -> None:
     """An option for each per-request value that some method has."""
     from colar.methods import registry

@@ -34,19 +34,22 @@ MASKED = ("eager", "sdpa")
 
 @dataclass
 class Place:
-    """Where the next forward's keys and values go, and how far its rows can see."""
+    """Where the next forward's keys and values go, and how far its rows can see.
+
+    Sizes are those of tensors, which a compiled step takes as symbols; a number of its own would be compiled in.
+    """
 
     first: int
     rows: Tensor
-    """(N, 1) slots."""
+    """(N, 1) slots, from `first` on."""
     columns: Tensor
     """(N, T) columns written."""
-    span: int
-    """Columns read."""
+    seen: Tensor
+    """(C,) columns read, 0..C-1."""
 
-    @property
-    def slots(self) -> slice:
-        return slice(self.first, self.first + self.rows.shape[0])
+    def read(self, kept: Tensor) -> Tensor:
+        """What these rows may see of a layer's keys or values, (N, H, C, d)."""
+        return kept[self.first : self.first + self.rows.shape[0], :, : self.seen.shape[0]]
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -65,8 +68,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _empty(self, like: Tensor) -> Tensor:
         heads, width = like.shape[1], like.shape[3]
-        # Zeros, not what lay in memory: a masked NaN is still a NaN once it is multiplied by 0.
-        return like.new_zeros(self.owner.slots, heads, self.owner.columns, width)
+        # Zeros, not what lay in memory: a masked NaN is still a NaN once it is multiplied by 0. One slot and some
+        # columns more than are ever read: "all of them" would be a case of its own to a compiled step.
+        return like.new_zeros(self.owner.slots + 1, heads, self.owner.columns + ROUND_TO, width)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -77,10 +81,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         place = self.owner.place
         for kept, new in ((self.keys, key_states), (self.values, value_states)):
             kept[place.rows, :, place.columns] = new.transpose(1, 2)
-        return self.keys[place.slots, :, : place.span], self.values[place.slots, :, : place.span]
+        return place.read(self.keys), place.read(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.place.span, 0
+        return self.owner.place.seen.shape[0], 0
 
     def get_seq_length(self) -> int:
         return 0  # positions are always given
@@ -138,19 +142,19 @@ class SlotCache(Cache):  # type: ignore[misc]
         device = like.device
         columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
         slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
-        self.place = Place(first, slots_N1, columns_NT, start + length)
-        return self._mask(columns_NT[:1].expand(rows, -1), like)
+        self.place = Place(first, slots_N1, columns_NT, torch.arange(start + length, device=device))
+        return self._mask(columns_NT, like)
 
     def at_decode(self, position_N: Tensor, span: int, like: Tensor) -> Any:
         """Slots 0..N-1 feed one position each, at their own column `position_N` < `span`: their mask."""
         slots_N1 = torch.arange(position_N.shape[0], device=like.device)[:, None]
-        self.place = Place(0, slots_N1, position_N[:, None], min(round_up(span), self.columns))
+        seen_C = torch.arange(round_up(span), device=like.device)
+        self.place = Place(0, slots_N1, position_N[:, None], seen_C)
         return self._mask(position_N[:, None], like)
 
     def _mask(self, query_NT: Tensor, like: Tensor) -> Any:
         """Additive masks (N, 1, T, span) by layer type, or the one mask where all layers are alike."""
-        column_C = torch.arange(self.place.span, device=like.device)
-        behind_NTC = query_NT[..., None] - column_C  # how far a column lies behind what is fed
+        behind_NTC = query_NT[..., None] - self.place.seen  # how far a column lies behind what is fed
         window: int = getattr(self.config, "sliding_window", None) or self.columns + 1
         types = set(getattr(self.config, "layer_types", None) or ())
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.cache import SlotCache
+from colar.engine.compiled import CompiledHidden
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
 from colar.engine.rows import Rows
 from colar.engine.scheduler import QueueFull, Scheduler, Waiting
@@ -43,7 +44,9 @@ class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions (None: as many as they need); `max_waiting`
-    bounds the line (None: no bound). Weights may be trained between two calls, not while requests run.
+    bounds the line (None: no bound). With `compile` the step is compiled when it is first taken, which lasts a
+    minute or so (less when it was done before), and pays from some thousand steps on; docs/engine.md has figures.
+    Weights may be trained between two calls, not while requests run.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class Engine:
         max_batch: int = 32,
         token_budget: int | None = None,
         max_waiting: int | None = None,
+        compile: bool = False,
     ) -> None:
         self.lm, self.method = lm, method
+        self._hidden = CompiledHidden(lm) if compile else lm.hidden
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting)
         self.rows: Rows | None = None
         self._cache: SlotCache | None = None
@@ -154,7 +159,7 @@ class Engine:
         cache = self._room(0)
         span = int(rows.position_N.max()) + 1
         mask = cache.at_decode(rows.position_N, span, embeds_ND)
-        hidden_N1D = self.lm.hidden(embeds_ND[:, None], mask, rows.position_N[:, None], cache)
+        hidden_N1D = self._hidden(embeds_ND[:, None], mask, rows.position_N[:, None], cache)
         rows.hidden_ND = hidden_N1D[:, -1]
         rows.position_N = rows.position_N + 1
         rows.step_N = rows.step_N + 1

@@ -33,6 +33,8 @@ class Limits:
     """Most tokens of the answer."""
     batch_size: int = 32
     """Requests that run at once."""
+    compile: bool = False
+    """Compile the decode step: takes a minute, pays from some thousand steps on."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -104,33 +106,42 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered.
     """
     done = {record_key(record) for record in files.resume_jsonl(records)}
-    todo = []
+    asked: dict[int, tuple[System, list[Asked]]] = {}
     for cell in grid:
         examples = [e for e in datasets[cell.dataset] if record_key({**cell.key, "id": e.id}) not in done]
-        requests = [make_request(cell, example, limits) for example in examples]
-        for request in requests:
-            prompt_ids(cell.system.lm, cell.system.method, request)
-        todo.append((cell, examples, requests))
-    n_new = sum(len(requests) for _, _, requests in todo)
+        _, mine = asked.setdefault(id(cell.system), (cell.system, []))
+        mine += [Asked(cell, example, make_request(cell, example, limits)) for example in examples]
+    for system, mine in asked.values():
+        for each in mine:
+            prompt_ids(system.lm, system.method, each.request)
+    n_new = sum(len(mine) for _, mine in asked.values())
     if not n_new:
         return 0
     with files.append_jsonl(records) as write, progress.bar("evaluate", n_new) as bar:
-        for cell, examples, requests in todo:
-            for record in answer(cell, examples, requests, limits.batch_size):
+        for system, mine in asked.values():
+            for record in answer(system, mine, limits):
                 write(record)
                 bar.advance()
-            bar.note(f"{cell.system.model} {cell.dataset} {cell.decoding}")
+            bar.note(system.model)
     return n_new
 
 
-def answer(
-    cell: Cell, examples: Sequence[Example], requests: Sequence[Request], batch_size: int
-) -> Iterator[dict[str, Any]]:
-    """One record a request, in the order in which they finish."""
-    by_id = {example.id: example for example in examples}
-    engine = Engine(cell.system.lm, cell.system.method, batch_size)
-    for completion in fold(cell.system.lm, engine.stream(requests)):
-        example = by_id[completion.request.id]
+@dataclass(frozen=True)
+class Asked:
+    """A question of a cell, as the engine gets it."""
+
+    cell: Cell
+    example: Example
+    request: Request
+
+
+def answer(system: System, asked: Sequence[Asked], limits: Limits) -> Iterator[dict[str, Any]]:
+    """One record a request, in the order in which they finish. Cells follow one another without a gap."""
+    by_request = {id(each.request): each for each in asked}
+    engine = Engine(system.lm, system.method, limits.batch_size, compile=limits.compile)
+    for completion in fold(system.lm, engine.stream([each.request for each in asked])):
+        each = by_request[id(completion.request)]
+        cell, example = each.cell, each.example
         yield {**cell.key, **grade(completion, example), **gold_length(cell, example)}
 
 
@@ -207,8 +218,8 @@ def score(
     out: dict[str, float] = {}
     for param in params:
         cell = Cell(system, "validation", param, decoding, 0)
-        requests = [make_request(cell, example, limits) for example in examples]
-        records = list(answer(cell, examples, requests, limits.batch_size))
+        asked = [Asked(cell, example, make_request(cell, example, limits)) for example in examples]
+        records = list(answer(system, asked, limits))
         factor = getattr(param, "compression_factor", None)
         suffix = "" if factor is None else f"/compression_factor={factor:g}"
         suffix += f"/{variant(param)}" if variant(param) else ""
