@@ -5,8 +5,9 @@
 SmolLM2-135M in bfloat16, real GSM8K questions, greedy; chains are forced to given lengths and answers to `ANSWER`
 tokens, so that all systems do the same work. A chain of L tokens is L/5 latents for CoLaR at c = 5.
 
-    colar5      ours, latents at c = 5
-    cot         ours, the chain in tokens
+    colar5      ours, latents at c = 5, the step compiled
+    colar5-eager  the same, not compiled
+    cot         ours, the chain in tokens, the step compiled
     hf-cot      transformers' `generate`, same weights, the chain in tokens: a static batch until its last row ends
     published   the latent loop as it was published, c = 5: left-padded static batch until all are done, logits at every
                 prompt position, all hidden states, and the answer by `generate` over everything again
@@ -25,6 +26,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,6 +50,7 @@ from colar.model.latent_lm import LatentLM
 ANSWER = 4
 """Tokens of an answer."""
 FACTOR = 5
+ALL = ("colar5", "cot", "hf-cot", "published")
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,23 @@ class Cell:
     questions: int
     length: int | None
     samples: int = 1
-    systems: tuple[str, ...] = ("colar5", "cot", "hf-cot", "published")
+    systems: tuple[str, ...] = ALL
 
 
 CELLS = (
     Cell("b1/25", 1, 1, 25),
-    Cell("b1/100", 1, 1, 100),
+    Cell("b1/100", 1, 1, 100, systems=(*ALL, "colar5-eager")),
     Cell("b8/25", 8, 8, 25),
     Cell("b32/25", 32, 32, 25),
-    Cell("b32/100", 32, 32, 100),
-    Cell("b32/mixed", 32, 32, None),
+    Cell("b32/100", 32, 32, 100, systems=(*ALL, "colar5-eager")),
+    Cell("b32/mixed", 32, 32, None, systems=(*ALL, "colar5-eager")),
     Cell("b64/25", 64, 64, 25),
     Cell("group8", 32, 4, 25, samples=8),
     # Growth: with the number of latents, and with the line.
     *(Cell(f"latents/{n}", 32, 32, FACTOR * n, systems=("colar5",)) for n in (10, 30, 100, 300)),
     *(Cell(f"queue/{n}", 32, n, None, systems=("colar5", "cot")) for n in (64, 128, 256)),
 )
-SYSTEMS = ("colar5", "cot", "hf-cot", "published", "floor")
+SYSTEMS = ("colar5", "colar5-eager", "cot", "hf-cot", "published", "floor")
 
 
 class Unending(base.Base):
@@ -142,20 +145,23 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     if system == "floor":
         cells = {f"b{n}": {"ms_per_step": floor(lm, n)} for n in (1, 8, 32, 64)}
         return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
-    run: dict[str, Callable[[LatentLM, Any, Cell, Job], dict[str, float]]] = {
+    work: Callable[[LatentLM, Any, Cell, Job], dict[str, float]] = {
         "hf-cot": hf_cot,
         "published": published,
-    }
+        "colar5-eager": partial(ours, compile=False),
+    }.get(system, ours)
     examples = [
         e for e in sources.load(args.source, "test", data_dir=_folder(args), skip_malformed=True) if e.steps
     ]
     cells = {}
     for cell in [c for c in CELLS if system in c.systems and (not args.cells or c.name in args.cells)]:
         job = _job(lm, method, examples, cell, 1 if cot else FACTOR)
-        if not cells:  # kernels, caches, compilation
-            run.get(system, ours)(lm, method, cell, job)
+        for size in () if cells else (1, 8):  # kernels, caches, and a graph for one row and one for several
+            work(
+                lm, method, Cell("", size, size, 10), _job(lm, method, examples, Cell("", size, size, 10), 1)
+            )
         _reset_peak()
-        cells[cell.name] = run.get(system, ours)(lm, method, cell, job) | {"peak_memory_gib": _peak()}
+        cells[cell.name] = work(lm, method, cell, job) | {"peak_memory_gib": _peak()}
         cells[cell.name]["questions_per_second"] = len(job.requests) / cells[cell.name]["seconds"]
     return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
 
@@ -179,9 +185,9 @@ def _job(lm: LatentLM, method: Any, examples: Sequence[Any], cell: Cell, factor:
 # The systems
 
 
-def ours(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, float]:
+def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) -> dict[str, float]:
     """The engine. A step counts where nobody joined, and all slots were busy if ever they are."""
-    engine = Engine(lm, Unending(method), cell.slots)
+    engine = Engine(lm, Unending(method), cell.slots, compile=compile)
     started = time.perf_counter()
     for request in job.requests:
         engine.submit(request)

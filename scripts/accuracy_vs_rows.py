@@ -1,0 +1,71 @@
+"""Validation accuracy against training rows seen, from the histories of one or more runs.
+
+    python scripts/accuracy_vs_rows.py tiny=runs/curve/colar SmolLM2=runs/smollm2-135m/colar --output results/curves
+
+A run is its folder (`history.json`, `recipe.json`). Writes accuracy_vs_rows.png (a panel a run, a curve for each
+per-request value) and accuracy_vs_rows.json, the numbers in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from colar import files
+from colar.analysis import canvas
+
+
+def read(folder: Path) -> dict[str, list[dict[str, float]]]:
+    """Curve name -> points {rows, accuracy}."""
+    recipe = files.read_json(folder / "recipe.json")["training"]
+    rows = recipe["per_device_train_batch_size"] * recipe.get("gradient_accumulation_steps", 1)
+    curves: dict[str, list[dict[str, float]]] = {}
+    for logged in files.read_json(folder / "history.json"):
+        for key, value in logged.items():
+            name, _, variant = key.partition("/")
+            if name == "eval_accuracy" and (variant or len(_accuracies(logged)) == 1):
+                label = variant.replace("compression_factor=", "c = ").replace("/", ", ") or "accuracy"
+                curves.setdefault(label, []).append({"rows": logged["step"] * rows, "accuracy": value})
+    if not curves:
+        raise SystemExit(f"{folder}/history.json has no validation in it")
+    return curves
+
+
+def _accuracies(logged: dict[str, Any]) -> list[str]:
+    return [key for key in logged if key.startswith("eval_accuracy")]
+
+
+def draw(runs: dict[str, dict[str, list[dict[str, float]]]]) -> Any:
+    figure = canvas.figure(4.4 * len(runs), 3.4)
+    panels = figure.subplots(1, len(runs), squeeze=False)[0]
+    for axes, (name, curves) in zip(panels, runs.items(), strict=True):
+        for index, (label, points) in enumerate(curves.items()):
+            colour, marker = canvas.style(index)
+            x, y = [p["rows"] for p in points], [100 * p["accuracy"] for p in points]
+            axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.3, label=label)
+        canvas.dress(axes, name, "training rows seen", "validation accuracy (%)" if axes is panels[0] else "")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        axes.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
+    parser.add_argument("--output", required=True, help="folder for picture and numbers")
+    args = parser.parse_args()
+    runs = {}
+    for text in args.runs:
+        name, _, folder = text.rpartition("=")
+        runs[name or folder] = read(Path(folder))
+    output = files.require_writable(args.output)
+    files.write_json(output / "accuracy_vs_rows.json", runs)
+    print(canvas.save(draw(runs), output / "accuracy_vs_rows.png"))
+
+
+if __name__ == "__main__":
+    main()
