@@ -215,6 +215,12 @@ def test_weights_are_put_back_in_place(saved, kind):
         torch.testing.assert_close(p, dict(old.lm.extra.named_parameters())[name], rtol=0, atol=0)
 
 
+def test_an_adapter_names_its_backbone_not_a_place_on_this_machine(saved):
+    old = saved("lora")
+    config = json.loads((old.folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == old.lm.name
+
+
 # What can be wrong
 
 

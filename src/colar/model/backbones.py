@@ -28,6 +28,8 @@ from transformers import (
 from colar import files, progress
 from colar.model import tiny
 
+HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Built-in backbones that the Hub knows under another name."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

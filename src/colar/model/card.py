@@ -9,10 +9,8 @@ from typing import Any
 
 import yaml
 
+from colar.model.backbones import HUB_IDS
 from colar.model.latent_lm import LatentLM
-
-HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Built-in backbones that the Hub knows under another name."""
 
 
 def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> str:

@@ -70,6 +70,8 @@ def save(lm: LatentLM, folder: str | Path, method: dict[str, Any], run: dict[str
 def save_weights(lm: LatentLM, folder: Path) -> None:
     """Only what was trained: the adapter, or all weights once (tied ones not twice), and the modules."""
     if isinstance(lm.lm, PeftModel):
+        for config in lm.lm.peft_config.values():  # not where this machine keeps the backbone
+            config.base_model_name_or_path = backbones.HUB_IDS.get(lm.name, lm.name)
         lm.lm.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
     else:
         lm.causal_lm.save_pretrained(folder)
