@@ -12,13 +12,18 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertForTokenClassification, BertTokenizerFast
 
 from colar.data.example import Example
+from colar.data.synthetic import ArithmeticConfig, generate
+from colar.engine.engine import Engine
+from colar.engine.request import Request
 from colar.methods import base, importance, registry, unroll
 from colar.methods.base import Batch
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.distill import alignment
 from colar.methods.icot import Icot, IcotConfig, offset, without_first
 from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
-from colar.model.latent_lm import LoraSettings
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training.sft import TrainingConfig, train
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 LAST = math.inf
@@ -668,3 +673,69 @@ def test_a_row_with_its_latents_fits_the_context():
     (row,) = encode(lm, method, EXAMPLES[:1])
     assert len(row) > CONTEXT
     assert base.Batch.collate([row]).n_latents.tolist() == [CONTEXT]
+
+
+# Through training
+
+
+TOY = list(generate(ArithmeticConfig(), "train", 16, seed=0))
+
+
+def trained(folder, name, held_out=(), **config):
+    """A run of two updates an epoch on the tiny backbone; what each loss saw (held-out rows included)."""
+    seen = []
+    watched = type(
+        "Watched", (registry.METHODS[name],), {"loss": watching(registry.METHODS[name].loss, seen)}
+    )
+    made = registry.build(name, config.pop("method", {}))
+    method = watched(made.config)
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    registry.attach(lm, method, 0)
+    settings = {"per_device_train_batch_size": 8, "report_to": "none", "logging_steps": 1, "save_steps": 1000}
+    validate = (lambda lm, method: {"accuracy": 0.0}) if held_out else None
+    config = TrainingConfig(**{**settings, **config})
+    result = train(lm, method, TOY, config, folder, held_out=held_out, validate=validate)
+    return lm, seen, result
+
+
+def watching(loss, seen):
+    def watched(self, lm, batch):
+        seen.append(batch)
+        return loss(self, lm, batch)
+
+    return watched
+
+
+def test_a_curriculum_is_trained_stage_by_stage(tmp_path, capsys):
+    method = {"epochs_per_stage": 1, "n_stages": 2, "cot_epochs": 1}
+    _, seen, result = trained(tmp_path / "a", "coconut", method=method, num_train_epochs=4)
+    assert [batch.n_latents.unique().tolist() for batch in seen] == [[n] for n in (0, 0, 2, 2, 4, 4, 4, 4)]
+    assert [bool(batch.chain_lengths.any()) for batch in seen[-2:]] == [False, False]
+    assert len(result.history) >= 8
+    assert "warning" not in capsys.readouterr().err
+    trained(tmp_path / "b", "coconut", method=method, num_train_epochs=3)
+    said = capsys.readouterr().err
+    assert "warning: training ends in stage 2 of coconut's curriculum, which thinks as in stage 3" in said
+
+
+def test_tokenskip_is_trained_on_pruned_chains_and_measured_on_whole_ones(tmp_path):
+    held_out = list(generate(ArithmeticConfig(), "validation", 4, seed=0))
+    method = {"ratios": [0.5]}
+    lm, seen, _ = trained(tmp_path, "tokenskip", method=method, held_out=held_out, num_train_epochs=1)
+
+    def chain_lengths(examples):
+        return {sum(map(len, lm.template.steps(example.steps))) for example in examples}
+
+    ratios = [(batch.params["ratio"].unique().tolist(), set(batch.chain_lengths.tolist())) for batch in seen]
+    assert [ratio for ratio, _ in ratios] == [[0.5], [0.5], [1.0]]
+    assert ratios[0][1] | ratios[1][1] == {math.ceil(n / 2) for n in chain_lengths(TOY)}
+    assert ratios[2][1] == chain_lengths(held_out)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_every_method_trains_and_its_checkpoint_answers(tmp_path, name):
+    _, _, result = trained(tmp_path, name, num_train_epochs=1)
+    lm, method = registry.load(result.best)
+    (done,) = Engine(lm, method).generate([Request("x", TOY[0].question, method.Params())])
+    assert done.reason in ("stop", "length")
+    assert name in ("icot", "tokenskip") or done.length == 6

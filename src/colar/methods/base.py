@@ -161,6 +161,10 @@ class Method(Protocol):
         """The curriculum's stage at a (fractional) epoch; 0 throughout for most."""
         ...
 
+    def last_stage(self) -> int:
+        """The stage that a curriculum ends with: the one whose behaviour `think` is."""
+        ...
+
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments."""
         ...
@@ -203,6 +207,9 @@ class Base:
         return ""
 
     def stage(self, epoch: float) -> int:
+        return 0
+
+    def last_stage(self) -> int:
         return 0
 
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:

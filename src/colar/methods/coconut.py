@@ -75,10 +75,13 @@ class Coconut(base.Base):
         # A boundary that is not a binary fraction must not fall a stage short.
         return 1 + int(min(since / self.config.epochs_per_stage, self.config.n_stages) + 1e-9)
 
+    def last_stage(self) -> int:
+        return int(self.config.n_stages) + 1
+
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
-        stage, last = self.stage(epoch), self.config.n_stages + 1
-        steps = [] if stage == last else row.steps[stage:]
+        stage = self.stage(epoch)
+        steps = [] if stage == self.last_stage() else row.steps[stage:]
         n_latents = min(stage, self.config.n_stages) * self.config.n_latents_per_step
         return replace(row, steps=steps, n_latents=n_latents)
 

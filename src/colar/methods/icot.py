@@ -68,11 +68,6 @@ class IcotConfig:
             base.check_number("method.smoothing_lambda", self.smoothing_lambda, 1e-6)
         base.check_number("method.cot_epochs", self.cot_epochs, 0)
 
-    @property
-    def last_stage(self) -> int:
-        """Units removed in the end."""
-        return self.remove_all_at if self.most_removed is None else self.most_removed
-
 
 class Icot(Cot):
     name: ClassVar[str] = "icot"
@@ -81,7 +76,11 @@ class Icot(Cot):
     def stage(self, epoch: float) -> int:
         """Units to be removed, floor(removed_per_epoch * (epoch - cot_epochs)), up to the last stage."""
         since = max(epoch - self.config.cot_epochs, 0.0)
-        return int(min(self.config.removed_per_epoch * since, self.config.last_stage) + 1e-9)
+        return int(min(self.config.removed_per_epoch * since, self.last_stage()) + 1e-9)
+
+    def last_stage(self) -> int:
+        most = self.config.most_removed
+        return int(self.config.remove_all_at if most is None else most)
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
