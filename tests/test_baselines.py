@@ -542,6 +542,8 @@ def test_a_classifiers_scores_are_laid_over_characters(family, classifier):
     (scores,) = scorer.scores(lm.template, [CHAIN])
     chain = [token for step in lm.template.steps(CHAIN.steps) for token in step]
     assert len(scores) == len(spans) == len(chain)
+    for token, (first, end) in zip(chain, spans, strict=True):
+        assert text[first:end].strip() == lm.template.token(token).strip()
     for score, (first, end) in zip(scores, spans, strict=True):
         known = [p for p in per_character[first:end] if p is not None]
         assert score == pytest.approx(sum(known) / len(known) if known else 0.0)
