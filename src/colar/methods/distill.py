@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
-from colar.methods.unroll import unroll
+from colar.methods.unroll import Unrolled, unroll
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
 
@@ -123,7 +123,7 @@ class Distill(base.Base):
         layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
         return base.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
 
-    def _unroll(self, lm: LatentLM, batch: Batch) -> Any:
+    def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
         n = self.config.n_latents
         blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
         real_BK = base.length_mask(torch.full_like(batch.seeds, n), n)
