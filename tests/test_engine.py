@@ -18,7 +18,9 @@ from colar.methods.colar import ColarParams
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
-METHODS = ("cot", "no_cot", "colar")
+METHODS = tuple(registry.METHODS)
+FEEDBACK = ("coconut", "distill")
+"""Six times through random weights a rounding error grows a thousandfold: these are compared in float64."""
 QUESTIONS = (
     *(example.question for example in EXAMPLES),
     "x?",
@@ -35,6 +37,8 @@ class Case:
         self.method = registry.build(name, {"stop": "argmax"} if name == "colar" else {})
         registry.attach(self.lm, self.method, seed=1)
         self.method.prepare(self.lm, EXAMPLES)
+        if name in FEEDBACK:
+            self.lm.double()
         params = (
             [ColarParams(1), ColarParams(2), ColarParams(5), ColarParams(3, snap=True)]
             if name == "colar"

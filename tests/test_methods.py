@@ -20,7 +20,7 @@ from colar.model.latent_lm import LoraSettings
 from colar.ops import noise
 from colar.ops.sampling import sample_tokens
 
-METHODS = ("cot", "no_cot", "colar")
+METHODS = tuple(registry.METHODS)
 TIES = [(family, tied) for family in FAMILIES for tied in (True, False) if tied or family != "gpt2"]
 """GPT-2's head is always tied."""
 
@@ -698,26 +698,35 @@ HEART = (
 )
 
 
+HEART_CONFIGS = {"colar": {"compression_factors": [1, 2], "alpha": 0.002}, "tokenskip": {"ratios": [0.5]}}
+LAST_STAGE = math.inf
+"""An epoch in which every curriculum has come to its end."""
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_four_examples_are_learnt_by_heart(name):
     """Learning and thinking meet: what is learnt from the loss comes out of the engine, stops included."""
     lm = tiny_lm("llama", scale=0.1)
-    config = {"compression_factors": [1, 2], "alpha": 0.002} if name == "colar" else {}
-    method = build(lm, name, **config)
+    method = build(lm, name, **HEART_CONFIGS.get(name, {}))
+    examples = list(method.prepare(lm, HEART))
     asked = [ColarParams(1), ColarParams(2)] if name == "colar" else [method.Params()]
     rows = [
         dataclasses.replace(row, params=p, question=lm.template.question(e.question, method.prompt(p)))
         for p in asked
-        for row, e in zip(encode(method, lm, HEART), HEART, strict=True)
+        for row, e in zip(encode(method, lm, examples, epoch=LAST_STAGE), HEART, strict=True)
     ]
-    learn(lm, method, Batch.collate(rows), steps=300, lr=1e-2)
+    batch = Batch.collate(rows)
+    learn(lm, method, batch, steps=300, lr=1e-2)
     decoding = Decoding(max_latents=40, max_completion_length=8)
-    requests = [Request(e.id, e.question, p, decoding) for p in asked for e in HEART]
-    for done, example, row in zip(
-        Engine(lm, method).generate(requests), HEART * len(asked), rows, strict=True
-    ):
+    requests = [Request(e.id, e.question, p, decoding, keep_latents=True) for p in asked for e in HEART]
+    found = Engine(lm, method).generate(requests)
+    thoughts, counts = method.thoughts(lm, batch)
+    for b, (done, example) in enumerate(zip(found, HEART * len(asked), strict=True)):
         assert (done.text, done.truncated) == (example.answer, False)
-        if name == "colar":
-            assert done.length == math.ceil(len(row.chain) / row.params.compression_factor)
-        else:
-            assert done.thought_ids == row.chain
+        assert done.length == counts[b]
+        if (
+            name != "colar" and done.length
+        ):  # its latents are predictions of what training feeds, the others' the same
+            torch.testing.assert_close(done.latents, thoughts[b, : done.length], rtol=1e-3, atol=1e-4)
+    thinks_in_tokens = name in ("cot", "tokenskip")
+    assert any(token_id >= 0 for done in found for token_id in done.thought_ids) == thinks_in_tokens

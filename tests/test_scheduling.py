@@ -132,7 +132,7 @@ def test_an_error_in_a_step_does_not_take_the_engine_down(colar, monkeypatch):
         engine.submit(request)
     engine.step()
     with monkeypatch.context() as patched:
-        patched.setattr(colar.lm, "hidden", lambda *_: 1 / 0)
+        patched.setattr(engine, "_hidden", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
     found = drain(engine)

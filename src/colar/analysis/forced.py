@@ -10,6 +10,7 @@ Shape suffixes: R requests, K thoughts, D width, B rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -54,9 +55,7 @@ def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     """The examples as training would encode them, all with the same per-request values. No draw matters to them."""
     rows = [method.encode(lm.template, example, Random(0), 0.0) for example in examples]
     question = [lm.template.question(example.question, method.prompt(params)) for example in examples]
-    return [
-        Row(ids, row.steps, row.answer, params, row.seed) for ids, row in zip(question, rows, strict=True)
-    ]
+    return [replace(row, question=ids, params=params) for ids, row in zip(question, rows, strict=True)]
 
 
 @torch.no_grad()

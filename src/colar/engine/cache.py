@@ -9,7 +9,7 @@
 The running rows are slots 0..n-1, so that a decode step reads a slice and copies nothing: when a row ends, the last
 one moves into its slot. What lies right of a row's length is left over from rows before it, and masked.
 
-This is the one place that knows transformers' `Cache` classes. A backbone's layers call `SlotLayer.update` with
+The engine knows transformers' `Cache` classes in this one place. A backbone's layers call `SlotLayer.update` with
 the keys and values of what is fed; where they go was said before the forward, by `SlotCache.at_prefill` or
 `at_decode`, which also give the attention mask.
 

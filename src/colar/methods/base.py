@@ -10,6 +10,7 @@ Shape suffixes: B rows, Q question, T reasoning tokens, A answer, N labels, S st
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,18 +40,20 @@ class Row:
     answer: list[int]
     params: Any
     seed: int
+    n_latents: int = 0
+    """Thoughts of the model's own that come before the steps (Coconut, Distill, pause)."""
 
     @property
     def chain(self) -> list[int]:
         return [token for step in self.steps for token in step]
 
     def __len__(self) -> int:
-        return len(self.question) + sum(map(len, self.steps)) + len(self.answer)
+        return len(self.question) + self.n_latents + sum(map(len, self.steps)) + len(self.answer)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows as tensors: ids (B, Q | T | A) padded on the right, lengths (B,), step sizes (B, S), and columns."""
+    """Rows as tensors: ids (B, Q | T | A) padded on the right, lengths (B,), step sizes (B, S), and columns (B,)."""
 
     question_ids: Tensor
     question_lengths: Tensor
@@ -60,6 +63,7 @@ class Batch:
     answer_ids: Tensor
     answer_lengths: Tensor
     seeds: Tensor
+    n_latents: Tensor
     params: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -70,10 +74,9 @@ class Batch:
         sizes, _ = _pad([[len(step) for step in row.steps] for row in rows])
         answer, answer_lengths = _pad([row.answer for row in rows])
         seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64)
-        columns = param_columns([row.params for row in rows])
-        return cls(
-            question, question_lengths, chain, chain_lengths, sizes, answer, answer_lengths, seeds, columns
-        )
+        n_latents = torch.tensor([row.n_latents for row in rows], dtype=torch.int64)
+        segments = (question, question_lengths, chain, chain_lengths, sizes, answer, answer_lengths)
+        return cls(*segments, seeds, n_latents, param_columns([row.params for row in rows]))
 
     def tensors(self) -> dict[str, Tensor]:
         """A flat dict, as data loaders and Trainer move it between devices."""
@@ -158,6 +161,10 @@ class Method(Protocol):
         """The curriculum's stage at a (fractional) epoch; 0 throughout for most."""
         ...
 
+    def last_stage(self) -> int:
+        """The stage that a curriculum ends with: the one whose behaviour `think` is."""
+        ...
+
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments."""
         ...
@@ -202,6 +209,9 @@ class Base:
     def stage(self, epoch: float) -> int:
         return 0
 
+    def last_stage(self) -> int:
+        return 0
+
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         return lm.embed(batch.chain_ids), batch.chain_lengths
 
@@ -221,6 +231,11 @@ def encode_row(template: Template, example: Example, params: Any, prompt: str, s
         )
     except ValueError as error:
         raise ValueError(f"{example.id}: {error}") from error
+
+
+def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
+    """Feed `embeds_BD` as latents until every row has had `n` of them."""
+    return Thought(embeds_BD.to(state.hidden.dtype), state.step >= n, torch.full_like(state.step, -1))
 
 
 def variant(params: Any) -> str:
@@ -291,6 +306,37 @@ def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_
     losses_M = -(log_probs_MV.gather(1, labels_BNG[mask_BN]) * weights_BNG[mask_BN]).sum(-1)
     empty_BN = hidden_BND.new_zeros(mask_BN.shape, dtype=losses_M.dtype)
     return row_mean(empty_BN.masked_scatter(mask_BN, losses_M), mask_BN)
+
+
+def token_loss(lm: LatentLM, hidden_BND: Tensor, ids_BN: Tensor, mask_BN: Tensor) -> Tensor:
+    """Mean over each row's masked positions of -log p(token), (B,)."""
+    return cross_entropy(lm, hidden_BND, ids_BN[..., None], mask_BN[..., None].float())
+
+
+def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of what follows the closing separator, EOS included, (B,).
+
+    `hidden_BAD` are the hidden states where the answer segment is fed. Where the number of thoughts is fixed, the
+    separator is fed whatever the model would say: it is no label.
+    """
+    labels_BN = batch.answer_ids[:, 1:]
+    mask_BN = length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
+    return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)
+
+
+def check_number(name: str, value: object, low: float, high: float = math.inf, whole: bool = False) -> None:
+    """ValueError in words unless `value` is a finite number (a whole one) in [low, high]."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if number and low <= float(value) <= high and (not whole or float(value).is_integer()):  # type: ignore[arg-type]
+        return
+    bound = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
+    raise ValueError(f"{name} must be a {'whole ' * whole}number, {bound}, got {value!r}")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """ValueError in words unless `value` is one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ embedding the token it samples, and is done when that token is the separator.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
@@ -51,7 +52,7 @@ class Cot(base.Base):
         hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
         # The separator that opens the answer is a label (the decision to stop) and its last token, EOS, too.
         mask_BN = base.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
-        return {"ce": base.cross_entropy(lm, hidden_BND, labels_BN[..., None], mask_BN[..., None].float())}
+        return {"ce": base.token_loss(lm, hidden_BND, labels_BN, mask_BN)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform())
@@ -64,9 +65,7 @@ class NoCot(Cot):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
-        return Row(row.question, [], row.answer, row.params, row.seed)
+        return dataclasses.replace(row, steps=[])
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        rows = state.hidden.shape[0]
-        done_B = torch.ones(rows, dtype=torch.bool, device=state.hidden.device)
-        return Thought(torch.zeros_like(state.hidden), done_B, torch.full_like(state.step, -1))
+        return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)

@@ -13,12 +13,19 @@ import torch
 from torch import nn
 
 from colar.methods.base import Method
+from colar.methods.coconut import Coconut
 from colar.methods.colar import Colar
 from colar.methods.cot import Cot, NoCot
+from colar.methods.distill import Distill
+from colar.methods.icot import Icot
+from colar.methods.pause import Pause
+from colar.methods.tokenskip import TokenSkip
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
 
-METHODS: dict[str, type[Any]] = {method.name: method for method in (Cot, NoCot, Colar)}
+METHODS: dict[str, type[Any]] = {
+    method.name: method for method in (Cot, NoCot, Colar, Icot, Coconut, Distill, TokenSkip, Pause)
+}
 
 
 def build(name: str, config: Mapping[str, Any] | None = None) -> Method:

@@ -133,15 +133,36 @@ class LatentLM(nn.Module):
         Without mask and positions, rows start at position 0 and are padded on the right, where causal
         attention keeps padding from being seen. With a `cache` it is extended in place.
         """
-        output = self.causal_lm.base_model(
+        hidden: Tensor = self._forward(embeds_BTD, attention_mask, position_ids, cache).last_hidden_state
+        return hidden
+
+    def layers(
+        self,
+        embeds_BTD: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> tuple[Tensor, ...]:
+        """What each of the backbone's layers puts out, (B, T, D) each; the last is what `hidden` returns."""
+        output = self._forward(embeds_BTD, attention_mask, position_ids, cache, output_hidden_states=True)
+        return tuple(output.hidden_states[1:])  # the first are the embeddings
+
+    def _forward(
+        self,
+        embeds_BTD: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        **wanted: bool,
+    ) -> Any:
+        return self.causal_lm.base_model(
             inputs_embeds=embeds_BTD,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=cache is not None,
+            **wanted,
         )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V) float32, as the backbone's own forward would give them."""

@@ -19,14 +19,14 @@ from transformers import PrinterCallback, ProgressCallback, TrainerState, Traini
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from colar import files
+from colar import files, progress
 from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.training import run_folder
 from colar.training.best import KeepBest, Publisher
-from colar.training.callbacks import Bar, Clock, Epochs, Evaluations
+from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, stage_of_last_step
 from colar.training.compiled import compiled_layers
 from colar.training.config import TrainingConfig
 from colar.training.data import Order, Rows
@@ -119,9 +119,20 @@ def _go_on(
     if last and (before.global_step >= max_steps or publisher.clock.seconds >= publisher.clock.limit):
         checkpoint.load_weights(publisher.lm, last)
         return before
+    _warn_of_stages(publisher.method, max_steps, per_epoch)
     with _session(trainer, config, publisher, per_epoch):
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     return trainer.state
+
+
+def _warn_of_stages(method: Method, max_steps: int, per_epoch: int) -> None:
+    """Say so where training is over before the curriculum is: the model would think as it was never trained to."""
+    ends, last = stage_of_last_step(method, max_steps, per_epoch), method.last_stage()
+    if ends < last:
+        progress.say(
+            f"warning: training ends in stage {ends} of {method.name}'s curriculum, which thinks as in stage {last}: "
+            "train for more epochs, or shorten its stages"
+        )
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:

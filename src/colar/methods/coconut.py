@@ -1,0 +1,116 @@
+"""Coconut: the last hidden state is the next input (Hao et al. 2024, "Training Large Language Models to Reason in a
+Continuous Latent Space", sections 3 and 4).
+
+    stage 0    question ###   t1 t2 t3 | t4 t5 | t6     ###  answer EOS         three reasoning steps
+    stage 1    question ###   h1 h2    | t4 t5 | t6     ###  answer EOS         n_latents_per_step = 2
+    stage 2    question ###   h1 h2 h3 h4      | t6     ###  answer EOS
+    last       question ###   h1 h2 h3 h4 h5 h6         ###  answer EOS         no steps are left, of however many
+
+In stage k the first k steps are replaced by k * n_latents_per_step latents; h_i is the last hidden state (after the
+final norm) at the position before it, fed as it is. The loss is the cross-entropy of what is left in tokens,
+
+    L = mean over (remaining steps, ###, answer, EOS) of -log p(token | question, h_1 .. h_n, tokens before),
+
+and its gradient flows through all latents. At inference n_stages * n_latents_per_step latents are fed (6), then ###.
+
+Departures. The two markers around the latents are this project's separators: one ### opens the latents, and one closes
+latents and remaining steps together, so the last latent itself predicts the first remaining token (Coconut's code has
+a marker of its own after the latents). Rows are averaged, each over its own tokens. The published code draws
+an earlier stage now and then (`uniform_prob`); it is 0 in its GSM8k runs and not here. As in that code, latents do
+not depend on how many steps a row has (`pad_latent_to_max`), and after the last counted stage comes one in which
+all remaining steps go. The optimiser's reset at each stage is training's: `training.reset_optimizer_at_stage: true`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods.unroll import unroll
+from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
+
+
+@dataclass(frozen=True)
+class CoconutConfig:
+    """The curriculum; defaults are those of its paper's GSM8k runs."""
+
+    n_latents_per_step: int = 2
+    """Latents that replace a step (the paper's c), 1 or more."""
+    n_stages: int = 3
+    """Stages in which a step more is replaced, 1 or more; one more follows, in which no steps are left."""
+    epochs_per_stage: float = 3.0
+    """Epochs in each of those stages, above 0; the last one lasts until training ends."""
+    cot_epochs: float = 0.0
+    """Epochs of plain CoT (stage 0) before; 0 where the weights come from CoT-SFT (the paper: 6)."""
+
+    def __post_init__(self) -> None:
+        base.check_number("method.n_latents_per_step", self.n_latents_per_step, 1, whole=True)
+        base.check_number("method.n_stages", self.n_stages, 1, whole=True)
+        base.check_number("method.epochs_per_stage", self.epochs_per_stage, 1e-6)
+        base.check_number("method.cot_epochs", self.cot_epochs, 0)
+
+    @property
+    def n_latents(self) -> int:
+        """Latents at inference."""
+        return self.n_stages * self.n_latents_per_step
+
+
+class Coconut(base.Base):
+    name: ClassVar[str] = "coconut"
+    Config: ClassVar[type] = CoconutConfig
+
+    def stage(self, epoch: float) -> int:
+        """0 while plain CoT is trained, then 1 .. n_stages, and n_stages + 1 to the end."""
+        since = epoch - self.config.cot_epochs
+        if since < -1e-9:
+            return 0
+        # A boundary that is not a binary fraction must not fall a stage short.
+        return 1 + int(min(since / self.config.epochs_per_stage, self.config.n_stages) + 1e-9)
+
+    def last_stage(self) -> int:
+        return int(self.config.n_stages) + 1
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        stage = self.stage(epoch)
+        steps = [] if stage == self.last_stage() else row.steps[stage:]
+        n_latents = min(stage, self.config.n_stages) * self.config.n_latents_per_step
+        return replace(row, steps=steps, n_latents=n_latents)
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        """ce: mean over the remaining steps and the answer of -log p(next token)."""
+        blank_BK = batch.seeds.new_zeros(len(batch.seeds), int(batch.n_latents.max()))
+        chain = (batch.chain_ids, batch.chain_lengths)
+        answer = (batch.answer_ids, batch.answer_lengths)
+        tail_BN = base.pack((blank_BK, batch.n_latents), chain, answer, multiple=base.PAD_TO)
+        tail_BND, K = lm.embed(tail_BN), blank_BK.shape[1]
+        real_BN = base.length_mask(batch.n_latents + chain[1] + answer[1], tail_BN.shape[1])
+        sequence, first_BKD, _ = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
+        rest_BTD = sequence.feed(tail_BND[:, K:], real_BN[:, K:])
+        hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[
+            :, :-1
+        ]  # column i is predicted one position before it
+        labelled_BN = real_BN & ~base.length_mask(batch.n_latents, tail_BN.shape[1])
+        return {"ce": base.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
+
+    @torch.no_grad()
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The model's own latents, then what is left of the steps."""
+        chain_BTD, n = lm.embed(batch.chain_ids), batch.n_latents
+        blank_BKD = chain_BTD.new_zeros(len(n), int(n.max()), lm.width)
+        counts_B = n + batch.chain_lengths
+        tail_BND = base.pack((blank_BKD, n), (chain_BTD, batch.chain_lengths))
+        real_BN = base.length_mask(counts_B, tail_BND.shape[1])
+        _, _, fed_BKD = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
+        return torch.cat([fed_BKD, tail_BND[:, fed_BKD.shape[1] :]], dim=1), counts_B
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        return base.fixed_thought(state, state.hidden, self.config.n_latents)

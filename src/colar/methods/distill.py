@@ -1,0 +1,161 @@
+"""Distill: a teacher that thinks in tokens and a student that thinks in latents, in one model (CODI; Shen et al. 2025,
+"CODI: Compressing Chain-of-Thought into Continuous Space via Self-Distillation", section 3).
+
+    teacher    question ###   t1 t2 t3 t4   ###  answer EOS
+    student    question ###   z1 .. z6      ###  answer EOS        z_i = projection(last hidden state before it)
+                                             ^ aligned here, in every layer: the token before the answer
+
+    L = student_weight * L_student + teacher_weight * L_teacher + align_weight * L_align
+    L_student = mean over (answer, EOS) of -log p(token | question, z_1 .. z_n, ###)
+    L_teacher = mean over (chain, ###, answer, EOS) of -log p(token)
+    L_align   = mean over layers l and D of  smooth-L1(s_l, stop-gradient(t_l)) / std(t_l)
+
+with s_l and t_l the two hidden states at that token after layer l. The gradient flows through the latents; none reaches
+the teacher from L_align. The teacher is one forward without a cache, the student a sequence with one of its
+own. The projection is Linear, GELU, Linear, LayerNorm, as in CODI's code.
+
+From CoT weights (`model.init_from`, as the CoLaR paper has it) or in one stage from the backbone (as CODI has it):
+a matter of the recipe.
+
+Departures. The token before the answer is the closing separator, where CODI has the colon of "The answer is:". std(t_l)
+is over the row's own D values, CODI's is over the batch's: a row's loss must not depend on its batch mates.
+The embeddings, which CODI's mean over layers counts as one, are left out: the two are the same token's. Each loss is
+averaged within its row. As CODI does, the teacher's chain loses its last step (`drop_last_step`), whose result is the
+answer: a teacher that copies it has nothing to teach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods.unroll import Unrolled, unroll
+from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
+
+AlignLoss = Literal["smooth_l1", "l1"]
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """CODI's choices for GPT-2; for Llama-3.2-1B its align_weight is 20."""
+
+    n_latents: int = 6
+    """Latents of the student, 1 or more."""
+    student_weight: float = 1.0
+    """Weight of the student's cross-entropy (CODI's alpha), 0 or more."""
+    teacher_weight: float = 1.0
+    """Weight of the teacher's cross-entropy (beta), 0 or more."""
+    align_weight: float = 1.0
+    """Weight of the alignment (gamma), 0 or more."""
+    align_loss: AlignLoss = "smooth_l1"
+    """"smooth_l1" (CODI's code) or "l1" (its paper's equation)."""
+    align_scale: bool = True
+    """Divide each layer's alignment by the standard deviation of the teacher's hidden state."""
+    projection: bool = True
+    """Put an MLP between a hidden state and the latent that is fed; false: feed it as it is."""
+    drop_last_step: bool = True
+    """Leave the chain's last step out of the teacher's row."""
+
+    def __post_init__(self) -> None:
+        base.check_number("method.n_latents", self.n_latents, 1, whole=True)
+        for name in ("student_weight", "teacher_weight", "align_weight"):
+            base.check_number(f"method.{name}", getattr(self, name), 0)
+        base.check_choice("method.align_loss", self.align_loss, get_args(AlignLoss))
+
+
+class Projection(nn.Sequential):
+    """Hidden state -> the embedding that is fed next, (..., D) -> (..., D)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width))
+
+
+class Distill(base.Base):
+    name: ClassVar[str] = "distill"
+    Config: ClassVar[type] = DistillConfig
+
+    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
+        return {"projection": Projection(lm_config.hidden_size)} if self.config.projection else {}
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        steps = row.steps[:-1] if self.config.drop_last_step else row.steps
+        return replace(row, steps=steps, n_latents=self.config.n_latents)
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        """student, teacher, align: the three weighted terms."""
+        config = self.config
+        teacher_B, target = self._teacher(lm, batch)
+        student_B, aligned = self._student(lm, batch)
+        align_B = alignment(aligned, target, config.align_loss, config.align_scale)
+        return {
+            "student": config.student_weight * student_B,
+            "teacher": config.teacher_weight * teacher_B,
+            "align": config.align_weight * align_B,
+        }
+
+    def _teacher(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
+        question = (batch.question_ids, batch.question_lengths)
+        tail = ((batch.chain_ids, batch.chain_lengths), (batch.answer_ids, batch.answer_lengths))
+        layers = lm.layers(lm.embed(base.pack(question, *tail, multiple=base.PAD_TO)))
+        labels_BN = base.pack(*tail)
+        hidden_BND = base.shift(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
+        mask_BN = base.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
+        separator_B = batch.question_lengths + batch.chain_lengths
+        at_separator = [base.shift(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
+        return base.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
+
+    def _student(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """The same of the student, whose labels are the answer's."""
+        sequence, _, _ = self._unroll(lm, batch)
+        answer_BA = base.pack((batch.answer_ids, batch.answer_lengths), multiple=base.PAD_TO)
+        real_BA = base.length_mask(batch.answer_lengths, answer_BA.shape[1])
+        layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
+        return base.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
+
+    def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
+        n = self.config.n_latents
+        blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
+        real_BK = base.length_mask(torch.full_like(batch.seeds, n), n)
+        fixed = replace(batch, n_latents=torch.full_like(batch.seeds, n))
+        return unroll(lm, fixed, blank_BKD, real_BK, lambda hidden_BD: self.project(lm, hidden_BD))
+
+    def project(self, lm: LatentLM, hidden_BD: Tensor) -> Tensor:
+        """The latent that a hidden state makes, (B, D)."""
+        if not self.config.projection:
+            return hidden_BD
+        module = lm.extra["projection"]
+        projected: Tensor = module(hidden_BD.to(next(module.parameters()).dtype))
+        return projected
+
+    @torch.no_grad()
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The student's own latents."""
+        _, _, fed_BKD = self._unroll(lm, batch)
+        return fed_BKD, torch.full_like(batch.seeds, self.config.n_latents)
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        return base.fixed_thought(state, self.project(lm, state.hidden), self.config.n_latents)
+
+
+def alignment(
+    student: list[Tensor], teacher: list[Tensor], kind: AlignLoss = "smooth_l1", scale: bool = True
+) -> Tensor:
+    """Mean over layers and D of the distance of two lists of hidden states (B, D), (B,); no gradient to `teacher`."""
+    distance = F.smooth_l1_loss if kind == "smooth_l1" else F.l1_loss
+    losses = []
+    for student_BD, teacher_BD in zip(student, teacher, strict=True):
+        target_BD = teacher_BD.detach().float()
+        loss_B = distance(student_BD.float(), target_BD, reduction="none").mean(-1)
+        losses.append(loss_B / target_BD.std(-1) if scale else loss_B)
+    return torch.stack(losses).mean(0)

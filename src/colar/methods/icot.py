@@ -1,0 +1,116 @@
+"""iCoT: the chain is internalised, its front first (Deng, Choi and Shieber 2024, "From Explicit CoT to Implicit CoT:
+Learning to Internalize CoT Step by Step", section 3).
+
+    stage 0    question ###  t1 t2 t3 t4 t5 t6   ###  answer EOS
+    stage 2    question ###        t3 t4 t5 t6   ###  answer EOS
+    last       question ###                      ###  answer EOS
+
+In stage s the first s tokens of the chain (or steps, `unit`) are removed, and the rest is trained as CoT is:
+
+    L = mean over (what is left of the chain, ###, answer, EOS) of -log p(token)
+
+Removal smoothing: a row loses o tokens more than its stage says, P(o) = (1 - exp(-lambda)) exp(-lambda o) for o = 0,
+1, ..., drawn anew for every row, so that the next stage comes as no surprise. A stage's tokens go one by one,
+`removed_per_epoch` of them in an epoch; when `remove_all_at` are due the whole chain goes. Then the answer follows the
+question at once: #L is 0.
+
+With `most_removed` the curriculum ends early instead: what is left of the chain is thought in tokens.
+
+Departures. Stage and row meet at the row's own place in the epoch, not at its batch's. The offset is drawn anew at
+each epoch from (seed, epoch, row), and is not cut off at 100. Positions close up behind what was removed (the
+published code's default; its `keep_position` is not here). The optimiser's reset at each removed token is training's:
+`training.reset_optimizer_at_stage: true`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar, Literal, get_args
+
+import torch
+
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Row, ThinkState, Thought
+from colar.methods.cot import Cot
+from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
+
+Unit = Literal["tokens", "steps"]
+
+
+@dataclass(frozen=True)
+class IcotConfig:
+    """The curriculum; defaults are those of its paper's GSM8k runs."""
+
+    unit: Unit = "tokens"
+    """What is removed from the front of the chain: "tokens" (the paper's) or whole "steps"."""
+    removed_per_epoch: float = 8.0
+    """Units removed in an epoch (the paper's Delta), above 0."""
+    remove_all_at: int = 39
+    """When so many units are to be removed, the whole chain is, however long; 1 or more."""
+    most_removed: int | None = None
+    """Never remove more units than this, 0 or more, and think the rest in tokens; null: remove all in the end."""
+    smoothing_lambda: float | None = 4.0
+    """lambda of the removal smoothing, above 0: a row loses a unit more with probability exp(-lambda); null: never."""
+    cot_epochs: float = 0.0
+    """Epochs of plain CoT before anything is removed; 0 where the weights come from CoT-SFT."""
+
+    def __post_init__(self) -> None:
+        base.check_choice("method.unit", self.unit, get_args(Unit))
+        base.check_number("method.removed_per_epoch", self.removed_per_epoch, 1e-6)
+        base.check_number("method.remove_all_at", self.remove_all_at, 1, whole=True)
+        if self.most_removed is not None:
+            base.check_number("method.most_removed", self.most_removed, 0, whole=True)
+        if self.smoothing_lambda is not None:
+            base.check_number("method.smoothing_lambda", self.smoothing_lambda, 1e-6)
+        base.check_number("method.cot_epochs", self.cot_epochs, 0)
+
+
+class Icot(Cot):
+    name: ClassVar[str] = "icot"
+    Config: ClassVar[type] = IcotConfig
+
+    def stage(self, epoch: float) -> int:
+        """Units to be removed, floor(removed_per_epoch * (epoch - cot_epochs)), up to the last stage."""
+        since = max(epoch - self.config.cot_epochs, 0.0)
+        return int(min(self.config.removed_per_epoch * since, self.last_stage()) + 1e-9)
+
+    def last_stage(self) -> int:
+        most = self.config.most_removed
+        return int(self.config.remove_all_at if most is None else most)
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        row = super().encode(template, example, rng, epoch)
+        if epoch < self.config.cot_epochs - 1e-9:
+            return row
+        stage = self.stage(epoch)
+        if self.config.most_removed is None and stage == self.config.remove_all_at:
+            return replace(row, steps=[])
+        removed = stage + offset(rng.random(), self.config.smoothing_lambda)
+        if self.config.most_removed is not None:
+            removed = min(removed, self.config.most_removed)
+        if self.config.unit == "steps":
+            return replace(row, steps=row.steps[removed:])
+        return replace(row, steps=without_first(row.steps, removed))
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        if self.config.most_removed is None:
+            return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)
+        return super().think(lm, state)
+
+
+def offset(uniform: float, smoothing_lambda: float | None) -> int:
+    """The o of removal smoothing by inverse CDF, P(o >= n) = exp(-lambda n), from `uniform` in [0, 1)."""
+    return 0 if smoothing_lambda is None else math.floor(-math.log1p(-uniform) / smoothing_lambda)
+
+
+def without_first(steps: list[list[int]], n: int) -> list[list[int]]:
+    """The steps without the first n tokens of the chain, and without steps that have lost all."""
+    kept = []
+    for step in steps:
+        kept.append(step[n:])
+        n = max(n - len(step), 0)
+    return [step for step in kept if step]

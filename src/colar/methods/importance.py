@@ -1,0 +1,113 @@
+"""How much each token of a chain matters: what TokenSkip prunes by. A number a token; the higher, the longer it stays.
+
+    surprisal     -log p(token | question, tokens before) by the backbone itself, before it is trained
+    llmlingua2    P(keep) by a token classifier trained for it (Pan et al. 2024, "LLMLingua-2"), laid over the chain's
+                  characters and averaged over those of each token: the two tokenizers cut differently
+
+Shape suffixes: B rows, N chain tokens, M positions, V vocabulary, W windows, T positions of the classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from colar import progress
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Batch, NoParams
+from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
+
+ROWS = 32
+"""Rows that are scored at once."""
+KEEP = 1
+"""LLMLingua-2's label of a token that stays."""
+
+
+@torch.no_grad()
+def surprisal(lm: LatentLM, examples: Sequence[Example]) -> Iterator[tuple[float, ...]]:
+    """Surprisal in nats of each token of each example's chain."""
+    was_training = lm.training
+    lm.eval()
+    for start in progress.track(range(0, len(examples), ROWS), "score chains"):
+        part = examples[start : start + ROWS]
+        batch = Batch.collate([base.encode_row(lm.template, e, NoParams(), "", 0) for e in part])
+        yield from _surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()})
+    lm.train(was_training)
+
+
+def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:
+    batch = Batch.from_tensors(tensors)
+    question = (batch.question_ids, batch.question_lengths)
+    ids_BT = base.pack(question, (batch.chain_ids, batch.chain_lengths), multiple=base.PAD_TO)
+    hidden_BND = base.shift(lm.hidden(lm.embed(ids_BT)), question[1] - 1, batch.chain_ids.shape[1])
+    mask_BN = base.length_mask(batch.chain_lengths, batch.chain_ids.shape[1])
+    log_probs_MV = lm.logits(hidden_BND[mask_BN]).log_softmax(-1)
+    scores_M = -log_probs_MV.gather(1, batch.chain_ids[mask_BN][:, None])[:, 0]
+    for row in torch.split(scores_M, batch.chain_lengths.tolist()):
+        yield tuple(row.tolist())
+
+
+class LLMLingua2:
+    """A token classifier, by Hub id or folder. ValueError in words where it cannot be loaded."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
+            self.model: Any = AutoModelForTokenClassification.from_pretrained(name).to(device).eval()
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(
+                f"method.scorer llmlingua2 cannot load {name!r} ({str(error).splitlines()[0]}); name a folder that "
+                "holds it in method.scorer_model, or use scorer surprisal"
+            ) from error
+        if not self.tokenizer.is_fast or self.model.config.num_labels != 2:
+            raise ValueError(
+                f"method.scorer_model {name!r} must have a fast tokenizer and the two labels drop and keep"
+            )
+
+    def scores(self, template: Template, examples: Sequence[Example]) -> Iterator[tuple[float, ...]]:
+        """P(keep) of each token of each example's chain."""
+        for example in progress.track(examples, "score chains"):
+            text, spans = chain_spans(template, example)
+            keep = self.characters(text) if spans else []
+            yield tuple(_mean([keep[i] for i in range(*span) if keep[i] is not None]) for span in spans)
+
+    @torch.no_grad()
+    def characters(self, text: str) -> list[float | None]:
+        """P(keep) of each character; None where no token of the classifier lies (white space)."""
+        longest = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings - 2)
+        encoded = self.tokenizer(
+            text, max_length=longest, truncation=True, return_overflowing_tokens=True,
+            return_offsets_mapping=True, return_tensors="pt", padding=True,
+        )  # fmt: skip
+        ids_WT, mask_WT = (encoded[key].to(self.model.device) for key in ("input_ids", "attention_mask"))
+        probs_WT = self.model(input_ids=ids_WT, attention_mask=mask_WT).logits.softmax(-1)[..., KEEP]
+        found: list[float | None] = [None] * len(text)
+        for window, offsets in zip(probs_WT.tolist(), encoded["offset_mapping"].tolist(), strict=True):
+            for prob, (first, end) in zip(window, offsets, strict=True):
+                found[first:end] = [prob] * (end - first)
+        return found
+
+
+def chain_spans(template: Template, example: Example) -> tuple[str, list[tuple[int, int]]]:
+    """The chain's text, and the characters [first, end) of it that each of our tokens covers."""
+    text, spans = "", []
+    for i, (step, ids) in enumerate(zip(example.steps, template.steps(example.steps), strict=True)):
+        piece = (template.config.step_joiner if i else "") + step
+        if not template.tokenizer.is_fast:
+            raise ValueError("method.scorer llmlingua2 needs a backbone with a fast tokenizer; use surprisal")
+        offsets = template.tokenizer.backend_tokenizer.encode(piece, add_special_tokens=False).offsets
+        assert len(offsets) == len(ids), "a step is tokenised by itself"
+        spans += [(len(text) + first, len(text) + end) for first, end in offsets]
+        text += piece
+    return text, spans
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0

@@ -1,0 +1,92 @@
+"""Pause: learned embeddings that give the model time (Goyal et al. 2024, "Think before you speak: Training Language
+Models With Pause Tokens", section 3).
+
+    question ###   p1 p2 .. pk   ###  answer EOS
+
+    L = mean over (answer, EOS) of -log p(token | question, p_1 .. p_k, ###)
+
+There is no chain, in training or at inference: what k forward passes more are worth by themselves, which is what a
+latent method has to beat. What the model says at the pauses is not trained.
+
+Departures. The paper appends ten copies of one <pause> token; here there are as many as Coconut and Distill have
+latents (6), each with an embedding of its own (`shared: true` is the paper's one). They are learnt as multiples of
+sigma_e, the standard deviation of the embedding module's output, so that they start, and move, on the scale of
+embeddings. The paper pauses in pretraining too; this is its fine-tuning alone ("StdPT_PauseFT").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
+
+
+@dataclass(frozen=True)
+class PauseConfig:
+    """How many pauses."""
+
+    n_pauses: int = 6
+    """Embeddings between the separators, 1 or more (the paper: 10)."""
+    shared: bool = False
+    """One embedding, fed `n_pauses` times (the paper's); false: each has its own."""
+    sigma_e: float | None = None
+    """Scale of the embeddings, above 0; null: measured on the backbone at the start and kept here."""
+
+    def __post_init__(self) -> None:
+        base.check_number("method.n_pauses", self.n_pauses, 1, whole=True)
+        if self.sigma_e is not None:
+            base.check_number("method.sigma_e", self.sigma_e, 1e-12)
+
+
+class Pause(base.Base):
+    name: ClassVar[str] = "pause"
+    Config: ClassVar[type] = PauseConfig
+
+    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
+        rows = 1 if self.config.shared else self.config.n_pauses
+        return {"pauses": nn.Embedding(rows, lm_config.hidden_size)}  # standard normal
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        if self.config.sigma_e is None:
+            self.config = replace(self.config, sigma_e=lm.embedding_std())
+        return examples
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        return replace(row, steps=[], n_latents=self.config.n_pauses)
+
+    def pauses(self, lm: LatentLM) -> Tensor:
+        """What is fed, (K, D)."""
+        if self.config.sigma_e is None:
+            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
+        weight: Any = lm.extra["pauses"].weight
+        scaled: Tensor = self.config.sigma_e * weight.expand(self.config.n_pauses, -1)
+        return scaled
+
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        rows = len(batch.seeds)
+        return self.pauses(lm).expand(rows, -1, -1), torch.full_like(batch.seeds, self.config.n_pauses)
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        """ce: mean over the answer of -log p(next token)."""
+        pauses_BKD, counts_B = self.thoughts(lm, batch)
+        question = (lm.embed(batch.question_ids), batch.question_lengths)
+        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
+        hidden_BTD = lm.hidden(base.pack(question, (pauses_BKD, counts_B), answer, multiple=base.PAD_TO))
+        separator_B = batch.question_lengths + counts_B
+        hidden_BAD = base.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
+        return {"ce": base.answer_loss(lm, hidden_BAD, batch)}
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        at_B = state.step.clamp(max=self.config.n_pauses - 1)
+        return base.fixed_thought(state, self.pauses(lm)[at_B], self.config.n_pauses)

@@ -1,0 +1,121 @@
+"""TokenSkip: a chain of the tokens that matter (Xia et al. 2025, "TokenSkip: Controllable Chain-of-Thought Compression
+in LLMs", sections 3 and 4).
+
+    question (Tokens kept: 1)   ###  t1 t2 t3 t4 t5 t6   ###  answer EOS
+    question (Tokens kept: 0.5) ###  t1       t4    t6   ###  answer EOS
+
+Every token of a chain gets an importance once, before training (`importance.py`). For a row a ratio r is drawn from
+`ratios`, the ceil(r L_r) most important of its L_r tokens are kept in their order, the prompt names r, and the
+row is trained as CoT is:
+
+    L = mean over (kept tokens, ###, answer, EOS) of -log p(token)
+
+At inference a request names its `ratio`, and the chain is thought in tokens.
+
+Departures. The paper scores by LLMLingua-2 (`scorer: llmlingua2`); the default is the backbone's own surprisal, which
+needs no other weights. It compresses chains that the model itself wrote and answered right; here they are the data
+set's, as for every method. It writes the ratio between EOS tokens; here it is in the prompt's speed slot, at ratio 1
+as well. Its threshold is a percentile of the scores; ours counts, earlier tokens first where scores are equal. Ratios
+are drawn anew at each epoch. Rows that `prepare` has not seen (held-out ones) keep their whole chain and say so: their
+ratio is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar, Literal, get_args
+
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Row
+from colar.methods.cot import Cot
+from colar.methods.importance import LLMLingua2, surprisal
+from colar.model.latent_lm import LatentLM
+from colar.prompts import Template
+
+Scorer = Literal["surprisal", "llmlingua2"]
+
+
+@dataclass(frozen=True)
+class TokenSkipParams:
+    """Per-request values."""
+
+    ratio: float = 0.5
+    """Share of the chain's tokens that is to be written, above 0 and at most 1."""
+
+    def __post_init__(self) -> None:
+        base.check_number("ratio", self.ratio, 1e-6, 1)
+
+
+@dataclass(frozen=True)
+class TokenSkipConfig:
+    """What is pruned in training."""
+
+    ratios: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    """Ratios drawn from in training, each above 0 and at most 1 (the paper's)."""
+    scorer: Scorer = "surprisal"
+    """"surprisal" of the backbone before training, or "llmlingua2" (the paper's), whose weights must be loadable."""
+    scorer_model: str = "microsoft/llmlingua-2-xlm-roberta-large-meetingbank"
+    """Hub id or folder of llmlingua2's token classifier; unused by surprisal."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ratios, list | tuple) or not self.ratios:
+            raise ValueError(f"method.ratios must be a list of numbers, got {self.ratios!r}")
+        for ratio in self.ratios:
+            TokenSkipParams(ratio)
+        base.check_choice("method.scorer", self.scorer, get_args(Scorer))
+
+
+@dataclass(frozen=True)
+class ScoredExample(Example):
+    """An example whose chain has been scored, a number for each of its tokens."""
+
+    importance: tuple[float, ...] = ()
+
+
+class TokenSkip(Cot):
+    name: ClassVar[str] = "tokenskip"
+    Config: ClassVar[type] = TokenSkipConfig
+    Params: ClassVar[type] = TokenSkipParams
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        rows = list(examples)
+        if self.config.scorer == "surprisal":
+            scores = surprisal(lm, rows)
+        else:
+            scores = LLMLingua2(self.config.scorer_model, lm.device).scores(lm.template, rows)
+        return [ScoredExample(**vars(row), importance=s) for row, s in zip(rows, scores, strict=True)]
+
+    def prompt(self, params: TokenSkipParams) -> str:
+        return f"(Tokens kept: {params.ratio:g})"
+
+    def trained(self, params: TokenSkipParams) -> str | None:
+        if params.ratio in self.config.ratios:
+            return None
+        known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
+        return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        ratio = rng.choice(self.config.ratios)
+        scored = isinstance(example, ScoredExample)
+        params = TokenSkipParams(ratio if scored else 1.0)
+        row = base.encode_row(template, example, params, self.prompt(params), rng.getrandbits(62))
+        if not isinstance(example, ScoredExample):
+            return row
+        return replace(row, steps=prune(row.steps, example.importance, ratio))
+
+
+def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -> list[list[int]]:
+    """The ceil(ratio * n) most important of a chain's n tokens, in order; steps that have lost all are gone."""
+    n = len(importance)
+    assert n == sum(map(len, steps)), "a score for each token"
+    count = math.ceil(ratio * n - 1e-9)
+    kept = set(sorted(range(n), key=lambda i: (-importance[i], i))[:count])
+    pruned, first = [], 0
+    for step in steps:
+        pruned.append([token for i, token in enumerate(step, first) if i in kept])
+        first += len(step)
+    return [step for step in pruned if step]

@@ -1,0 +1,101 @@
+"""Training through latents that are made of hidden states: a sequence that grows while it is computed.
+
+    columns    . . q q #  |  h1   h2  |  t1   t2   ###  a   EOS         "." is padding, "#" the opening separator
+    forwards       1      |  2    3   |  4
+                             h1 is made of the hidden state at "#", h2 of the one at h1, ...
+
+Questions are padded on the LEFT, so that all rows take their first latent at the same column and a layer's sliding
+window, which counts columns, counts positions. Gradients flow through every latent to the question.
+
+A sequence has a key-value cache of its own: transformers' caches are mutable, and two sequences that shared one would
+read each other's thoughts. Under gradient checkpointing a layer silently drops its cache, so there every forward
+runs over all that was fed so far: the same numbers, more time.
+
+Shape suffixes: B rows, L length, T positions, N tail, K latents, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from colar.methods import base
+from colar.model.latent_lm import LatentLM
+
+
+class Unrolled:
+    """Rows that are fed piece by piece; every piece sees all pieces before it."""
+
+    def __init__(self, lm: LatentLM) -> None:
+        self.lm = lm
+        self.cache = None if checkpoints(lm) else DynamicCache(config=lm.config)
+        self.fed_BTD: Tensor | None = None
+        self.real_BT: Tensor | None = None
+
+    def feed(self, embeds_BTD: Tensor, real_BT: Tensor) -> Tensor:
+        """Last hidden states at the new positions, (B, T, D); where `real_BT` is false lies padding."""
+        return self.lm.hidden(*self._inputs(embeds_BTD, real_BT))[:, -embeds_BTD.shape[1] :]
+
+    def feed_layers(self, embeds_BTD: Tensor, real_BT: Tensor) -> list[Tensor]:
+        """The same after each layer, (B, T, D) each."""
+        layers = self.lm.layers(*self._inputs(embeds_BTD, real_BT))
+        return [layer_BTD[:, -embeds_BTD.shape[1] :] for layer_BTD in layers]
+
+    def _inputs(
+        self, embeds_BTD: Tensor, real_BT: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, DynamicCache | None]:
+        """Embeddings, mask, positions and cache of the next forward."""
+        n = embeds_BTD.shape[1]
+        before_BT = real_BT[:, :0] if self.real_BT is None else self.real_BT
+        self.real_BT = torch.cat([before_BT, real_BT], dim=1)
+        positions_BT = (self.real_BT.cumsum(1) - 1).clamp(min=0)
+        mask_BT = self.real_BT.long()
+        if self.cache is not None:
+            return embeds_BTD, mask_BT, positions_BT[:, -n:], self.cache
+        before_BTD = embeds_BTD[:, :0] if self.fed_BTD is None else self.fed_BTD
+        self.fed_BTD = torch.cat([before_BTD, embeds_BTD], dim=1)
+        return self.fed_BTD, mask_BT, positions_BT, None
+
+
+def unroll(
+    lm: LatentLM,
+    batch: base.Batch,
+    tail_BND: Tensor,
+    real_BN: Tensor,
+    latent: Callable[[Tensor], Tensor],
+) -> tuple[Unrolled, Tensor, Tensor]:
+    """Read the questions, then the first K columns of what follows them, one by one.
+
+    Of row b the first `batch.n_latents[b]` columns are latents, `latent` (B, D) -> (B, D) of the hidden state before
+    them; K is the largest of these numbers. The other columns are `tail_BND`'s own, real where `real_BN` says so.
+
+    Returns the sequence, to feed the rest to; the hidden states from which columns 0..K are predicted, (B, K + 1, D);
+    and the columns 0..K-1 that were fed, (B, K, D).
+    """
+    sequence = Unrolled(lm)
+    question_BQD, real_BQ = align_right(lm.embed(batch.question_ids), batch.question_lengths)
+    hidden = [sequence.feed(question_BQD, real_BQ)[:, -1]]
+    fed = []
+    for k in range(int(batch.n_latents.max())):
+        latent_BD = latent(hidden[-1]).to(tail_BND.dtype)
+        fed.append(torch.where((batch.n_latents > k)[:, None], latent_BD, tail_BND[:, k]))
+        hidden.append(sequence.feed(fed[-1][:, None], real_BN[:, k : k + 1])[:, 0])
+    fed_BKD = torch.stack(fed, dim=1) if fed else tail_BND[:, :0]
+    return sequence, torch.stack(hidden, dim=1), fed_BKD
+
+
+def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows moved to the right end, (B, T, D), and where they are real, (B, T); T is a multiple of `PAD_TO`."""
+    longest = -(-int(lengths_B.max()) // base.PAD_TO) * base.PAD_TO
+    index_BT = torch.arange(longest, device=lengths_B.device) - (longest - lengths_B)[:, None]
+    source_BT1 = index_BT.clamp(min=0)[..., None]
+    return values_BLD.gather(1, source_BT1.expand(-1, -1, values_BLD.shape[2])), index_BT >= 0
+
+
+def checkpoints(lm: LatentLM) -> bool:
+    """Whether layers recompute their activations in the backward pass (and so take no cache)."""
+    layers = lm.causal_lm.modules()
+    return lm.training and any(getattr(layer, "gradient_checkpointing", False) for layer in layers)

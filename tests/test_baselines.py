@@ -1,0 +1,743 @@
+"""What the methods beside CoLaR feed, label and train: by hand, against one full forward, and by gradients."""
+
+import dataclasses
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+import torch
+from families import CONTEXT, EXAMPLES, WINDOW, tiny_lm
+from torch.nn import functional as F
+from transformers import BertConfig, BertForTokenClassification, BertTokenizerFast
+
+from colar.data.example import Example
+from colar.data.synthetic import ArithmeticConfig, generate
+from colar.engine.engine import Engine
+from colar.engine.request import Request
+from colar.methods import base, importance, registry, unroll
+from colar.methods.base import Batch
+from colar.methods.coconut import Coconut, CoconutConfig
+from colar.methods.distill import alignment
+from colar.methods.icot import Icot, IcotConfig, offset, without_first
+from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training.sft import TrainingConfig, train
+
+FAMILIES = ("llama", "gemma3", "gpt2")
+LAST = math.inf
+NEW = ("icot", "coconut", "distill", "tokenskip", "pause")
+
+
+def build(name, family="llama", lora=None, separator=None, **config):
+    """Model and method, prepared as before training."""
+    lm = tiny_lm(family, lora=lora, separator=separator)
+    method = registry.build(name, config)
+    registry.attach(lm, method, seed=3)
+    method.prepare(lm, EXAMPLES)
+    return lm, method
+
+
+def encode(lm, method, examples=EXAMPLES, epoch=0.0):
+    return [method.encode(lm.template, example, Random(i), epoch) for i, example in enumerate(examples)]
+
+
+def row_loss(lm, method, rows):
+    """(B,) the rows' losses."""
+    terms = method.loss(lm, Batch.collate(rows))
+    return sum(value for name, value in terms.items() if not name.startswith("_"))
+
+
+def ids(*tokens):
+    return torch.tensor(tokens, dtype=torch.int64)
+
+
+# One full forward over what was fed
+
+
+def naive_latents(lm, question, n, latent):
+    """n latents of one row, each from a full forward over all before it: no cache, no batch, no padding."""
+    fed = [*lm.embed(ids(*question))]
+    for _ in range(n):
+        fed.append(latent(lm.hidden(torch.stack(fed)[None])[0, -1]))
+    return fed
+
+
+def naive_ce(lm, fed, labels):
+    """Mean of -log p(label) over the last positions of `fed`, the last label predicted from the last but one."""
+    log_probs = lm.logits(lm.hidden(torch.stack(fed)[None])[0]).log_softmax(-1)
+    first = len(fed) - len(labels) - 1
+    return -torch.stack([log_probs[first + i, label] for i, label in enumerate(labels)]).mean()
+
+
+STAGES = [0.0, 1.0, 2.0, LAST]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_coconuts_loss_and_gradient_are_those_of_one_full_forward(family, checkpointing):
+    """PITFALLS 1: rows of all stages in one batch, through a cache; and without one, under gradient checkpointing."""
+    lm, method = build("coconut", family, cot_epochs=1, epochs_per_stage=1, n_stages=2)
+    lm.double()
+    rows = [row for epoch in STAGES for row in encode(lm, method, epoch=epoch)]
+    assert {row.n_latents for row in rows} == {0, 2, 4}
+    assert max(len(row.question) for row in rows) > 2 * WINDOW
+    if checkpointing:
+        undropped(lm.train())
+        lm.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        assert unroll.checkpoints(lm)
+    found = row_loss(lm, method, rows)
+    found.sum().backward()
+    gradient = {name: p.grad for name, p in lm.named_parameters()}
+    lm.zero_grad()
+    lm.eval()
+    assert not unroll.checkpoints(lm)
+    expected = []
+    for row in rows:
+        fed = naive_latents(lm, row.question, row.n_latents, lambda hidden: hidden)
+        tail = [*row.chain, *row.answer]
+        expected.append(naive_ce(lm, [*fed, *lm.embed(ids(*tail))], tail))
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-6, atol=1e-6)
+    torch.stack(expected).sum().backward()
+    for name, p in lm.named_parameters():
+        torch.testing.assert_close(gradient[name], p.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def undropped(lm):
+    """Without GPT-2's dropout, which would make two forwards differ."""
+    for module in lm.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
+@pytest.mark.parametrize("projection", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_distills_terms_are_those_of_two_full_forwards(family, projection):
+    lm, method = build(
+        "distill", family, projection=projection, student_weight=2.0, teacher_weight=3.0, align_weight=5.0
+    )
+    lm.double()
+    rows = encode(lm, method)
+    found = method.loss(lm, Batch.collate(rows))
+    for b, (row, example) in enumerate(zip(rows, EXAMPLES, strict=True)):
+        assert row.steps == lm.template.steps(example.steps)[:-1], "the last step's result is the answer"
+        chain, answer = [*lm.embed(ids(*row.chain))], [*lm.embed(ids(*row.answer))]
+        latents = naive_latents(lm, row.question, 6, lambda hidden: method.project(lm, hidden))
+        teacher = [*lm.embed(ids(*row.question)), *chain, *answer]
+        close = {"rtol": 1e-5, "atol": 1e-6}
+        student_ce = naive_ce(lm, [*latents, *answer], row.answer[1:])
+        torch.testing.assert_close(found["student"][b], 2 * student_ce, **close)
+        teacher_ce = naive_ce(lm, teacher, [*row.chain, *row.answer])
+        torch.testing.assert_close(found["teacher"][b], 3 * teacher_ce, **close)
+        # Their states at the separator before the answer, by the backbone's own forward: embeddings, then layers.
+        states = [
+            lm.causal_lm(inputs_embeds=torch.stack(fed)[None], output_hidden_states=True).hidden_states
+            for fed in ([*latents, *answer], teacher)
+        ]
+        at = [[layer[0, -len(answer)] for layer in one[1:]] for one in states]
+        assert len(at[0]) == lm.config.num_hidden_layers
+        parts = [F.smooth_l1_loss(s, t) / t.std() for s, t in zip(*at, strict=True)]
+        torch.testing.assert_close(
+            found["align"][b].double(), 5 * torch.stack(parts).mean(), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_teacher_is_cot_and_does_not_know_of_the_student(family):
+    """PITFALLS 6: a cache that both wrote to would change one of them."""
+    lm, method = build("distill", family, drop_last_step=False)
+    cot = registry.build("cot")
+    rows = encode(lm, method)
+    batch = Batch.collate(rows)
+    expected = cot.loss(lm, Batch.collate(encode(lm, cot)))["ce"]
+    teacher, _ = method._teacher(lm, batch)
+    student, states = method._student(lm, batch)
+    torch.testing.assert_close(teacher, expected)
+    both = method.loss(lm, batch)
+    torch.testing.assert_close(both["teacher"], expected)
+    torch.testing.assert_close(both["student"], student)
+    # The student's side does not depend on the chain that the teacher reads.
+    without = Batch.collate([dataclasses.replace(row, steps=[]) for row in rows])
+    alone, alone_states = method._student(lm, without)
+    torch.testing.assert_close(alone, student)
+    torch.testing.assert_close(alone_states, states)
+
+
+def test_alignment_by_hand():
+    student = [torch.tensor([[1.0, 5.0]]), torch.tensor([[0.0, 0.0]])]
+    teacher = [torch.tensor([[0.0, 2.0]]), torch.tensor([[0.5, -0.5]])]
+    std = [math.sqrt(2), math.sqrt(0.5)]
+    # smooth-L1: d - 1/2 from 1 on, d^2 / 2 below
+    assert alignment(student, teacher).item() == pytest.approx((1.5 / std[0] + 0.125 / std[1]) / 2)
+    assert alignment(student, teacher, "l1").item() == pytest.approx((2 / std[0] + 0.5 / std[1]) / 2)
+    assert alignment(student, teacher, "l1", scale=False).item() == pytest.approx((2 + 0.5) / 2)
+
+
+@pytest.mark.parametrize("name", ["coconut", "distill", "pause"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_training_fed_is_what_thinking_feeds(family, name):
+    """The step-by-step latents of a request are those of the loss's forward, and of one forward over all of them."""
+    lm, method = build(name, family)
+    lm.double()
+    rows = encode(lm, method, epoch=LAST)
+    latents, counts = method.thoughts(lm, Batch.collate(rows))
+    assert counts.tolist() == [6] * len(rows)
+    for b, row in enumerate(rows):
+        fed = torch.cat([lm.embed(ids(*row.question)), latents[b]])
+        hidden = lm.hidden(fed[None])[0, len(row.question) - 1 : -1]
+        if name == "pause":
+            torch.testing.assert_close(latents[b], method.pauses(lm))
+        else:
+            again = hidden if name == "coconut" else method.project(lm, hidden)
+            torch.testing.assert_close(latents[b], again, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen2"])
+def test_layers_end_with_the_hidden_states(family):
+    lm = tiny_lm(family)
+    embeds = lm.embed(ids(5, 6, 7, 8)[None])
+    layers = lm.layers(embeds)
+    theirs = lm.causal_lm(inputs_embeds=embeds, output_hidden_states=True).hidden_states
+    assert len(layers) == lm.config.num_hidden_layers == len(theirs) - 1
+    torch.testing.assert_close(layers[-1], lm.hidden(embeds))
+    torch.testing.assert_close(list(layers), list(theirs[1:]))
+
+
+def test_rows_are_aligned_at_their_right_end():
+    values = torch.arange(1, 11.0).reshape(2, 5, 1)
+    found, real = unroll.align_right(values, ids(3, 5))
+    assert found.shape == (2, 8, 1)
+    assert found[0, 5:, 0].tolist() == [1, 2, 3]
+    assert found[1, 3:, 0].tolist() == [6, 7, 8, 9, 10]
+    assert real.sum(1).tolist() == [3, 5]
+    assert real[:, -1].all()
+
+
+# The suite over all methods
+
+
+@pytest.mark.parametrize("epoch", [0.0, 4.0, LAST])
+@pytest.mark.parametrize("name", list(registry.METHODS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_are_finite_and_a_row_alone_has_the_same(family, name, epoch):
+    """At the beginning, in the middle and at the end of a curriculum; in one batch, and one by one."""
+    lm, method = build(name, family)
+    examples = list(method.prepare(lm, EXAMPLES))
+    rows = encode(lm, method, examples, epoch)
+    together = row_loss(lm, method, rows)
+    assert torch.isfinite(together).all()
+    assert (together > 0).all()
+    alone = torch.cat([row_loss(lm, method, [row]) for row in rows])
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
+    backwards = row_loss(lm, method, rows[::-1])
+    torch.testing.assert_close(together, backwards.flip(0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(registry.METHODS))
+def test_a_checkpoint_brings_the_method_back(tmp_path, name):
+    lm, method = build(name)
+    examples = list(method.prepare(lm, EXAMPLES))
+    registry.save(lm, method, tmp_path / "made", {}, "a card")
+    again, loaded = registry.load(tmp_path / "made")
+    assert (loaded.name, loaded.config) == (method.name, method.config)
+    rows = encode(lm, method, examples, LAST)
+    assert encode(again, loaded, examples, LAST) == rows
+    torch.testing.assert_close(row_loss(again, loaded, rows), row_loss(lm, method, rows))
+
+
+@pytest.mark.parametrize("name", list(registry.METHODS))
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=2)], ids=["full", "lora"])
+def test_gradients_reach_the_trainable_set_and_nothing_else(name, lora):
+    """An added separator's row and the method's modules included; the spread of CoLaR's head too."""
+    lm, method = build(name, lora=lora, separator=False)
+    rows = encode(lm, method, list(method.prepare(lm, EXAMPLES)), epoch=4.0)
+    for parameter_name, p in lm.named_parameters():
+        if "lora_B" in parameter_name:
+            torch.nn.init.normal_(p)  # zero at first, which would hide lora_A's gradient
+    row_loss(lm, method, rows).sum().backward()
+    trainable = {n for n, p in lm.named_parameters() if p.requires_grad}
+    reached = {n for n, p in lm.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert reached == trainable
+    assert any(n.startswith("extra.") for n in trainable) == bool(method.modules(lm.config))
+    assert any("lora_" in n for n in trainable) == (lora is not None)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_compression_factor_is_refused_before_training(name):
+    method = registry.build(name)
+    takes = "it takes ratio" if name == "tokenskip" else "it takes none"
+    with pytest.raises(ValueError, match=f"method {name} has no compression_factor; {takes}"):
+        registry.make_params(method, {"compression_factor": 2})
+
+
+# Where gradients flow, and where not
+
+
+def reaches_the_question(lm, row, fed_KD):
+    """Whether -log p(answer | latents), with the question itself out of sight, has a gradient at the question's words."""
+    (token, *_) = [t for t in row.question if row.question.count(t) == 1 and t not in row.answer]
+    lm.zero_grad()
+    naive_ce(lm, [*fed_KD, *lm.embed(ids(*row.answer))], row.answer[1:]).backward()
+    return lm.causal_lm.get_input_embeddings().weight.grad[token].abs().sum() > 1e-6
+
+
+def test_gradients_flow_through_latents_of_coconut_and_distill():
+    """What the answer knows of the question it knows through the latents alone here: they must carry gradient."""
+    lm, coconut = build("coconut")
+    (row, *_) = encode(lm, coconut, epoch=LAST)
+    tail, real = lm.embed(ids(*[0] * 6)[None]), torch.ones(1, 6, dtype=torch.bool)
+    _, _, fed = unroll.unroll(lm, Batch.collate([row]), tail, real, lambda hidden: hidden)
+    assert reaches_the_question(lm, row, fed[0])
+    assert not reaches_the_question(lm, row, fed[0].detach()), "the test can fail"
+    lm, distill = build("distill")
+    (row, *_) = encode(lm, distill)
+    _, _, fed = distill._unroll(lm, Batch.collate([row]))
+    assert reaches_the_question(lm, row, fed[0])
+    assert lm.extra["projection"][0].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["coconut", "distill"])
+def test_own_thoughts_are_to_be_looked_at_and_not_to_learn_from(name):
+    lm, method = build(name)
+    assert not method.thoughts(lm, Batch.collate(encode(lm, method, epoch=LAST)))[0].requires_grad
+
+
+@pytest.mark.parametrize("name", list(registry.METHODS))
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=2)], ids=["full", "lora"])
+def test_gradient_checkpointing_changes_nothing(name, lora):
+    """Layers that recompute drop their cache without a word: latents would then not see the question."""
+    lm, method = build(name, lora=lora)
+    rows = encode(lm, method, epoch=4.0)
+    lm.train()
+    found = []
+    for _ in range(2):
+        lm.zero_grad()
+        loss = row_loss(lm, method, rows)
+        loss.sum().backward()
+        found.append((loss.detach(), {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}))
+        lm.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-3)
+    assert found[0][1].keys() == found[1][1].keys()
+    for parameter_name, gradient in found[0][1].items():
+        again = found[1][1][parameter_name]
+        assert torch.nn.functional.cosine_similarity(
+            gradient.flatten(), again.flatten(), dim=0
+        ) > 0.999 or not (gradient.any() or again.any())
+
+
+def test_alignment_moves_the_student_and_not_the_teacher():
+    """A token that only the chain holds is the teacher's alone: the alignment gives it no gradient, the other does."""
+    lm, method = build("distill", drop_last_step=False)
+    row = encode(lm, method)[1]
+    (token, *_) = [t for t in row.chain if t not in (*row.question, *row.answer)]
+    terms = method.loss(lm, Batch.collate([row]))
+    lm.zero_grad()
+    terms["align"].sum().backward(retain_graph=True)
+    weight = lm.causal_lm.get_input_embeddings().weight
+    assert weight.grad[token].abs().sum() == 0
+    assert weight.grad[row.question[3]].abs().sum() > 0, "through the latents"
+    assert lm.extra["projection"][0].weight.grad.abs().sum() > 0
+    lm.zero_grad()
+    terms["teacher"].sum().backward()
+    assert weight.grad[token].abs().sum() > 0
+    projection = lm.extra["projection"][0].weight.grad
+    assert projection is None or projection.abs().sum() == 0
+
+
+# Stages
+
+
+@pytest.mark.parametrize(
+    ("config", "table"),
+    [
+        # Three epochs a stage: 0-2, 3-5, 6-8, then no steps are left (PITFALLS 2: not one stage an epoch).
+        ({}, [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4]),
+        ({"cot_epochs": 2, "epochs_per_stage": 1, "n_stages": 2}, [0, 0, 1, 2, 3, 3]),
+        ({"epochs_per_stage": 0.5, "n_stages": 3}, [1, 3, 4, 4]),
+    ],
+    ids=str,
+)
+def test_coconuts_stage_table(config, table):
+    method = Coconut(CoconutConfig(**config))
+    assert [method.stage(float(epoch)) for epoch in range(len(table))] == table
+    assert method.stage(LAST) == max(table)
+
+
+def test_a_stage_begins_where_its_epoch_does():
+    method = Coconut(CoconutConfig(epochs_per_stage=0.1, n_stages=5))
+    assert [method.stage(i / 10) for i in range(7)] == [1, 2, 3, 4, 5, 6, 6]
+    assert method.stage(0.29) == 3
+    icot = Icot(IcotConfig(removed_per_epoch=10))
+    assert [icot.stage(i / 10) for i in range(10)] == list(range(10))
+
+
+CHAIN = Example("c/0", "3 pens and 4 pens, twice?", ("<<3+4=7>>", "<<7*2=14>>", "<<14+1=15>>"), "15")
+
+
+@pytest.mark.parametrize(
+    ("epoch", "n_latents", "steps_left"),
+    [(0, 2, 2), (2.99, 2, 2), (3, 4, 1), (6, 6, 0), (9, 6, 0)],
+)
+def test_coconut_trades_steps_for_latents(epoch, n_latents, steps_left):
+    lm, method = build("coconut")
+    row = method.encode(lm.template, CHAIN, Random(0), float(epoch))
+    steps = lm.template.steps(CHAIN.steps)
+    assert (row.n_latents, row.steps) == (n_latents, steps[len(steps) - steps_left :])
+    assert len(row) == len(row.question) + n_latents + len(row.chain) + len(row.answer)
+    # A chain that is longer than the stages goes in the last one, a shorter one keeps its stage's latents.
+    long = dataclasses.replace(CHAIN, steps=CHAIN.steps * 2)
+    expected = [] if epoch >= 9 else lm.template.steps(long.steps)[n_latents // 2 :]
+    assert method.encode(lm.template, long, Random(0), float(epoch)).steps == expected
+    short = method.encode(lm.template, EXAMPLES[2], Random(0), float(epoch))
+    assert (short.n_latents, short.steps) == (n_latents, [])
+
+
+@pytest.mark.parametrize(
+    ("config", "table"),
+    [
+        ({"removed_per_epoch": 2, "remove_all_at": 5}, {0: 0, 0.49: 0, 0.5: 1, 1: 2, 2: 4, 2.5: 5, 9: 5}),
+        ({"removed_per_epoch": 8}, {0.25: 2, 1: 8, 4.75: 38, 4.875: 39, LAST: 39}),
+        ({"removed_per_epoch": 2, "cot_epochs": 3}, {0: 0, 3: 0, 3.5: 1, 4: 2}),
+        ({"removed_per_epoch": 2, "most_removed": 3}, {1: 2, 1.5: 3, LAST: 3}),
+        ({"unit": "steps", "removed_per_epoch": 0.5, "remove_all_at": 3}, {1.99: 0, 2: 1, 4: 2, 6: 3, 7: 3}),
+    ],
+    ids=str,
+)
+def test_icots_stage_table(config, table):
+    method = Icot(IcotConfig(**config))
+    assert {epoch: method.stage(epoch) for epoch in table} == table
+
+
+def test_icot_removes_the_front_of_the_chain():
+    lm, _ = build("icot")
+    steps = lm.template.steps(CHAIN.steps)
+    chain = [token for step in steps for token in step]
+    config = {"smoothing_lambda": None, "removed_per_epoch": 1, "remove_all_at": 5}
+    method = registry.build("icot", config)
+    for epoch in range(5):
+        row = method.encode(lm.template, CHAIN, Random(0), float(epoch))
+        assert row.chain == chain[epoch:]
+    assert method.encode(lm.template, CHAIN, Random(0), 5.0).chain == [], "all at once, however long"
+    by_steps = registry.build("icot", {**config, "unit": "steps"})
+    assert by_steps.encode(lm.template, CHAIN, Random(0), 2.0).steps == steps[2:]
+    kept = registry.build("icot", {"most_removed": 3, "remove_all_at": 5})
+    assert kept.encode(lm.template, CHAIN, Random(0), LAST).chain == chain[3:]
+    before = registry.build("icot", {"cot_epochs": 2, "smoothing_lambda": 0.01})
+    assert all(before.encode(lm.template, CHAIN, Random(i), 1.0).chain == chain for i in range(20))
+
+
+def test_without_first():
+    assert without_first([[1, 2], [3], [4, 5]], 0) == [[1, 2], [3], [4, 5]]
+    assert without_first([[1, 2], [3], [4, 5]], 1) == [[2], [3], [4, 5]]
+    assert without_first([[1, 2], [3], [4, 5]], 4) == [[5]]
+    assert without_first([[1, 2], [3], [4, 5]], 9) == []
+
+
+def test_removal_smoothing_is_exponential():
+    """P(o) = (1 - exp(-lambda)) exp(-lambda o), by 20,000 draws, and in the rows themselves."""
+    rng = Random(0)
+    counts = Counter(offset(rng.random(), 0.7) for _ in range(20_000))
+    for o in range(5):
+        expected = (1 - math.exp(-0.7)) * math.exp(-0.7 * o)
+        assert counts[o] / 20_000 == pytest.approx(expected, abs=0.012)
+    assert offset(0.999, None) == 0
+    lm, method = build("icot", smoothing_lambda=0.7)
+    chain = [token for step in lm.template.steps(CHAIN.steps) for token in step]
+    rows = [method.encode(lm.template, CHAIN, Random(i), 0.25) for i in range(300)]
+    removed = Counter(len(chain) - len(row.chain) for row in rows)
+    assert min(removed) == 2
+    assert removed[2] / 300 == pytest.approx(1 - math.exp(-0.7), abs=0.09)
+    assert all(row.chain == chain[len(chain) - len(row.chain) :] for row in rows)
+
+
+# TokenSkip
+
+
+def test_pruning_keeps_the_most_important_tokens_in_order():
+    steps, scores = [[1, 2], [3, 4, 5]], (0.5, 0.1, 0.9, 0.1, 0.7)
+    assert prune(steps, scores, 1.0) == steps
+    assert prune(steps, scores, 0.6) == [[1], [3, 5]]
+    assert prune(steps, scores, 0.5) == [[1], [3, 5]], "three of five: the count is rounded up"
+    assert prune(steps, scores, 0.4) == [[3, 5]]
+    assert prune(steps, scores, 0.8) == [[1, 2], [3, 5]], "of equals the earlier stays"
+    assert prune(steps, scores, 0.01) == [[3]]
+    assert prune([], (), 0.5) == []
+
+
+def test_a_ratio_is_drawn_named_and_kept():
+    lm, method = build("tokenskip")
+    (scored,) = method.prepare(lm, [CHAIN])
+    assert isinstance(scored, ScoredExample)
+    whole = [token for step in lm.template.steps(CHAIN.steps) for token in step]
+    assert len(scored.importance) == len(whole)
+    rows = [method.encode(lm.template, scored, Random(i), 0.0) for i in range(60)]
+    assert {row.params.ratio for row in rows} == {0.5, 0.6, 0.7, 0.8, 0.9, 1.0}
+    for row in rows:
+        ratio = row.params.ratio
+        assert row.question == lm.template.question(CHAIN.question, f"(Tokens kept: {ratio:g})")
+        assert len(row.chain) == math.ceil(ratio * len(whole) - 1e-9)
+    assert rows == [method.encode(lm.template, scored, Random(i), 0.0) for i in range(60)]
+    plain = method.encode(lm.template, CHAIN, Random(0), 0.0)
+    assert (plain.chain, plain.params) == (whole, TokenSkipParams(1.0)), "not scored: whole, and it says so"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_surprisal_is_the_backbones_own(family):
+    """One row, by Hugging Face's forward; more rows than are scored at once come back in order."""
+    lm, _ = build("tokenskip", family)
+    examples = [EXAMPLES[i % len(EXAMPLES)] for i in range(importance.ROWS + 5)]
+    lm.train()
+    found = list(importance.surprisal(lm, examples))
+    assert lm.training, "as it was"
+    lm.eval()
+    assert len(found) == len(examples)
+    for example, scores in zip(examples[-8:], found[-8:], strict=True):
+        question = lm.template.question(example.question)
+        chain = [token for step in lm.template.steps(example.steps) for token in step]
+        log_probs = lm.causal_lm(ids(*question, *chain)[None]).logits[0].log_softmax(-1)
+        expected = [-log_probs[len(question) - 1 + i, token].item() for i, token in enumerate(chain)]
+        assert scores == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A tiny token classifier of random weights, which cuts words into pieces of its own."""
+    folder = tmp_path_factory.mktemp("classifier")
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"0123456789<>+*=-/",
+        *(f"##{d}" for d in range(10)),
+        "14",
+    ]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=16)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(pieces), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32, num_labels=2, initializer_range=1.0,
+    )  # fmt: skip
+    BertForTokenClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifiers_scores_are_laid_over_characters(family, classifier):
+    """A chain beyond its window of 16 tokens; each of our tokens gets the mean over its own characters."""
+    lm, _ = build("cot", family)
+    scorer = importance.LLMLingua2(str(classifier), lm.device)
+    text, spans = importance.chain_spans(lm.template, CHAIN)
+    assert text == "<<3+4=7>> <<7*2=14>> <<14+1=15>>"
+    per_character = scorer.characters(text)
+    assert len(per_character) == len(text)
+    assert [p is None for p in per_character] == [character == " " for character in text]
+    tokens = scorer.tokenizer(text[:9], return_tensors="pt")
+    assert len(set(per_character[:9])) > 5
+    assert tokens["input_ids"].shape[1] == 11, "a piece a character, and two markers"
+    (scores,) = scorer.scores(lm.template, [CHAIN])
+    chain = [token for step in lm.template.steps(CHAIN.steps) for token in step]
+    assert len(scores) == len(spans) == len(chain)
+    for token, (first, end) in zip(chain, spans, strict=True):
+        assert text[first:end].strip() == lm.template.token(token).strip()
+    for score, (first, end) in zip(scores, spans, strict=True):
+        known = [p for p in per_character[first:end] if p is not None]
+        assert score == pytest.approx(sum(known) / len(known) if known else 0.0)
+    assert list(scorer.scores(lm.template, [EXAMPLES[2]])) == [()]
+
+
+def test_tokenskip_scores_by_a_classifier_that_is_named(classifier):
+    lm, method = build("tokenskip", scorer="llmlingua2", scorer_model=str(classifier), ratios=[0.5])
+    (scored,) = method.prepare(lm, [CHAIN])
+    assert all(0 <= score <= 1 for score in scored.importance)
+    assert len({score for score in scored.importance if score > 0}) > 5
+    row = method.encode(lm.template, scored, Random(0), 0.0)
+    assert len(row.chain) == math.ceil(len(scored.importance) / 2)
+
+
+def test_a_classifier_that_is_not_there_is_named_in_one_line(tmp_path):
+    lm = tiny_lm("llama")
+    method = registry.build("tokenskip", {"scorer": "llmlingua2", "scorer_model": str(tmp_path / "none")})
+    with pytest.raises(
+        ValueError, match="method.scorer llmlingua2 cannot load .*none.*use scorer surprisal"
+    ) as error:
+        method.prepare(lm, EXAMPLES)
+    assert "\n" not in str(error.value)
+
+
+def test_ratios_beyond_what_was_trained():
+    method = registry.build("tokenskip", {"ratios": [0.5, 1]})
+    assert method.trained(TokenSkipParams(0.5)) is None
+    assert method.trained(TokenSkipParams(1.0)) is None
+    assert method.trained(TokenSkipParams(0.3)) == "ratio 0.3 was not trained (trained: 0.5, 1): expect less"
+
+
+# Pause
+
+
+def test_pauses_are_multiples_of_the_embeddings_scale():
+    """Gemma's embeddings are scaled in their module: what is fed must be of that scale, whatever the family."""
+    for family in FAMILIES:
+        lm, method = build("pause", family, n_pauses=40)
+        vocabulary = lm.vocabulary()
+        assert method.pauses(lm).std().item() == pytest.approx(vocabulary.std().item(), rel=0.1)
+    lm, shared = build("pause", shared=True)
+    assert lm.extra["pauses"].weight.shape == (1, 32)
+    fed = shared.pauses(lm)
+    assert fed.shape == (6, 32)
+    assert (fed == fed[0]).all()
+
+
+def test_an_unprepared_pause_says_so():
+    lm = tiny_lm("llama")
+    method = registry.build("pause")
+    registry.attach(lm, method, seed=0)
+    with pytest.raises(ValueError, match="sigma_e"):
+        row_loss(lm, method, encode(lm, method))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pauses_loss_is_the_answers_after_them(family):
+    lm, method = build("pause", family)
+    rows = encode(lm, method)
+    found = row_loss(lm, method, rows)
+    for b, row in enumerate(rows):
+        assert row.chain == []
+        fed = [*lm.embed(ids(*row.question)), *method.pauses(lm), *lm.embed(ids(*row.answer))]
+        torch.testing.assert_close(found[b], naive_ce(lm, fed, row.answer[1:]), rtol=1e-4, atol=1e-5)
+
+
+# Configs
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        (
+            "coconut",
+            {"n_latents_per_step": 0},
+            "method.n_latents_per_step must be a whole number, 1 or more, got 0",
+        ),
+        ("coconut", {"n_stages": 1.5}, "n_stages must be a int, got 1.5"),
+        (
+            "coconut",
+            {"epochs_per_stage": 0},
+            "method.epochs_per_stage must be a number, 1e-06 or more, got 0",
+        ),
+        ("coconut", {"cot_epochs": math.nan}, "method.cot_epochs must be a number, 0 or more, got nan"),
+        ("coconut", {"n_latents": 6}, "unknown key 'n_latents', did you mean 'n_latents_per_step'?"),
+        ("icot", {"unit": "words"}, "method.unit must be one of tokens, steps, got 'words'"),
+        (
+            "icot",
+            {"removed_per_epoch": -1},
+            "method.removed_per_epoch must be a number, 1e-06 or more, got -1",
+        ),
+        ("icot", {"most_removed": -1}, "method.most_removed must be a whole number, 0 or more, got -1"),
+        ("icot", {"most_removed": 1.5}, "method.most_removed must be a whole number, 0 or more, got 1.5"),
+        (
+            "icot",
+            {"smoothing_lambda": "4"},
+            "method.smoothing_lambda must be a number, 1e-06 or more, got '4'",
+        ),
+        ("icot", {"remove_all_at": 0}, "method.remove_all_at must be a whole number, 1 or more, got 0"),
+        ("distill", {"n_latents": 0}, "method.n_latents must be a whole number, 1 or more, got 0"),
+        ("distill", {"align_loss": "l2"}, "method.align_loss must be one of smooth_l1, l1, got 'l2'"),
+        ("distill", {"align_weight": -1}, "method.align_weight must be a number, 0 or more, got -1"),
+        ("distill", {"projection": 1}, "projection must be a bool, got 1"),
+        ("tokenskip", {"ratios": []}, "method.ratios must be a list of numbers, got ()"),
+        ("tokenskip", {"ratios": [0.5, 1.2]}, "ratio must be a number, from 1e-06 to 1, got 1.2"),
+        ("tokenskip", {"ratios": 0.5}, "method.ratios must be a list of numbers, got 0.5"),
+        ("tokenskip", {"scorer": "gpt4"}, "method.scorer must be one of surprisal, llmlingua2, got 'gpt4'"),
+        ("pause", {"n_pauses": 0}, "method.n_pauses must be a whole number, 1 or more, got 0"),
+        ("pause", {"sigma_e": -1}, "method.sigma_e must be a number, 1e-12 or more, got -1"),
+    ],
+    ids=str,
+)
+def test_config_errors_name_the_key_and_the_allowed(name, config, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (checked below, as plain text)
+        registry.build(name, config)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("ratio", [0, 1.5, -1, math.nan, True, "1", None])
+def test_a_ratio_that_is_none(ratio):
+    with pytest.raises(ValueError, match="ratio must be"):
+        registry.make_params(registry.build("tokenskip"), {"ratio": ratio})
+
+
+def test_a_row_with_its_latents_fits_the_context():
+    """What is checked before training counts the latents too."""
+    lm, method = build("pause", n_pauses=CONTEXT)
+    (row,) = encode(lm, method, EXAMPLES[:1])
+    assert len(row) > CONTEXT
+    assert base.Batch.collate([row]).n_latents.tolist() == [CONTEXT]
+
+
+# Through training
+
+
+TOY = list(generate(ArithmeticConfig(), "train", 16, seed=0))
+
+
+def trained(folder, name, held_out=(), **config):
+    """A run of two updates an epoch on the tiny backbone; what each loss saw (held-out rows included)."""
+    seen = []
+    watched = type(
+        "Watched", (registry.METHODS[name],), {"loss": watching(registry.METHODS[name].loss, seen)}
+    )
+    made = registry.build(name, config.pop("method", {}))
+    method = watched(made.config)
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    registry.attach(lm, method, 0)
+    settings = {"per_device_train_batch_size": 8, "report_to": "none", "logging_steps": 1, "save_steps": 1000}
+    validate = (lambda lm, method: {"accuracy": 0.0}) if held_out else None
+    config = TrainingConfig(**{**settings, **config})
+    result = train(lm, method, TOY, config, folder, held_out=held_out, validate=validate)
+    return lm, seen, result
+
+
+def watching(loss, seen):
+    def watched(self, lm, batch):
+        seen.append(batch)
+        return loss(self, lm, batch)
+
+    return watched
+
+
+def test_a_curriculum_is_trained_stage_by_stage(tmp_path, capsys):
+    method = {"epochs_per_stage": 1, "n_stages": 2, "cot_epochs": 1}
+    _, seen, result = trained(tmp_path / "a", "coconut", method=method, num_train_epochs=4)
+    assert [batch.n_latents.unique().tolist() for batch in seen] == [[n] for n in (0, 0, 2, 2, 4, 4, 4, 4)]
+    assert [bool(batch.chain_lengths.any()) for batch in seen[-2:]] == [False, False]
+    assert len(result.history) >= 8
+    assert "warning" not in capsys.readouterr().err
+    trained(tmp_path / "b", "coconut", method=method, num_train_epochs=3)
+    said = capsys.readouterr().err
+    assert "warning: training ends in stage 2 of coconut's curriculum, which thinks as in stage 3" in said
+
+
+def test_tokenskip_is_trained_on_pruned_chains_and_measured_on_whole_ones(tmp_path):
+    held_out = list(generate(ArithmeticConfig(), "validation", 4, seed=0))
+    method = {"ratios": [0.5]}
+    lm, seen, _ = trained(tmp_path, "tokenskip", method=method, held_out=held_out, num_train_epochs=1)
+
+    def chain_lengths(examples):
+        return {sum(map(len, lm.template.steps(example.steps))) for example in examples}
+
+    ratios = [(batch.params["ratio"].unique().tolist(), set(batch.chain_lengths.tolist())) for batch in seen]
+    assert [ratio for ratio, _ in ratios] == [[0.5], [0.5], [1.0]]
+    assert ratios[0][1] | ratios[1][1] == {math.ceil(n / 2) for n in chain_lengths(TOY)}
+    assert ratios[2][1] == chain_lengths(held_out)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_every_method_trains_and_its_checkpoint_answers(tmp_path, name):
+    _, _, result = trained(tmp_path, name, num_train_epochs=1)
+    lm, method = registry.load(result.best)
+    (done,) = Engine(lm, method).generate([Request("x", TOY[0].question, method.Params())])
+    assert done.reason in ("stop", "length")
+    assert name in ("icot", "tokenskip") or done.length == 6

@@ -1,0 +1,176 @@
+"""Thoughts replaced by others: what is fed, and that a model which reads its latents is hurt by it."""
+
+import dataclasses
+from random import Random
+
+import pytest
+import torch
+from families import EXAMPLES, tiny_lm
+
+from colar.analysis import controls
+from colar.data.example import Example
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request
+from colar.evaluation.evaluate import Limits, System, cells, evaluate, make_request
+from colar.files import read_jsonl
+from colar.methods import registry
+from colar.methods.base import Batch
+
+LIMITS = Decoding(max_latents=8, max_completion_length=4)
+METHODS = ("cot", "colar", "coconut", "distill", "pause")
+
+
+def build(name, family="llama", **config):
+    lm = tiny_lm(family)
+    method = registry.build(name, config)
+    registry.attach(lm, method, seed=3)
+    method.prepare(lm, EXAMPLES)
+    return lm, method
+
+
+def requests_for(method, decoding=LIMITS):
+    return [
+        Request(e.id, e.question, method.Params(), decoding, seed=1000 - 7 * i, keep_latents=True)
+        for i, e in enumerate(EXAMPLES)
+    ]
+
+
+def answers(lm, method, requests, batch=3):
+    return Engine(lm, method, batch).generate(requests)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_its_own_thoughts_give_its_own_answers(name, sampled):
+    lm, method = build(name)
+    decoding = dataclasses.replace(LIMITS, temperature=1.0, latent_temperature=1.0) if sampled else LIMITS
+    requests = requests_for(method, decoding)
+    before = answers(lm, method, requests)
+    control = controls.build(lm, method, "own", requests)
+    for mine, theirs in zip(answers(lm, control, requests), before, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.length == theirs.length
+    assert sum(completion.length for completion in before) > len(before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_each_control_feeds(name):
+    lm, method = build(name)
+    requests = requests_for(method)
+    own = answers(lm, method, requests)
+
+    def fed(kind, **options):
+        return answers(lm, controls.build(lm, method, kind, requests, **options), requests, batch=4)
+
+    for done, mine in zip(fed("zeroed"), own, strict=True):
+        assert done.length == mine.length
+        assert done.latents is None or not done.latents.any()
+    drawn = fed("random")
+    for done, mine in zip(drawn, own, strict=True):
+        assert done.length == mine.length
+        torch.testing.assert_close(done.latents.norm(dim=-1), mine.latents.norm(dim=-1), rtol=1e-4, atol=1e-5)
+        assert torch.cosine_similarity(done.latents, mine.latents).abs().max() < 0.9
+    assert not torch.allclose(drawn[0].latents[0], drawn[1].latents[0])
+    assert not torch.allclose(drawn[0].latents, fed("random", seed=1)[0].latents)
+    torch.testing.assert_close(drawn[0].latents, fed("random")[0].latents)
+    sources = []
+    for r, done in enumerate(fed("shuffled")):
+        same = [
+            s
+            for s, other in enumerate(own)
+            if other.length == done.length and torch.allclose(done.latents, other.latents, atol=1e-2)
+        ]
+        sources.append(next((s for s in same if s != r), None))
+    assert None not in sources
+    assert name == "pause" or sorted(sources) == list(range(len(own))), "each one's once, and never to itself"
+
+
+def test_samples_of_one_question_never_get_each_others():
+    lm, method = build("coconut")
+    requests = [
+        Request(f"{e.id}/{i}", e.question, decoding=LIMITS, seed=10 * i + j, keep_latents=True)
+        for j, e in enumerate(EXAMPLES[:3])
+        for i in range(3 - j)
+    ]
+    own = controls.own_thoughts(lm, method, requests)
+    marked = dataclasses.replace(
+        own, embeds_RKD=torch.arange(len(requests)).float()[:, None, None].expand(-1, 6, 32)
+    )
+    for seed in range(5):
+        found = controls.shuffled(marked, requests, seed).embeds_RKD[:, 0, 0].long().tolist()
+        for request, source in zip(requests, found, strict=True):
+            assert request.question != requests[source].question
+
+
+def test_errors_name_what_is_wrong():
+    lm, method = build("coconut")
+    requests = requests_for(method)
+    with pytest.raises(ValueError, match="control must be one of own, zeroed, shuffled, random, got 'mixed'"):
+        controls.build(lm, method, "mixed", requests)
+    with pytest.raises(ValueError, match="each with a seed of its own"):
+        controls.build(lm, method, "zeroed", [requests[0], requests[0]])
+    with pytest.raises(ValueError, match="there is only one"):
+        controls.build(lm, method, "shuffled", requests[:1])
+    control = controls.build(lm, method, "zeroed", requests[:2])
+    with pytest.raises(ValueError, match="no others"):
+        answers(lm, control, requests[2:3])
+
+
+def test_a_control_can_be_evaluated_as_its_method(tmp_path):
+    """Rows under the method's name, with a label that says what was done to it."""
+    lm, method = build("coconut")
+    limits = Limits(max_latents=8, max_completion_length=4, batch_size=4)
+    (cell,) = cells(System("m", lm, method), ["d"], [method.Params()], ["greedy"], [0])
+    asked = [make_request(cell, example, limits) for example in EXAMPLES]
+    system = System("m", lm, controls.build(lm, method, "zeroed", asked), label="control-zeroed")
+    grid = cells(system, ["d"], [method.Params()], ["greedy"], [0])
+    assert evaluate(grid, {"d": EXAMPLES}, tmp_path / "r.jsonl", limits) == len(EXAMPLES)
+    records = [record for _, record in read_jsonl(tmp_path / "r.jsonl")]
+    assert {(r["method"], r["label"], r["length"]) for r in records} == {("coconut", "control-zeroed", 6)}
+
+
+HEART = (
+    Example("h/0", "3 plus 4?", ("<<3+4=7>>",), "7"),
+    Example("h/1", "5 plus 4?", ("<<5+4=9>>",), "9"),
+    Example("h/2", "2 times 4?", ("<<2*4=8>>",), "8"),
+    Example("h/3", "8 times 2?", ("<<8*2=16>>",), "16"),
+)
+
+
+def test_a_model_that_reads_its_chain_is_misled_by_anothers():
+    """CoT learnt by heart answers the question whose chain it is fed, and not its own."""
+    lm = tiny_lm("llama", scale=0.1)
+    method = registry.build("cot")
+    # The answer depends on the chain alone: the same question text is met with every chain.
+    rows = [
+        dataclasses.replace(
+            method.encode(lm.template, e, Random(0), 0.0), question=lm.template.question(q.question)
+        )
+        for e in HEART
+        for q in HEART
+    ]
+    batch = Batch.collate(rows)
+    optimiser = torch.optim.Adam(lm.parameters(), lr=1e-2)
+    for step in range(150):
+        for group in optimiser.param_groups:
+            group["lr"] = 1e-2 * (1 - step / 150)
+        optimiser.zero_grad()
+        method.loss(lm, batch)["ce"].mean().backward()
+        optimiser.step()
+    lm.eval()
+    decoding = Decoding(max_latents=30, max_completion_length=6)
+    requests = [Request(e.id, e.question, decoding=decoding, seed=i) for i, e in enumerate(HEART)]
+    chains = [lm.embed(torch.tensor(row.chain)) for row in rows[:: len(HEART)]]
+    own = controls.Thoughts(
+        torch.nn.utils.rnn.pad_sequence(chains, batch_first=True).detach(),
+        torch.tensor([len(c) for c in chains]),
+    )
+    seeds = [request.seed for request in requests]
+    right = answers(lm, controls.Control(method, own, seeds), requests)
+    assert [done.text for done in right] == [e.answer for e in HEART]
+    other = controls.shuffled(own, requests, seed=0)
+    source = [int((own.embeds_RKD == row).all(-1).all(-1).nonzero()[0]) for row in other.embeds_RKD]
+    misled = answers(lm, controls.Control(method, other, seeds), requests)
+    assert [done.text for done in misled] == [HEART[s].answer for s in source]
+    assert all(s != r for r, s in enumerate(source))
+    assert not any(done.text == e.answer for done, e in zip(misled, HEART, strict=True))
