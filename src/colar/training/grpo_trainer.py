@@ -81,7 +81,7 @@ class GrpoTrainer(LatentTrainer):
         logps_RN = torch.zeros(R, int(outputs.positions().max()))
         for start in range(0, R, self.plan.batch):
             batch = {name: column[start : start + self.plan.batch] for name, column in tensors.items()}
-            with self.compute_loss_context_manager():
+            with self.accelerator.autocast():  # as in the objective's own forward, which Trainer wraps
                 logps = self.policy.score(super()._prepare_inputs(batch)).logps
             logps_RN[start : start + self.plan.batch, : logps.shape[1]] = logps.float().cpu()
         return logps_RN
