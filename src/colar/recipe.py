@@ -278,7 +278,7 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
 def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     model = recipe.model
     if recipe.grpo is not None:
-        _take_config(method, model.init_from)
+        _take_config(recipe, method)
     torch.manual_seed(recipe.training.seed)  # peft draws an adapter's first weights from the global generator
     if model.init_from is None:
         backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed)
@@ -289,23 +289,23 @@ def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     return registry.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
 
 
-def _take_config(method: Method, init_from: str | None) -> None:
+def _take_config(recipe: Recipe, method: Method) -> None:
     """Reinforcement goes on with the checkpoint's method as it was trained (a measured sigma_e included).
 
-    ValueError where the recipe names another method, or another value than its default or the checkpoint's.
+    ValueError where the recipe names another method, or for a key another value than the checkpoint's.
     """
-    folder = checkpoint.resolve(str(init_from))
+    folder = checkpoint.resolve(str(recipe.model.init_from))
     trained = checkpoint.read_info(folder)["method"]
     if trained["name"] != method.name:
         raise ValueError(f"method.name is {method.name}, but {folder} was trained by {trained['name']}")
-    theirs, defaults = registry.build(method.name, trained["config"]).config, type(method.config)()
-    for key, value in dataclasses.asdict(method.config).items():
-        kept = getattr(theirs, key)
-        if _plain(value) != _plain(kept) and _plain(value) != _plain(getattr(defaults, key)):
+    config = registry.build(method.name, trained["config"]).config
+    for key in set(recipe.method) - {"name"}:
+        mine, theirs = getattr(method.config, key), getattr(config, key)
+        if _plain(mine) != _plain(theirs):
             raise ValueError(
-                f"method.{key} is {value!r}, but {folder} was trained with {kept!r}: leave it out"
+                f"method.{key} is {mine!r}, but {folder} was trained with {theirs!r}: leave it out"
             )
-    method.config = theirs
+    method.config = config
 
 
 def make_validate(
@@ -355,7 +355,8 @@ UNKNOWN_KEY = (
 def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
     """jsonargparse's message, with the nearest right key where it complains of an unknown one."""
     known = [name.removeprefix("--") for action in made._actions for name in action.option_strings]
-    known += [f"model.lora.{f.name}" for f in dataclasses.fields(LoraSettings)]
+    for section, cls in (("model.lora", LoraSettings), ("grpo", GrpoConfig)):
+        known += [f"{section}.{f.name}" for f in dataclasses.fields(cls)]
     for pattern in UNKNOWN_KEY:
         if unknown := re.search(pattern, message):
             key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))

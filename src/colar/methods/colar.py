@@ -303,18 +303,24 @@ class Colar(base.Base):
         if bool(snap_B.any()):
             embeds = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds)
         stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
-        separator_B = torch.full_like(state.step, lm.template.separator_id)
         info = {
             "mu": mean,
             "sigma": log_std.exp(),
             "stop_probability": stop_B,
-            "stop_logp": token_logps(logits_BV, state.temperature, separator_B),  # at the row's temperature
+            "stop_logp": self._stop_logp(lm, state, logits_BV, stop_B),
             "latent_logp": latent_logp_B,  # mean over the dimensions
         }
         tokens_B = torch.full_like(state.step, -1)
         return Thought(
             embeds.to(state.hidden.dtype), self._stops(lm, state, logits_BV, stop_B), tokens_B, info
         )
+
+    def _stop_logp(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
+        """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
+        if bool(((state.temperature == 0) | (state.temperature == 1)).all()):
+            return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
+        separator_B = torch.full_like(state.step, lm.template.separator_id)
+        return token_logps(logits_BV, state.temperature, separator_B)
 
     def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
         """(B,) bool: which rows end their thinking here."""

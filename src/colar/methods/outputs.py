@@ -133,7 +133,9 @@ def score(
             lm, outputs, predict, sigma_e, latent_logprob, hidden_BND, raw_MV[latent_M], latent_BN
         )
         logps_M = logps_M.masked_scatter(latent_M, logps_M[latent_M] + density_L)
-        sigma_B, latent_entropy_B = _mean(sigma_L, latent_BN), _mean(spread_entropy_L, latent_BN)
+        sigma_B = _mean(sigma_L, latent_BN)
+        drawn_B = outputs.latent_temperature > 0
+        latent_entropy_B = torch.where(drawn_B, _mean(spread_entropy_L, latent_BN), math.nan)
     empty_BN = logps_M.new_zeros(mask_BN.shape)
     logps_BN = empty_BN.masked_scatter(mask_BN, logps_M)
     return Scores(logps_BN, mask_BN, entropy_B, latent_entropy_B, sigma_B)
