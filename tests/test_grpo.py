@@ -82,7 +82,7 @@ def grpo(**values: Any) -> GrpoConfig:
     return GrpoConfig(**{**SMALL, **values})
 
 
-def by_length(
+def by_tokens(
     completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
 ) -> list[float | None]:
     """A reward that differs between the outputs of any random model."""
@@ -98,8 +98,8 @@ def trainer(
     **training: Any,
 ) -> GrpoTrainer:
     settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8, **training})
-    order = Generations(EXAMPLES, [1] * len(EXAMPLES), settings.seed, config.plan(settings))
-    generator = Generator(lm, method, config, order, settings.seed, {"own": by_length})
+    order = Generations(EXAMPLES, settings.seed, config.plan(settings))
+    generator = Generator(lm, method, config, order, settings.seed, {"own": by_tokens})
     made = RunFolder(folder)
     return GrpoTrainer(objective(lm, method, config), arguments(settings, made), generator, made.samples)
 
@@ -107,7 +107,7 @@ def trainer(
 def run(
     folder: Path,
     config: GrpoConfig | None = None,
-    reward: rewards.Reward = by_length,
+    reward: rewards.Reward = by_tokens,
     lora: LoraSettings | None = None,
     family: str = "llama",
     validate: Any = None,
@@ -448,7 +448,7 @@ def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
     found = [p.grad for p in lm.parameters() if p.grad is not None]
     assert len(found) > 4
     assert all(bool((grad == 0).all()) for grad in found)
-    made.generator.funcs, made.generation = {"own": by_length}, None  # and with spread it is none
+    made.generator.funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
     inputs = made._prepare_inputs({"generations": torch.tensor([0]), "slots": torch.arange(8)})
     made.policy(**inputs)["loss"].backward()
     assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
@@ -619,7 +619,7 @@ def test_rewards_that_cannot_be_used_are_named(func: Any, words: str) -> None:
 def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(11)]
     plan = Plan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
-    order = Generations(many, [1] * 11, 0, plan)
+    order = Generations(many, 0, plan)
     assert (plan.questions, plan.outputs, plan.update, plan.updates, order.per_epoch) == (3, 12, 4, 6, 3)
     for epoch in (0, 1):
         order.epoch = epoch
@@ -630,7 +630,7 @@ def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
         assert len(set(asked)) == 9
     assert order.questions(0) != order.questions(3)
     with pytest.raises(ValueError, match="2 questions do not fill a generation of 3"):
-        Generations(many[:2], [1] * 2, 0, plan)
+        Generations(many[:2], 0, plan)
 
 
 def test_dynamic_sampling_replaces_groups_without_spread(tmp_path: Path) -> None:
@@ -734,7 +734,7 @@ calls = 0
 
 def reward(completions, **columns):
     kill_at({at_reward})
-    return t.by_length(completions, **columns)
+    return t.by_tokens(completions, **columns)
 
 def kill_at(n):
     global calls
@@ -786,6 +786,10 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, kill: dict[str, int
     assert curve(resumed) == curve(whole)
     assert [row["step"] for row in curve(whole)] == list(range(1, 10))
     assert len({row["reward"] for row in curve(whole) if "reward" in row}) == 3
+    assert (
+        abs(curve(whole)[0]["kl"]) < 1e-9 < curve(whole)[-1]["kl"]
+    )  # from the start, and not from the last generation
+    assert curve(whole)[4]["kl"] > 1e-6
     theirs = whole_lm.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in lm.state_dict().items())
     samples = [p.read_text() for p in (folder.samples, RunFolder(tmp_path / "whole").samples)]
@@ -794,8 +798,13 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, kill: dict[str, int
 
 
 def test_a_run_leaves_curves_and_outputs_to_read(tmp_path: Path) -> None:
-    _, result = run(tmp_path, grpo(log_completions=3), validate=lambda lm, method: {"accuracy": 0.25})
+    _, result = run(
+        tmp_path, grpo(log_completions=3), lora=LORA, validate=lambda lm, method: {"accuracy": 0.25}
+    )
     first = curve(result)[0]
+    assert (
+        max(row["sampling/logp_difference"] for row in curve(result)) < 2e-5
+    )  # no dropout, though LORA has some
     assert {
         "reward", "reward_std", "frac_reward_zero_std", "rewards/own/mean", "completions/mean_length",
         "completions/clipped_ratio", "clip_ratio/region_mean", "entropy", "latents/mean_length", "latents/min_length",
@@ -951,5 +960,5 @@ def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path
             TrainingConfig(**QUICK),
             grpo(),
             tmp_path,
-            reward_funcs={"a": by_length, "b": by_length},
+            reward_funcs={"a": by_tokens, "b": by_tokens},
         )

@@ -40,14 +40,18 @@ Key = tuple[int, int]
 
 
 class Generations(Schedule):
-    """One epoch's keys: each question once, in generations of `plan.questions`; a rest that fills none is left out."""
+    """One epoch's keys: each question once, in generations of `plan.questions`; a rest that fills none is left out.
 
-    def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int, plan: Plan) -> None:
+    Shuffled whatever their lengths, unlike the rows of SFT: questions of like length are of like difficulty, and a
+    generation that is all easy or all hard teaches nothing.
+    """
+
+    def __init__(self, examples: Sequence[Example], seed: int, plan: Plan) -> None:
         self.examples, self.plan, self.epoch = examples, plan, 0
         self.per_epoch = len(examples) // plan.questions
         if not self.per_epoch:
             raise ValueError(f"{len(examples)} questions do not fill a generation of {plan.questions}")
-        self._questions = Order(examples, lengths, seed, plan.questions)
+        self._questions = Order(examples, [0] * len(examples), seed, plan.questions)
         self._known: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:

@@ -67,7 +67,8 @@ def train(
         raise ValueError("grpo runs on one process, not under torchrun")
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    order = Generations(examples, check(lm, method, grpo, examples), config.seed, plan)
+    check(lm, method, grpo, examples)
+    order = Generations(examples, config.seed, plan)
     generator = Generator(lm, method, grpo, order, config.seed, funcs)
     trainer = GrpoTrainer(objective, args, generator, folder.samples, config.modules_learning_rate, validate)
     last = folder.last_checkpoint() if resume else None
@@ -88,8 +89,8 @@ def train(
         )
 
 
-def check(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> list[int]:
-    """Tokens of each question. ValueError for one that does not fit, twin ids, or a factor that cannot work."""
+def check(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> None:
+    """ValueError for a question that does not fit the context, twin ids, or a factor that cannot work."""
     if len({example.id for example in examples}) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
     factors = grpo.compression_factors
@@ -99,11 +100,9 @@ def check(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Exa
     for each in params:
         if warning := method.trained(each):
             progress.say(f"warning: {method.name}: {warning}")
-    lengths = []
     for example in progress.track(examples, "check questions"):
-        asked = [Request(example.id, example.question, each, grpo.decoding) for each in params]
-        lengths.append(max(len(prompt_ids(lm, method, request)) for request in asked))
-    return lengths
+        for each in params:
+            prompt_ids(lm, method, Request(example.id, example.question, each, grpo.decoding))
 
 
 def forget(samples: Path, step: int) -> None:

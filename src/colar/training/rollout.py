@@ -47,24 +47,21 @@ class Rollout:
         ended = self.completion.reason == "stop"
         return [*self.completion.token_ids, *([self.eos_id] if ended else [])]
 
-    def logps(self, latent_logprob: LatentLogprob) -> list[float]:
-        """The engine's log-prob of each action: latents, a stop that was chosen, tokens."""
+    def logps(self, latent_logprob: LatentLogprob) -> Tensor:
+        """The engine's log-prob of each position, (K + 1 + A,): latents, the stop (0 if forced), tokens."""
         completion = self.completion
-        return [
-            *(continue_logp(info, completion.latents, latent_logprob) for info in completion.info),
-            *([float(completion.stop_info["stop_logp"])] if self.stopped else []),
-            *completion.token_logps,
-        ]
+        stop = completion.stop_info["stop_logp"][None].cpu() if self.stopped else torch.zeros(1)
+        return torch.cat([self._latent_logps(latent_logprob), stop, torch.tensor(completion.token_logps)])
 
-
-def continue_logp(info: Any, latents_KD: Tensor | None, latent_logprob: LatentLogprob) -> float:
-    """Log-prob of going on with a latent, of what the method said when it did: log(1 - p[###]) + density."""
-    assert latents_KD is not None, "rollouts keep their latents"
-    dimensions = latents_KD.shape[1] if latent_logprob == "sum" else 1
-    stop = float(info["stop_logp"])
-    return float(torch.log(-torch.expm1(torch.tensor(stop).double()))) + dimensions * float(
-        info["latent_logp"]
-    )
+    def _latent_logps(self, latent_logprob: LatentLogprob) -> Tensor:
+        """log(1 - p[###]) + density of each latent, (K,), of what the method said when it drew them."""
+        completion = self.completion
+        if completion.latents is None:
+            return torch.zeros(0)
+        stop_K = torch.stack([info["stop_logp"] for info in completion.info]).cpu()
+        density_K = torch.stack([info["latent_logp"] for info in completion.info]).cpu()
+        dimensions = completion.latents.shape[1] if latent_logprob == "sum" else 1
+        return torch.log(-torch.expm1(stop_K)) + dimensions * density_K
 
 
 def requests(
@@ -142,8 +139,5 @@ def engine_logps(rollouts: Sequence[Rollout], outputs: Outputs, latent_logprob: 
     logps_RN = torch.zeros(len(rollouts), int(outputs.positions().max()))
     for row, rollout in enumerate(rollouts):
         values = rollout.logps(latent_logprob)
-        K = rollout.completion.length
-        if not rollout.stopped:
-            values.insert(K, 0.0)
-        logps_RN[row, : len(values)] = torch.tensor(values)
+        logps_RN[row, : len(values)] = values
     return logps_RN
