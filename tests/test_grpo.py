@@ -163,6 +163,9 @@ def test_equal_rewards_have_advantage_exactly_zero(scale: Any) -> None:
     found = advantages(given, 7, scale)
     assert found[:7].tolist() == [0.0] * 7
     assert (found[7:] != 0).all()
+    rounded = torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64)
+    assert rounded[0] != rounded[1]
+    assert advantages(rounded, 2, scale).tolist() == [0, 0]
 
 
 def masked(*lengths: int) -> Tensor:
@@ -434,7 +437,7 @@ def test_the_objective_is_the_formula_over_naive_log_probs(tmp_path: Path, loss_
     weights = output_weights(loss_type, outputs.n_actions(), made.plan, 3.5)
     columns = {"advantages": gains, "weights": weights, "kept": torch.ones(8, dtype=torch.bool)}
     found = made.policy(**outputs.tensors(), **columns, old_logps=old, engine_logps=old)
-    assert float(found["loss"]) == pytest.approx(wanted, rel=1e-3)
+    assert found["loss"].item() == pytest.approx(wanted, rel=1e-3)
     half = made.policy(torch.tensor(16), **outputs.tensors(), **columns, old_logps=old, engine_logps=old)
     assert float(half["loss"]) == pytest.approx(wanted / 2, rel=1e-3)
 

@@ -39,6 +39,8 @@ from colar.training.objective import Objective
 
 EPSILON_STD = 1e-4
 """Added to the standard deviation of rewards (TRL's)."""
+SAME = 1e-8
+"""Rewards this near to each other are equal (TRL's `isclose`)."""
 
 
 def advantages(rewards_R: Tensor, num_generations: int, scale_rewards: Scale) -> Tensor:
@@ -53,8 +55,8 @@ def advantages(rewards_R: Tensor, num_generations: int, scale_rewards: Scale) ->
 
 
 def has_spread(groups: Tensor) -> Tensor:
-    """(groups,) bool of rewards (groups, G): whether they differ."""
-    return groups.amax(1) > groups.amin(1)
+    """(groups,) bool of rewards (groups, G): whether they differ by more than rounding."""
+    return groups.amax(1) - groups.amin(1) > SAME
 
 
 def output_weights(loss_type: LossType, lengths_R: Tensor, plan: Plan, constant: float) -> Tensor:
