@@ -64,6 +64,8 @@ def same(found, expected):
     """Token for token, thought for thought."""
     fields = ("text", "token_ids", "thought_ids", "truncated", "reason", "forward_passes", "length")
     assert found.request == expected.request
+    assert found.token_logps == pytest.approx(expected.token_logps, rel=1e-3, abs=1e-4)
+    torch.testing.assert_close(dict(found.stop_info), dict(expected.stop_info), rtol=1e-3, atol=1e-4)
     for name in fields:
         assert getattr(found, name) == getattr(expected, name), (name, found.request.id)
     if expected.latents is None:
@@ -320,7 +322,8 @@ def test_events_are_what_generate_folds(colar):
         done = colar.expected[request.id]
         kinds = [event.kind for event in mine]
         n_tokens = len(done.token_ids) + (done.reason == "stop")
-        assert kinds == ["thought"] * done.length + ["token"] * n_tokens + ["finished"]
+        stops = ["stop"] * (done.length < request.decoding.max_latents and request.keep_latents)
+        assert kinds == ["thought"] * done.length + stops + ["token"] * n_tokens + ["finished"]
         assert (mine[-1].reason, mine[-1].truncated) == (done.reason, done.truncated)
 
 

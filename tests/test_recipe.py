@@ -25,7 +25,7 @@ def tiny(tmp_path):
 
 def test_there_are_recipes():
     names = {str(path.relative_to(ROOT / "recipes")) for path in SHIPPED}
-    assert {"tiny/cot.yaml", "tiny/no_cot.yaml", "tiny/colar.yaml", "smollm2-135m/cot.yaml", "smollm2-135m/colar.yaml",
+    assert {"tiny/cot.yaml", "tiny/no_cot.yaml", "tiny/colar.yaml", "tiny/grpo.yaml", "smollm2-135m/cot.yaml", "smollm2-135m/colar.yaml",
             "llama-3.2-1b/cot.yaml", "llama-3.2-1b/colar.yaml", "deepseek-qwen-1.5b/cot-math.yaml",
             "deepseek-qwen-1.5b/colar-math.yaml"} <= names  # fmt: skip
 
@@ -197,3 +197,44 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
         recipe.load_examples(
             recipe.DataConfig(train_size=5, mixed_in=({"source": "arithmetic", "train_size": 5},))
         )
+
+
+GRPO = ["--grpo.num_generations", "2", "--grpo.max_latents", "4", "--grpo.max_completion_length", "3",
+        "--training.per_device_train_batch_size", "4", "--training.max_steps", "2"]  # fmt: skip
+
+
+def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
+    sft = recipe.run(recipe.load(tiny, ["--method.alpha", "0.05", "--training.max_steps", "1"]))
+    first = ["--model.init_from", str(sft.best), *GRPO, "--output", f"{tmp_path}/grpo"]
+    again = ["--method", "{name: colar}", *first]
+    result = recipe.run(recipe.load(tiny, again))
+    _, method = registry.load(result.best)
+    assert method.config.alpha == 0.05
+    assert result.steps == 2
+    info = files.read_json(Path(result.best) / "colar.json")["run"]
+    assert info["recipe"]["grpo"]["num_generations"] == info["grpo"]["num_generations"] == 2
+    assert (tmp_path / "grpo" / "completions.jsonl").exists()
+    with pytest.raises(ValueError, match=r"method.alpha is 0.02, but .* was trained with 0.05: leave it out"):
+        recipe.run(recipe.load(tiny, [*first, "--output", f"{tmp_path}/other"]))
+    cot = ["--method", "{name: cot}", "--validation.params", "[{}]"]
+    with pytest.raises(ValueError, match=r"method.name is cot, but .* was trained by colar"):
+        recipe.run(recipe.load(tiny, [*first, *cot, "--output", f"{tmp_path}/other"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "grpo needs model.init_from"),
+        (["--model.init_from", "x", "--grpo.top_p", "0.9"], "grpo.top_p must be 1"),
+        (
+            ["--model.init_from", "x", "--grpo.num_generations", "3"],
+            "must be a multiple of grpo.num_generations (3)",
+        ),
+        (["--model.init_from", "x", "--grpo.reward_funcs", "[speed]"], "unknown reward 'speed'"),
+        (["--model.init_from", "x", "--grpo.num_generation", "2"], "did you mean 'grpo.num_generations'"),
+    ],
+)
+def test_a_wrong_grpo_section_is_found_when_it_is_loaded(tiny, overrides, words):
+    with pytest.raises(ValueError, match="grpo") as error:
+        recipe.load(tiny, [*GRPO, *overrides])
+    assert words in str(error.value)

@@ -25,9 +25,11 @@ from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits, require_fit, score
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import backbones
+from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import TemplateConfig
+from colar.training import grpo_run, rewards
+from colar.training.grpo_config import GrpoConfig
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, TrainResult, train
 
@@ -134,6 +136,8 @@ class Recipe:
     """How long and how fast."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     """How the best checkpoint is chosen."""
+    grpo: GrpoConfig | None = None
+    """Reinforcement instead of imitation: the model of `model.init_from` learns from its own outputs."""
 
 
 def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
@@ -159,7 +163,17 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"{path}: {_explain(made, str(error))}") from error
     recipe = Recipe(**{f.name: values[f.name] for f in dataclasses.fields(Recipe)})
     build_method(recipe)
+    if recipe.grpo is not None:
+        check_grpo(recipe, recipe.grpo)
     return recipe
+
+
+def check_grpo(recipe: Recipe, grpo: GrpoConfig) -> None:
+    """ValueError for a `grpo` section that the rest of the recipe does not fit."""
+    if recipe.model.init_from is None:
+        raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
+    grpo.plan(recipe.training)
+    rewards.named(grpo.reward_funcs)
 
 
 def build_method(recipe: Recipe) -> Method:
@@ -180,17 +194,15 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     params = [registry.make_params(method, values) for values in recipe.validation.params]
     require_fit(lm, method, validation, params, recipe.validation.limits)
     info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
-    result = train(
-        lm,
-        method,
-        examples,
-        recipe.training,
-        output,
-        validate=make_validate(recipe, validation),
-        held_out=validation,
-        run_info=info,
-        resume=resume,
-    )
+    shared: dict[str, Any] = {
+        "validate": make_validate(recipe, validation),
+        "run_info": info,
+        "resume": resume,
+    }
+    if recipe.grpo is not None:
+        result = grpo_run.train(lm, method, examples, recipe.training, recipe.grpo, output, **shared)
+    else:
+        result = train(lm, method, examples, recipe.training, output, held_out=validation, **shared)
     progress.say(
         f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)"
     )
@@ -265,6 +277,8 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
 
 def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     model = recipe.model
+    if recipe.grpo is not None:
+        _take_config(recipe, method)
     torch.manual_seed(recipe.training.seed)  # peft draws an adapter's first weights from the global generator
     if model.init_from is None:
         backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed)
@@ -273,6 +287,25 @@ def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
         return lm
     seed = recipe.training.seed
     return registry.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+
+
+def _take_config(recipe: Recipe, method: Method) -> None:
+    """Reinforcement goes on with the checkpoint's method as it was trained (a measured sigma_e included).
+
+    ValueError where the recipe names another method, or for a key another value than the checkpoint's.
+    """
+    folder = checkpoint.resolve(str(recipe.model.init_from))
+    trained = checkpoint.read_info(folder)["method"]
+    if trained["name"] != method.name:
+        raise ValueError(f"method.name is {method.name}, but {folder} was trained by {trained['name']}")
+    config = registry.build(method.name, trained["config"]).config
+    for key in set(recipe.method) - {"name"}:
+        mine, theirs = getattr(method.config, key), getattr(config, key)
+        if _plain(mine) != _plain(theirs):
+            raise ValueError(
+                f"method.{key} is {mine!r}, but {folder} was trained with {theirs!r}: leave it out"
+            )
+    method.config = config
 
 
 def make_validate(
@@ -322,7 +355,8 @@ UNKNOWN_KEY = (
 def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
     """jsonargparse's message, with the nearest right key where it complains of an unknown one."""
     known = [name.removeprefix("--") for action in made._actions for name in action.option_strings]
-    known += [f"model.lora.{f.name}" for f in dataclasses.fields(LoraSettings)]
+    for section, cls in (("model.lora", LoraSettings), ("grpo", GrpoConfig)):
+        known += [f"{section}.{f.name}" for f in dataclasses.fields(cls)]
     for pattern in UNKNOWN_KEY:
         if unknown := re.search(pattern, message):
             key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))

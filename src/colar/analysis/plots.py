@@ -7,6 +7,7 @@ Bars are 95% intervals, 1.96 standard errors clustered by question, as in the ta
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,12 +23,13 @@ Styles = Mapping[tuple[Any, ...], tuple[str, str]]  # curve -> colour, marker
 
 MAX_DATASETS = 4
 
-# Which panel comes first, by what its name contains; keys that match nothing follow in alphabetical order.
+# Which panel comes first, by what its name, or a word in it, begins with; keys that match nothing follow in
+# alphabetical order.
 _PANELS = (
     "loss",
+    "reward",
     "ce",
     "latent",
-    "reward",
     "accuracy",
     "length",
     "sigma",
@@ -224,7 +226,9 @@ def _panel_of(key: str) -> str:
 
 def _importance(name: str) -> tuple[int, int, str]:
     """Sort key of a panel: its group in `_PANELS`, the plain name of the group before its variants."""
-    rank = next((index for index, word in enumerate(_PANELS) if word in name.lower()), len(_PANELS))
+    words = (name.lower(), *re.split(r"[/_]", name.lower()))
+    found = (index for index, begin in enumerate(_PANELS) if any(word.startswith(begin) for word in words))
+    rank = next(found, len(_PANELS))
     return rank, int(name not in _PANELS), name
 
 

@@ -32,7 +32,7 @@ from colar.engine.scheduler import QueueFull, Scheduler, Waiting
 from colar.methods.base import Method, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-from colar.ops.sampling import sample_tokens
+from colar.ops.sampling import sample_tokens, token_logps
 
 __all__ = ["Engine", "QueueFull"]
 
@@ -275,22 +275,28 @@ class Engine:
             rows.cut[i] = rows.cut[i] or cut
             if not done:
                 events.append((i, _thought(rows.request(i), thought, j, ids[j])))
+            elif not cut and rows.request(i).keep_latents:
+                events.append((i, Event(rows.request(i), "stop", info=_row(thought, j))))
         return events
 
     def _answer(self, rows: Rows, at: Tensor, logits: _Logits, embeds_ND: Tensor) -> list[tuple[int, Event]]:
         """Rows `at` choose an answer token; EOS or the limit finishes them."""
         keys_N = noise.keys(rows.seed_N[at], rows.sample_N[at], rows.step_N[at], noise.TOKEN)
         uniform_N = noise.uniform(keys_N, 1)[:, 0]
-        ids_N = sample_tokens(logits(at), rows.temperature_N[at], rows.top_p_N[at], uniform_N)
+        logits_NV = logits(at)
+        ids_N = sample_tokens(logits_NV, rows.temperature_N[at], rows.top_p_N[at], uniform_N)
+        kept = any(rows.request(i).keep_latents for i in at.tolist())
+        logps_N = token_logps(logits_NV, rows.temperature_N[at], ids_N) if kept else None
         embeds_ND[at] = self.lm.embed(ids_N).to(embeds_ND)
         rows.n_tokens_N[at] += 1
         ended_N = ids_N == self.lm.template.eos_id
         full_N = rows.n_tokens_N[at] >= rows.max_tokens_N[at]
         events = []
         columns = zip(at.tolist(), ids_N.tolist(), ended_N.tolist(), full_N.tolist(), strict=True)
-        for i, token_id, ended, full in columns:
+        for j, (i, token_id, ended, full) in enumerate(columns):
             request = rows.request(i)
-            events.append((i, Event(request, "token", token_id)))
+            info = {"logp": logps_N[j]} if logps_N is not None and request.keep_latents else {}
+            events.append((i, Event(request, "token", token_id, info=info)))
             if ended or full:
                 reason = "stop" if ended else "length"
                 cut = rows.cut[i] or not ended
@@ -314,8 +320,12 @@ class _Logits:
 def _thought(request: Request, thought: Thought, j: int, token_id: int) -> Event:
     if not request.keep_latents:
         return Event(request, "thought", token_id)
-    info = {name: column[j] for name, column in thought.info.items()}
-    return Event(request, "thought", token_id, thought.embeds[j], info)
+    return Event(request, "thought", token_id, thought.embeds[j], _row(thought, j))
+
+
+def _row(thought: Thought, j: int) -> dict[str, Tensor]:
+    """What a method says of one of its rows."""
+    return {name: column[j] for name, column in thought.info.items()}
 
 
 def _failed(request: Request) -> Event:

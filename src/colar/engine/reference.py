@@ -15,7 +15,7 @@ from colar.engine.request import Completion, Event, Request, fold, prompt_ids
 from colar.methods.base import Method, ThinkState, param_columns
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-from colar.ops.sampling import sample_tokens
+from colar.ops.sampling import sample_tokens, token_logps
 
 
 def complete(lm: LatentLM, method: Method, request: Request) -> Completion:
@@ -35,22 +35,25 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
     while n_thoughts < decoding.max_latents:
         last = lm.hidden(fed)[:, -1]
         thought = method.think(lm, think_state(lm, request, last, n_thoughts))
+        kept = request.keep_latents
+        info = {name: column[0] for name, column in thought.info.items()} if kept else {}
         if thought.done.item():
             thinking_cut = False
+            if kept:
+                yield Event(request, "stop", info=info)
             break
         fed = torch.cat([fed, thought.embeds[:, None]], dim=1)
         n_thoughts += 1
-        kept = request.keep_latents
-        info = {name: column[0] for name, column in thought.info.items()} if kept else {}
         yield Event(request, "thought", int(thought.token_ids), thought.embeds[0] if kept else None, info)
 
     token_id, n_tokens = lm.template.separator_id, 0
     while n_tokens < decoding.max_completion_length and token_id != lm.template.eos_id:
         fed = torch.cat([fed, lm.embed(torch.tensor([[token_id]], device=lm.device))], dim=1)
         logits = lm.logits(lm.hidden(fed)[:, -1])
-        token_id = int(sample(logits, request, n_thoughts + 1 + n_tokens))
-        n_tokens += 1
-        yield Event(request, "token", token_id)
+        chosen = sample(logits, request, n_thoughts + 1 + n_tokens)
+        token_id, n_tokens = int(chosen), n_tokens + 1
+        logps = token_logps(logits, torch.tensor([request.decoding.temperature], device=lm.device), chosen)
+        yield Event(request, "token", token_id, info={"logp": logps[0]} if request.keep_latents else {})
 
     reason = "stop" if token_id == lm.template.eos_id else "length"
     yield Event(request, "finished", reason=reason, truncated=thinking_cut or reason == "length")

@@ -56,7 +56,7 @@ class Request:
     seed: int = 0
     sample: int = 0
     keep_latents: bool = False
-    """Return the embeddings that were fed, and what the method says of each."""
+    """Return the embeddings that were fed, what the method says of each, and the log-probs of what was chosen."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,13 @@ class Event:
     """Something that happened to a request.
 
     "thought": an embedding was emitted while thinking (`token_id` -1 for a latent; `embed` (D,) and `info`
-    where kept). "token": an answer token, EOS included. "finished": with its `reason` and its share of
-    wall-clock `seconds`.
+    where kept). "stop": the method ended the thinking (told only where latents are kept). "token": an answer
+    token, EOS included (`info["logp"]` where kept: at the request's temperature, before top-p). "finished": with
+    its `reason` and its share of wall-clock `seconds`.
     """
 
     request: Request
-    kind: Literal["thought", "token", "finished"]
+    kind: Literal["thought", "stop", "token", "finished"]
     token_id: int = -1
     embed: Tensor | None = None
     info: Mapping[str, Tensor] = field(default_factory=dict)
@@ -86,7 +87,8 @@ class Completion:
     for a latent); `token_ids` the answer's without EOS; `truncated` says that the thinking or the answer met
     its limit, and `reason` whether the answer ended by itself ("stop") or not ("length"), or the model's numbers
     were not finite ("error"). `forward_passes`
-    counts the question's and one for each embedding fed after it.
+    counts the question's and one for each embedding fed after it. With `keep_latents`: `latents` (K, D) as fed,
+    `info` of each, `stop_info` where the method ended the thinking itself, `token_logps` (EOS included).
     """
 
     request: Request
@@ -99,6 +101,8 @@ class Completion:
     seconds: float
     latents: Tensor | None = None
     info: list[Mapping[str, Tensor]] = field(default_factory=list)
+    stop_info: Mapping[str, Tensor] = field(default_factory=dict)
+    token_logps: list[float] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -121,6 +125,8 @@ def _complete(lm: LatentLM, events: list[Event]) -> Completion:
     passes = 1 + len(thoughts) + len(ids)
     ids = ids[:-1] if ids and ids[-1] == lm.template.eos_id else ids
     embeds = [event.embed for event in thoughts if event.embed is not None]
+    stops = [event.info for event in body if event.kind == "stop"]
+    logps = [event.info["logp"] for event in body if event.kind == "token" and event.info]
     return Completion(
         request=last.request,
         text=lm.template.decode(ids),
@@ -132,6 +138,8 @@ def _complete(lm: LatentLM, events: list[Event]) -> Completion:
         seconds=last.seconds,
         latents=torch.stack(embeds) if embeds else None,
         info=[event.info for event in thoughts] if last.request.keep_latents else [],
+        stop_info=stops[0] if stops else {},
+        token_logps=torch.stack(logps).tolist() if logps else [],
     )
 
 

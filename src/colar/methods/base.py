@@ -69,10 +69,10 @@ class Batch:
     @classmethod
     def collate(cls, rows: Sequence[Row]) -> Batch:
         """Padding is id 0 and never read: every use goes through the lengths."""
-        question, question_lengths = _pad([row.question for row in rows])
-        chain, chain_lengths = _pad([row.chain for row in rows])
-        sizes, _ = _pad([[len(step) for step in row.steps] for row in rows])
-        answer, answer_lengths = _pad([row.answer for row in rows])
+        question, question_lengths = pad([row.question for row in rows])
+        chain, chain_lengths = pad([row.chain for row in rows])
+        sizes, _ = pad([[len(step) for step in row.steps] for row in rows])
+        answer, answer_lengths = pad([row.answer for row in rows])
         seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64)
         n_latents = torch.tensor([row.n_latents for row in rows], dtype=torch.int64)
         segments = (question, question_lengths, chain, chain_lengths, sizes, answer, answer_lengths)
@@ -339,7 +339,8 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Ids as (B, longest) int64, zeros on the right, and each row's length (B,)."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     ids = torch.zeros(len(rows), int(lengths.max()) if len(rows) else 0, dtype=torch.int64)
     for i, row in enumerate(rows):

@@ -38,11 +38,12 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Row, ThinkState, Thought
-from colar.methods.latent_head import Head, LatentHead, LatentLoss, continued, latent_loss
+from colar.methods.latent_head import Head, LatentHead, LatentLoss, continued, gaussian_logps, latent_loss
+from colar.methods.outputs import LatentLogprob, Outputs, Scores, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.ops.compress import Merge, compress, lattice, members, pick_one, scale
-from colar.ops.sampling import sample_tokens
+from colar.ops.sampling import sample_tokens, token_logps
 from colar.prompts import Template
 
 Stop = Literal["majority", "argmax"]
@@ -275,23 +276,51 @@ class Colar(base.Base):
             "_latent_mse": per_row((mean.detach() - target_MD).square().mean(-1)),
         }
 
+    @property
+    def explores(self) -> bool:
+        """Whether latents are drawn (at a latent_temperature above 0)."""
+        return bool(self.config.head != "deterministic")
+
+    def logps(self, lm: LatentLM, outputs: Outputs, latent_logprob: LatentLogprob) -> Scores:
+        if bool((outputs.params["snap"] > 0).any()):
+            raise ValueError(
+                "snap must be false in outputs that are scored: a snapped latent is no draw of the head"
+            )
+        predict = self._predict if self.explores else None
+        return score(lm, outputs, predict, self.sigma_e, latent_logprob)
+
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         logits_BV, c_B = state.logits(), state.params["compression_factor"]
         mean, log_std = self._predict(lm, state.hidden, c_B, logits_BV)
         latent = mean
-        if self.config.head != "deterministic" and bool((state.latent_temperature > 0).any()):
+        latent_logp_B = torch.zeros_like(mean[:, 0])
+        if self.explores and bool((state.latent_temperature > 0).any()):
             spread = state.latent_temperature[:, None].float() * log_std.exp()
             latent = mean + spread * state.normal(mean.shape[-1])
+            latent_logp_B = gaussian_logps(latent, mean, spread).mean(-1)
         embeds = latent * self.sigma_e
         snap_B = state.params["snap"] > 0
         if bool(snap_B.any()):
             embeds = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds)
         stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
-        info = {"mu": mean, "sigma": log_std.exp(), "stop_probability": stop_B}
+        info = {
+            "mu": mean,
+            "sigma": log_std.exp(),
+            "stop_probability": stop_B,
+            "stop_logp": self._stop_logp(lm, state, logits_BV, stop_B),
+            "latent_logp": latent_logp_B,  # mean over the dimensions
+        }
         tokens_B = torch.full_like(state.step, -1)
         return Thought(
             embeds.to(state.hidden.dtype), self._stops(lm, state, logits_BV, stop_B), tokens_B, info
         )
+
+    def _stop_logp(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
+        """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
+        if bool(((state.temperature == 0) | (state.temperature == 1)).all()):
+            return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
+        separator_B = torch.full_like(state.step, lm.template.separator_id)
+        return token_logps(logits_BV, state.temperature, separator_B)
 
     def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
         """(B,) bool: which rows end their thinking here."""

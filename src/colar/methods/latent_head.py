@@ -47,6 +47,14 @@ def continued(logits: Tensor, separator_id: int) -> Tensor:
     return logits.float().masked_fill(stop, -math.inf).softmax(-1)
 
 
+def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+    """Elementwise log-density of N(mean, spread^2) at `latent`, all in units of sigma_e; nothing where spread is 0."""
+    drawn = spread > 0
+    safe = torch.where(drawn, spread, 1.0)
+    logps = -0.5 * ((latent - mean) / safe).square() - safe.log() - 0.5 * math.log(2 * math.pi)
+    return torch.where(drawn, logps, 0.0)
+
+
 def latent_loss(
     mean: Tensor, log_std: Tensor, target: Tensor, kind: Literal["mse", "soft_mse", "nll"], alpha: float = 0.0
 ) -> Tensor:

@@ -31,3 +31,13 @@ def sample_tokens(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uni
     rank_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True).clamp(max=logits_BV.shape[1] - 1)
     sampled_B = order_BV.gather(1, rank_B1)[:, 0]
     return torch.where(greedy_B, best_B, sampled_B)
+
+
+def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tensor:
+    """(B,) float32: log-probabilities of these ids at each row's temperature, before any top-p.
+
+    At temperature 0, where there is nothing to draw, those of temperature 1.
+    """
+    scale_B1 = torch.where(temperature_B == 0, 1.0, temperature_B)[:, None]
+    scaled_BV = logits_BV.float() / scale_B1.float()
+    return scaled_BV.gather(-1, ids_B[:, None])[:, 0] - scaled_BV.logsumexp(-1)

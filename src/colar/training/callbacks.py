@@ -16,13 +16,13 @@ from transformers.trainer_callback import ExportableState
 
 from colar import progress
 from colar.methods.base import Method
-from colar.training.data import Order
+from colar.training.data import Schedule
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
     """Tells the order of rows its epoch, and forgets the optimiser's moments where the method's stage changes."""
 
-    def __init__(self, order: Order, method: Method, steps_per_epoch: int, reset_optimizer: bool) -> None:
+    def __init__(self, order: Schedule, method: Method, steps_per_epoch: int, reset_optimizer: bool) -> None:
         self.order, self.method = order, method
         self.steps_per_epoch, self.reset_optimizer = steps_per_epoch, reset_optimizer
 

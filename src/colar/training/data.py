@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,13 @@ class Rows(Dataset[Row]):
         return lengths
 
 
-class Order(Sampler[Key]):
+class Schedule(Sampler[Any]):
+    """What a loader is told to take next, epoch by epoch."""
+
+    epoch: int
+
+
+class Order(Schedule):
     """One epoch's keys, in groups of `group` rows of like length. Set `epoch` before iterating."""
 
     def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int) -> None:
@@ -107,4 +114,4 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 
 def count_rows(batches: Sequence[dict[str, Tensor]]) -> Tensor:
     """How many rows some batches hold together, a scalar int64."""
-    return torch.tensor(sum(batch["seeds"].shape[0] for batch in batches))
+    return torch.tensor(sum(next(iter(batch.values())).shape[0] for batch in batches))

@@ -5,6 +5,7 @@ checkpoints/          Trainer's resume state; `trainer_state.json` is written la
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 learning_curves.png   the same as a picture
+completions.jsonl     outputs to read, where a run samples (GRPO)
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ class RunFolder:
         self.best, self.checkpoints = self.path / "best", self.path / "checkpoints"
         self.logs, self.history = self.path / "logs", self.path / "history.json"
         self.curves = self.path / "learning_curves.png"
+        self.samples = self.path / "completions.jsonl"
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.history, self.curves):
+        for file in (self.history, self.curves, self.samples):
             file.unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Path | None:

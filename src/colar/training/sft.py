@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, ProgressCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
@@ -93,16 +93,35 @@ def train(
         validate,
         Rows(lm, method, others, config.seed) if others else None,
     )
+    info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
+    return run_trainer(trainer, config, folder, info, resume)
+
+
+def run_trainer(
+    trainer: LatentTrainer,
+    config: TrainingConfig,
+    folder: RunFolder,
+    info: dict[str, Any],
+    resume: bool,
+    callbacks: Iterable[TrainerCallback] = (),
+    over: Callable[[TrainerState], bool] = lambda state: False,
+) -> TrainResult:
+    """Run a trainer in its folder, or go on where that run stopped: what every way of training shares.
+
+    `callbacks` come beside ours; `over` says of the state of a stopped run that it is not to go on.
+    """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
-    if args.should_save:  # only now that nothing is wrong with the call
+    if trainer.args.should_save:  # only now that nothing is wrong with the call
         folder.drop_torn() if resume else folder.clear()
     trainer.accelerator.wait_for_everyone()
     last = folder.last_checkpoint() if resume else None
     before = run_folder.read_state(last) if last else TrainerState()
-    info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
-    publisher = Publisher(lm, method, folder, info, _clock(trainer, before, config))
-    state = _go_on(trainer, config, publisher, last, before)
+    objective = trainer.objective
+    publisher = Publisher(objective.lm, objective.method, folder, info, _clock(trainer, before, config))
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    state = _go_on(trainer, config, publisher, last, before, over(before))
     return _finish(trainer, publisher, state)
 
 
@@ -112,11 +131,13 @@ def _go_on(
     publisher: Publisher,
     last: Path | None,
     before: TrainerState,
+    over: bool,
 ) -> TrainerState:
     """Train from checkpoint `last`, or load it where the run is over: Trainer would make one more step."""
     loader = trainer.get_train_dataloader()
     _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
-    if last and (before.global_step >= max_steps or publisher.clock.seconds >= publisher.clock.limit):
+    over |= before.global_step >= max_steps or publisher.clock.seconds >= publisher.clock.limit
+    if last and over:
         checkpoint.load_weights(publisher.lm, last)
         return before
     _warn_of_stages(publisher.method, max_steps, per_epoch)

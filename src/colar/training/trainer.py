@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
 
 from colar.methods.base import Method
@@ -76,8 +77,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self,
         objective: Objective,
         args: TrainingArguments,
-        rows: data.Rows,
-        order: data.Order,
+        rows: Dataset[Any],
+        order: data.Schedule,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
         held_out: data.Rows | None = None,
@@ -90,7 +91,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     # Data
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> data.Order:
+    def _get_train_sampler(self, train_dataset: Any = None) -> data.Schedule:
         return self.order
 
     def get_batch_samples(
@@ -110,7 +111,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        rows = inputs["seeds"].shape[0]
+        rows = int(data.count_rows([inputs]))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.window.add(outputs, rows)
         self.last_terms = outputs

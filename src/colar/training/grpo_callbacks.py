@@ -1,0 +1,73 @@
+"""What is watched while GRPO runs: validation that stops getting better, and ways in which learning dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from colar import progress
+
+LOGS = 5
+"""So many logs in a row must say the same before it is said."""
+
+
+class EarlyStopping(TrainerCallback):  # type: ignore[misc]
+    """Stops after `patience` validations without a new best. What it knows it reads off the history: a resumed run
+    stops where an uninterrupted one does."""
+
+    def __init__(self, patience: int | None) -> None:
+        self.patience = patience
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.over(state):
+            progress.say(
+                f"no better validation in {self.patience}: the run stops at step {state.global_step}"
+            )
+            control.should_training_stop = control.should_save = True
+
+    def over(self, state: TrainerState) -> bool:
+        """Whether the last `patience` validations were no better than one before them."""
+        found = [row["eval_accuracy"] for row in state.log_history if "eval_accuracy" in row]
+        if self.patience is None or len(found) <= self.patience:
+            return False
+        return bool(max(found[-self.patience :]) <= max(found[: -self.patience]))
+
+
+class Collapse(TrainerCallback):  # type: ignore[misc]
+    """Says so, once each, when nothing can be learnt any more or the thinking has gone to an end of its range."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        for text in collapsed(state.log_history):
+            if text not in self.said:
+                self.said.add(text)
+                progress.say(f"step {state.global_step}: warning: {text}")
+
+
+def collapsed(history: Sequence[dict[str, Any]]) -> list[str]:
+    """What the last logs of generations say of a collapse, in words; empty where all is well."""
+    rows = [row for row in history if "frac_reward_zero_std" in row][-LOGS:]
+    if len(rows) < LOGS:
+        return []
+    found = []
+    if all(row["frac_reward_zero_std"] == 1 for row in rows):
+        found.append(
+            f"no group has had spread in its rewards for {LOGS} logs, so nothing is learnt: questions are all too easy "
+            "or too hard, or sampling has no noise left (latents/sigma, entropy)"
+        )
+    if all(row["latents/clipped_ratio"] > 0.95 for row in rows):
+        found.append(
+            f"thinking has met max_latents in nearly all outputs for {LOGS} logs: the length has run away; "
+            "a lower learning_rate, a length_penalty or a larger max_latents may help"
+        )
+    if all(row["latents/max_length"] == 0 for row in rows):
+        found.append(f"no output has had a latent for {LOGS} logs: the thinking is gone")
+    return found

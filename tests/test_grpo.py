@@ -1,0 +1,967 @@
+"""GRPO: the loss by hand, log-probs against torch.distributions, rollouts, and runs that stop and go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Normal
+
+from colar import files
+from colar.data.example import Example
+from colar.methods import registry
+from colar.methods.base import Method
+from colar.methods.colar import Colar, ColarConfig
+from colar.methods.cot import Cot, CotConfig
+from colar.methods.outputs import Outputs
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training import grpo_run, rewards, rollout
+from colar.training.config import TrainingConfig
+from colar.training.generation import Generations, Generator
+from colar.training.grpo import (
+    Clip,
+    GrpoObjective,
+    advantages,
+    kl_estimate,
+    output_weights,
+    policy_loss,
+    reward_metrics,
+)
+from colar.training.grpo_callbacks import LOGS, EarlyStopping, collapsed
+from colar.training.grpo_config import GrpoConfig, Plan
+from colar.training.grpo_trainer import GrpoTrainer, Reference, without_dropout
+from colar.training.rollout import Rollout
+from colar.training.run_folder import RunFolder
+from colar.training.sft import TrainResult, arguments
+from colar.training.trainer import NonFiniteError
+
+SMALL = {
+    "num_generations": 4,
+    "max_latents": 5,
+    "max_completion_length": 4,
+    "compression_factors": (2.0, 3.0),
+}
+QUICK = {"report_to": "none", "logging_steps": 1, "save_steps": 1000, "learning_rate": 1e-3}
+LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.2, target_modules="all-linear")
+CLIP = Clip(0.2, 0.3, "token")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums in one order: equal means equal bit for bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def model(family: str = "llama", lora: LoraSettings | None = None, **config: Any) -> tuple[LatentLM, Colar]:
+    """A random model whose rows think 0, 1 or several times."""
+    torch.manual_seed(0)  # peft draws the adapter
+    lm, method = tiny_lm(family, lora=lora), Colar(ColarConfig(**config))
+    registry.attach(lm, method, 0)
+    method.prepare(lm, EXAMPLES)
+    liven(lm).causal_lm.get_output_embeddings().bias.requires_grad_(
+        False
+    )  # no checkpoint of an adapter has it
+    return lm, method
+
+
+def grpo(**values: Any) -> GrpoConfig:
+    return GrpoConfig(**{**SMALL, **values})
+
+
+def by_tokens(
+    completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
+) -> list[float | None]:
+    """A reward that differs between the outputs of any random model."""
+    return [sum(ids) % 7 / 7 for ids in completion_ids]
+
+
+def trainer(
+    folder: Path,
+    lm: LatentLM,
+    method: Colar,
+    config: GrpoConfig,
+    objective: type[GrpoObjective] = GrpoObjective,
+    **training: Any,
+) -> GrpoTrainer:
+    settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8, **training})
+    order = Generations(EXAMPLES, settings.seed, config.plan(settings))
+    generator = Generator(lm, method, config, order, settings.seed, {"own": by_tokens})
+    made = RunFolder(folder)
+    return GrpoTrainer(objective(lm, method, config), arguments(settings, made), generator, made.samples)
+
+
+def run(
+    folder: Path,
+    config: GrpoConfig | None = None,
+    reward: rewards.Reward = by_tokens,
+    lora: LoraSettings | None = None,
+    family: str = "llama",
+    validate: Any = None,
+    resume: bool = True,
+    **training: Any,
+) -> tuple[LatentLM, TrainResult]:
+    lm, method = model(family, lora)
+    settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8, "max_steps": 4, **training})
+    result = grpo_run.train(
+        lm,
+        method,
+        EXAMPLES,
+        settings,
+        config or grpo(),
+        folder,
+        reward_funcs={"own": reward},
+        validate=validate,
+        resume=resume,
+    )
+    return lm, result
+
+
+def curve(result: TrainResult) -> list[dict[str, Any]]:
+    """Everything logged at the steps, bit for bit; timing left out."""
+    return [
+        {name: value for name, value in row.items() if "second" not in name and "runtime" not in name}
+        for row in result.history
+        if "loss" in row
+    ]
+
+
+# --- advantages and the loss, by hand ------------------------------------------------------------------
+
+
+def test_advantages_by_hand() -> None:
+    """Groups (1, 1, 0, 0) and (3, 1, 1, 1): means 0.5 and 1.5, deviations with G - 1 of sqrt(1/3) and 1."""
+    given = torch.tensor([1.0, 1, 0, 0, 3, 1, 1, 1])
+    first, second = 0.5 / (math.sqrt(1 / 3) + 1e-4), 1 / (1 + 1e-4)
+    wanted = [first, first, -first, -first, 1.5 * second, *[-0.5 * second] * 3]
+    assert advantages(given, 4, "group").tolist() == pytest.approx(wanted, abs=1e-12)
+    assert advantages(given, 4, "none").tolist() == [0.5, 0.5, -0.5, -0.5, 1.5, -0.5, -0.5, -0.5]
+    spread = float(given.double().std()) + 1e-4
+    assert advantages(given, 4, "batch").tolist() == pytest.approx(
+        [0.5 / spread, 0.5 / spread, -0.5 / spread, -0.5 / spread, 1.5 / spread, *[-0.5 / spread] * 3]
+    )
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_equal_rewards_have_advantage_exactly_zero(scale: Any) -> None:
+    """The mean of seven times 0.1 is not 0.1 in binary, and 1e-17 over 1e-4 is no zero."""
+    given = torch.tensor([0.1] * 7 + [0.0, 1, 0, 1, 0, 1, 0], dtype=torch.float64)
+    assert (given[:7].mean() != 0.1).item()
+    found = advantages(given, 7, scale)
+    assert found[:7].tolist() == [0.0] * 7
+    assert (found[7:] != 0).all()
+    rounded = torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64)
+    assert rounded[0] != rounded[1]
+    assert advantages(rounded, 2, scale).tolist() == [0, 0]
+
+
+def masked(*lengths: int) -> Tensor:
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+WEIGHTED = [
+    # Two updates of two batches of one output each; lengths 1 3 | 2 2, advantages 1 -2 | 0.5 4, all ratios 1. An
+    # output's loss is -A |o| c / N with N = 2:
+    ("grpo", [-(1 - 2) / 2, -(0.5 + 4) / 2]),
+    ("dr_grpo", [-(1 * 1 - 2 * 3) / 5 / 2, -(0.5 * 2 + 4 * 2) / 5 / 2]),  # the constant is 5
+    ("dapo", [-(1 * 1 - 2 * 3) / 4, -(0.5 * 2 + 4 * 2) / 4]),
+    ("bnpo", [-(1 - 2) / 2, -(0.5 + 4) / 2]),  # batches of one output: as grpo
+]
+
+
+@pytest.mark.parametrize(("loss_type", "wanted"), WEIGHTED)
+def test_loss_types_by_hand(loss_type: Any, wanted: list[float]) -> None:
+    lengths, gains = torch.tensor([1, 3, 2, 2]), torch.tensor([1.0, -2, 0.5, 4])
+    plan = Plan(batch=1, accumulate=2, steps=4, iterations=1, group=2)
+    weights = output_weights(loss_type, lengths, plan, constant=5.0)
+    mask = masked(1, 3, 2, 2)
+    logps = torch.full(mask.shape, -0.7)
+    loss, _ = policy_loss(logps, logps, mask, gains, CLIP)
+    found = (weights * loss.sum(-1)).view(2, 2).sum(-1) / plan.update
+    assert found.tolist() == pytest.approx(wanted)
+
+
+def test_bnpo_averages_over_the_actions_of_each_batch() -> None:
+    """Batches of two: (1, 3 actions) and (2, 2): -(1 - 6) / 4 and -(1 + 8) / 4, and their mean."""
+    lengths, gains = torch.tensor([1, 3, 2, 2]), torch.tensor([1.0, -2, 0.5, 4])
+    plan = Plan(batch=2, accumulate=2, steps=2, iterations=1, group=2)
+    loss = -gains * lengths
+    found = (output_weights("bnpo", lengths, plan, 0.0) * loss).sum() / plan.update
+    assert float(found) == pytest.approx((5 / 4 - 9 / 4) / 2)
+    dapo = (output_weights("dapo", lengths, plan, 0.0) * loss).sum() / plan.update
+    assert float(dapo) == pytest.approx((5 - 9) / 8)
+
+
+def test_clipping_by_hand() -> None:
+    """Ratios 0.5, 1.1 and 2 with advantage 1, then -1: clipped at 0.8 and 1.3, the smaller gain counts."""
+    ratio = torch.tensor([[0.5, 1.1, 2.0]] * 2, requires_grad=True)
+    gains, mask = torch.tensor([1.0, -1.0]), torch.ones(2, 3, dtype=torch.bool)
+    loss, shares = policy_loss(ratio.log(), torch.zeros(2, 3), mask, gains, CLIP)
+    assert loss.flatten().tolist() == pytest.approx([-0.5, -1.1, -1.3, 0.8, 1.1, 2.0])
+    loss.sum().backward()
+    assert ratio.grad is not None
+    assert ratio.grad.flatten().tolist() == pytest.approx([-1, -1, 0, 0, 1, 1])
+    assert {name.split("/")[1]: round(float(share), 6) for name, share in shares.items()} == {
+        "low_mean": pytest.approx(1 / 6, abs=1e-6),
+        "high_mean": pytest.approx(1 / 6, abs=1e-6),
+        "region_mean": pytest.approx(2 / 6, abs=1e-6),
+    }
+
+
+def test_the_sequence_level_has_one_ratio_an_output() -> None:
+    """Log ratios 0.3 and -0.1 of an output's two actions: exp(0.1) for both; the other has one, exp(0.4) clipped."""
+    old = torch.zeros(2, 3)
+    logps = torch.tensor([[0.3, -0.1, 9.0], [0.4, 9.0, 9.0]], requires_grad=True)
+    loss, _ = policy_loss(
+        logps, old, masked(2, 1, 3)[:2], torch.tensor([1.0, 1.0]), Clip(0.2, 0.3, "sequence")
+    )
+    assert loss.tolist() == [
+        pytest.approx([-math.exp(0.1), -math.exp(0.1), 0]),
+        pytest.approx([-1.3, 0, 0]),
+    ]
+    loss.sum().backward()
+    assert logps.grad is not None
+    assert logps.grad[0].tolist() == pytest.approx([-math.exp(0.1), -math.exp(0.1), 0])
+    assert logps.grad[1].tolist() == [0, 0, 0]
+
+
+def test_kl_by_hand() -> None:
+    found = kl_estimate(
+        torch.tensor([[-1.0, -2.0, 5.0]]), torch.tensor([[-1.5, -2.0, -math.inf]]), masked(2, 3)[:1]
+    )
+    assert found.flatten().tolist() == pytest.approx([math.exp(-0.5) + 0.5 - 1, 0, 0])
+
+
+def test_a_step_on_two_arms_has_the_right_sign_and_size() -> None:
+    """Arms 0 0 1 1 of even odds are rewarded 1 1 0 0. dL/dlogit_0 = -1/4 sum A_i (1[a_i = 0] - 1/2) = -A / 2."""
+    logits = torch.zeros(2, requires_grad=True)
+    arms, A = torch.tensor([0, 0, 1, 1]), 0.5 / (math.sqrt(1 / 3) + 1e-4)
+    gains = advantages(torch.tensor([1.0, 1, 0, 0]), 4, "group")
+    plan = Plan(batch=4, accumulate=1, steps=1, iterations=1, group=4)
+    optimizer = torch.optim.SGD([logits], lr=0.1)
+
+    def loss() -> Tensor:
+        logps = logits.log_softmax(-1)[arms][:, None]
+        terms, _ = policy_loss(logps, old, torch.ones(4, 1, dtype=torch.bool), gains, CLIP)
+        return (output_weights("grpo", torch.ones(4), plan, 0.0) * terms.sum(-1)).sum() / 4
+
+    old = logits.detach().log_softmax(-1)[arms][:, None]
+    loss().backward()
+    optimizer.step()
+    assert logits.tolist() == pytest.approx([0.1 * A / 2, -0.1 * A / 2])
+    for _ in range(
+        200
+    ):  # to the edge of the clip and not beyond: 1.3 times the odds for arm 0, 0.8 for arm 1
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    assert logits.detach().softmax(-1)[0].item() == pytest.approx(0.5 * 1.3, abs=0.02)
+
+
+def test_averaging_weighs_an_advantage_more_in_a_shorter_output() -> None:
+    """Each action's gradient in outputs of 2 and 6 actions: 3 to 1 where it is averaged, the same where it is not."""
+    plan = Plan(batch=2, accumulate=1, steps=1, iterations=1, group=2)
+    mask = masked(2, 6)
+    for loss_type, wanted in (("grpo", [0.25, 1 / 12]), ("dr_grpo", [0.125, 0.125])):
+        logps = torch.full(mask.shape, -1.0, requires_grad=True)
+        loss, _ = policy_loss(logps, logps.detach(), mask, torch.tensor([-1.0, -1.0]), CLIP)
+        weights = output_weights(loss_type, mask.sum(-1), plan, constant=4.0)  # type: ignore[arg-type]
+        ((weights * loss.sum(-1)).sum() / 2).backward()
+        assert logps.grad is not None
+        assert [row[keep].unique().tolist() for row, keep in zip(logps.grad, mask, strict=True)] == [
+            pytest.approx([value]) for value in wanted
+        ]
+
+
+def test_reward_metrics_by_hand() -> None:
+    each = torch.tensor([[1.0, math.nan], [0, math.nan], [1, -0.5], [1, -0.5]], dtype=torch.float64)
+    found = reward_metrics(each, ["a", "b"], rewards.combine(each, (2.0, 1.0)), 2)
+    assert found == {
+        "reward": pytest.approx((2 + 0 + 1.5 + 1.5) / 4),
+        "reward_std": pytest.approx(math.sqrt(2) / 2),
+        "frac_reward_zero_std": 0.5,
+        "rewards/a/mean": 0.75,
+        "rewards/a/std": pytest.approx(0.5),
+        "rewards/b/mean": -0.5,
+        "rewards/b/std": 0.0,
+    }
+
+
+# --- log-probs -----------------------------------------------------------------------------------------
+
+
+def sample(
+    lm: LatentLM, method: Colar, config: GrpoConfig, examples: Sequence[Example] = EXAMPLES
+) -> list[Rollout]:
+    return rollout.roll_out(lm, method, config, examples, seed=3, generation=1)
+
+
+@torch.no_grad()
+def naive(lm: LatentLM, method: Colar, each: Rollout, how: str) -> list[float]:
+    """One output's log-probs, one forward for each of its actions, by torch.distributions."""
+    completion = each.completion
+    decoding, c = completion.request.decoding, completion.request.params.compression_factor
+    separator = lm.template.separator_id
+    latents = [] if completion.latents is None else list(completion.latents)
+    fed = lm.embed(torch.tensor(each.question_ids))
+    found = []
+    for latent in latents:
+        hidden = lm.hidden(fed[None])[:, -1]
+        stop = Categorical(logits=lm.logits(hidden)[0] / decoding.temperature).probs[separator]
+        logp = Bernoulli(probs=stop).log_prob(torch.tensor(0.0))
+        if method.explores and decoding.latent_temperature > 0:
+            mean, log_std = method._predict(lm, hidden, torch.tensor([c]))
+            drawn = Normal(mean[0], decoding.latent_temperature * log_std[0].exp()).log_prob(
+                latent / method.sigma_e
+            )
+            logp = logp + (drawn.mean() if how == "mean" else drawn.sum())
+        found.append(float(logp))
+        fed = torch.cat([fed, latent[None]])
+    if each.stopped:
+        logits = lm.logits(lm.hidden(fed[None])[:, -1])[0] / decoding.temperature
+        found.append(float(Categorical(logits=logits).log_prob(torch.tensor(separator))))
+    fed = torch.cat([fed, lm.embed(torch.tensor([separator]))])
+    for token in each.token_ids:
+        logits = lm.logits(lm.hidden(fed[None])[:, -1])[0] / decoding.temperature
+        found.append(float(Categorical(logits=logits).log_prob(torch.tensor(token))))
+        fed = torch.cat([fed, lm.embed(torch.tensor([token]))])
+    return found
+
+
+CASES = [
+    *[(family, {}, "mean", {}) for family in FAMILIES],
+    ("llama", {}, "sum", {}),
+    ("llama", {}, "mean", {"temperature": 0.7, "latent_temperature": 1.6}),
+    ("qwen2", {"head": "anchored"}, "mean", {}),
+    ("qwen2", {"head": "deterministic"}, "mean", {}),
+    ("gpt2", {}, "sum", {"latent_temperature": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("family", "head", "how", "decoding"), CASES)
+def test_log_probs_are_those_of_torch_distributions(
+    family: str, head: dict[str, Any], how: Any, decoding: dict[str, float]
+) -> None:
+    lm, method = model(family, **head)
+    rollouts = sample(lm, method, grpo(latent_logprob=how, **decoding))
+    outputs = rollout.collate(rollouts, lm.width)
+    scores = method.logps(lm, outputs, how)
+    engine = rollout.engine_logps(rollouts, outputs, how)
+    lengths = {each.completion.length for each in rollouts}
+    assert 5 in lengths  # forced stops are there,
+    assert len(lengths) > 2  # and others
+    for row, each in enumerate(rollouts):
+        wanted = naive(lm, method, each, how)
+        mask = scores.mask[row]
+        assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+        assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+        assert (
+            scores.logps[row][~mask].tolist()
+            == engine[row][: mask.shape[0]][~mask].tolist()
+            == [0.0] * int((~mask).sum())
+        )
+        assert int(mask.sum()) == len(wanted) == int(outputs.n_actions()[row])
+        K = each.completion.length
+        assert bool(mask[K]) == (K < 5)  # a stop that was forced was no choice
+
+
+def test_entropies_and_sigma_are_means_over_an_outputs_own_actions() -> None:
+    lm, method = model()
+    outputs = rollout.collate(sample(lm, method, grpo(latent_temperature=2.0)), lm.width)
+    scores = method.logps(lm, outputs, "mean")
+    none = outputs.latent_counts == 0
+    assert none.any()
+    assert scores.sigma.isnan().tolist() == none.tolist()
+    # sigma is nearly the same in all dimensions of an untrained head: the entropy follows from it
+    gaussian = (2 * scores.sigma).log() + 0.5 * math.log(2 * math.pi * math.e)
+    torch.testing.assert_close(scores.latent_entropy[~none], gaussian[~none], rtol=0.1, atol=0.1)
+    assert ((scores.entropy > 0) & (scores.entropy < math.log(lm.config.vocab_size))).all()
+
+
+def test_gradients_reach_adapter_and_head_and_none_goes_through_latents() -> None:
+    lm, method = model("qwen2", LoraSettings(r=4))
+    outputs = rollout.collate(sample(lm, method, grpo()), lm.width)
+    outputs.latents.requires_grad_(True)
+    scores = method.logps(lm, outputs, "mean")
+    scores.logps.sum().backward()
+    assert outputs.latents.grad is None
+    moved = {name for name, p in lm.named_parameters() if p.grad is not None and bool((p.grad != 0).any())}
+    assert any("lora_B" in name for name in moved)
+    assert {"extra.latent_head.mean.weight", "extra.latent_head.log_std.bias"} <= moved
+    assert all(p.grad is None for name, p in lm.named_parameters() if not p.requires_grad)
+
+
+def test_snapped_latents_are_refused() -> None:
+    lm, method = model()
+    outputs = rollout.collate(sample(lm, method, grpo()), lm.width)
+    outputs.params["snap"][0] = 1
+    with pytest.raises(ValueError, match="snap must be false"):
+        method.logps(lm, outputs, "mean")
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo"])
+def test_the_objective_is_the_formula_over_naive_log_probs(tmp_path: Path, loss_type: Any) -> None:
+    """With old log-probs that differ: -min(w A, clip(w) A), each output's own sum and weight, over N."""
+    lm, method = model()
+    made = trainer(tmp_path, lm, method, grpo(loss_type=loss_type, dr_grpo_length=3.5))
+    rollouts = sample(lm, method, made.generator.config, EXAMPLES[:2])
+    outputs = rollout.collate(rollouts, lm.width)
+    torch.manual_seed(1)
+    N = int(outputs.positions().max())
+    old, gains = -2 * torch.rand(8, N), torch.randn(8)
+    lengths = [int(n) for n in outputs.n_actions()]
+    total, wanted = sum(lengths), 0.0
+    for row, each in enumerate(rollouts):
+        mask = method.logps(lm, outputs, "mean").mask[row]
+        ratios = [
+            math.exp(now - then)
+            for now, then in zip(naive(lm, method, each, "mean"), old[row][mask].tolist(), strict=True)
+        ]
+        A = float(gains[row])
+        sum_ = -sum(min(w * A, min(max(w, 0.8), 1.2) * A) for w in ratios)
+        divisor = {"grpo": 8 * lengths[row], "dr_grpo": 8 * 3.5, "dapo": total, "bnpo": total}[loss_type]
+        wanted += sum_ / divisor
+    weights = output_weights(loss_type, outputs.n_actions(), made.plan, 3.5)
+    columns = {"advantages": gains, "weights": weights, "kept": torch.ones(8, dtype=torch.bool)}
+    found = made.policy(**outputs.tensors(), **columns, old_logps=old, engine_logps=old)
+    assert found["loss"].item() == pytest.approx(wanted, rel=1e-3)
+    half = made.policy(torch.tensor(16), **outputs.tensors(), **columns, old_logps=old, engine_logps=old)
+    assert float(half["loss"]) == pytest.approx(wanted / 2, rel=1e-3)
+
+
+def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
+    lm, method = model(lora=LORA)
+    made = trainer(tmp_path, lm, method, grpo())
+    made.generator.funcs = {"own": lambda completions, **columns: [0.1] * len(completions)}
+    inputs = made._prepare_inputs({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    made.policy(**inputs)["loss"].backward()
+    found = [p.grad for p in lm.parameters() if p.grad is not None]
+    assert len(found) > 4
+    assert all(bool((grad == 0).all()) for grad in found)
+    made.generator.funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
+    inputs = made._prepare_inputs({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    made.policy(**inputs)["loss"].backward()
+    assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
+
+
+class Watched(GrpoObjective):
+    """Notes how far ratios are from 1, and the engine from the trainer, in the very forward that is learnt from."""
+
+    def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
+        scores = self.score(tensors)
+        old = tensors["old_logps"][:, : scores.logps.shape[1]]
+        ratio = (scores.logps.detach() - old).exp()[scores.mask]
+        found = super().forward(num_items_in_batch, **tensors)
+        self.seen = [
+            *getattr(self, "seen", []),
+            (float((ratio - 1).abs().max()), float(found["sampling/logp_difference"])),
+        ]
+        return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family: str, bf16: bool) -> None:
+    """Dropout in backbone and adapter, autocast, padding: what is scored first is what is learnt from first."""
+    lm, method = model(family, LORA)
+    settings: dict[str, Any] = {
+        "gradient_accumulation_steps": 2,
+        "max_steps": 2,
+        "bf16": bf16,
+        "learning_rate": 1e-2,
+    }
+    made = trainer(tmp_path, lm, method, grpo(num_iterations=2), Watched, **settings)
+    with without_dropout(lm):
+        made.train()
+    assert isinstance(made.policy, Watched)
+    (first, second), moved = made.policy.seen[:2], made.policy.seen[2:]
+    assert max(first[0], second[0]) <= 1e-6
+    assert min(ratio for ratio, _ in moved) > 1e-3  # the second time the weights are others
+    # The engine samples in the weights' own precision; autocast rounds to 8 bits.
+    for _, difference in (first, second):
+        assert 1e-4 < difference < 0.2 if bf16 else difference < 2e-5
+
+
+def test_dropout_is_off_only_inside() -> None:
+    lm, _ = model("gpt2", LORA)
+    drops = [m for m in lm.modules() if isinstance(m, torch.nn.Dropout)]
+    before = [m.p for m in drops]
+    assert max(before) == 0.2
+    with without_dropout(lm):
+        assert {m.p for m in drops} == {0.0}
+    assert [m.p for m in drops] == before
+
+
+# --- rollouts ------------------------------------------------------------------------------------------
+
+
+def what(each: Rollout) -> tuple[Any, ...]:
+    completion = each.completion
+    return (
+        completion.request,
+        each.question_ids,
+        each.token_ids,
+        completion.length,
+        completion.truncated,
+        each.stopped,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rollout_does_not_depend_on_what_is_sampled_beside_it(family: str) -> None:
+    lm, method = model(family)
+    all_ = sample(lm, method, grpo(max_batch=64))
+    alone = [each for e in EXAMPLES for each in sample(lm, method, grpo(max_batch=1), [e])]
+    backwards = sample(lm, method, grpo(max_batch=5), EXAMPLES[::-1])
+    place = {(each.example.id, each.completion.request.sample): each for each in backwards}
+    for mine, theirs in zip(all_, alone, strict=True):
+        other = place[mine.example.id, mine.completion.request.sample]
+        assert what(mine) == what(theirs) == what(other)
+        for found in (theirs, other):
+            if mine.completion.latents is not None and found.completion.latents is not None:
+                torch.testing.assert_close(
+                    mine.completion.latents, found.completion.latents, rtol=1e-3, atol=1e-4
+                )
+    assert len({tuple(each.token_ids) for each in all_}) > 6  # and they differ from each other
+
+
+def test_draws_are_functions_of_seed_generation_example_and_sample() -> None:
+    _, method = model()
+    seeds = {
+        (seed, generation, r.id): r.seed
+        for seed in (0, 1)
+        for generation in (0, 1)
+        for r in rollout.requests(method, grpo(), EXAMPLES, seed, generation)
+    }
+    assert len(set(seeds.values())) == len(seeds) == 4 * len(EXAMPLES)
+    made = rollout.requests(method, grpo(), EXAMPLES, 0, 0)
+    assert [r.sample for r in made] == [0, 1, 2, 3] * len(EXAMPLES)
+    assert all(r.keep_latents and r.decoding == grpo().decoding for r in made)
+
+
+def test_factors_are_drawn_for_a_group_or_within_it() -> None:
+    _, method = model()
+    many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(40)]
+    for drawn, sizes in (("group", {1}), ("sample", {1, 2})):
+        made = rollout.requests(method, grpo(factor_drawn_per=drawn), many, 0, 0)
+        groups = [{r.params.compression_factor for r in made[i : i + 4]} for i in range(0, len(made), 4)]
+        assert {len(group) for group in groups} == sizes
+        assert set.union(*groups) == {2, 3}
+    default = rollout.requests(method, grpo(compression_factors=None), many, 0, 0)
+    assert {r.params for r in default} == {method.Params()}
+
+
+def test_outputs_survive_the_way_through_a_flat_dict() -> None:
+    lm, method = model()
+    outputs = rollout.collate(sample(lm, method, grpo()), lm.width)
+    again = Outputs.from_tensors({**outputs.tensors(), "more": torch.zeros(1)})
+    assert all(torch.equal(value, again.tensors()[name]) for name, value in outputs.tensors().items())
+    assert set(again.params) == {"compression_factor", "snap"}
+
+
+# --- rewards -------------------------------------------------------------------------------------------
+
+
+def rewarded(func: Any) -> Tensor:
+    lm, method = model()
+    return rewards.apply({"f": func}, sample(lm, method, grpo(), EXAMPLES[:1]))
+
+
+def test_rewards_see_columns_and_may_be_silent() -> None:
+    seen: dict[str, Any] = {}
+
+    def half(completions: Sequence[str], **columns: Any) -> list[float | None]:
+        seen.update(columns)
+        return [None, 1.0, None, 2.0]
+
+    lm, method = model()
+    rollouts = sample(lm, method, grpo(), EXAMPLES[:1])
+    found = rewards.apply({"half": half, "length": rewards.length_penalty}, rollouts)
+    lengths = [each.completion.length for each in rollouts]
+    assert seen["length"] == lengths
+    assert (seen["answer"], seen["answer_type"], seen["max_latents"]) == (["7"] * 4, ["number"] * 4, [5] * 4)
+    wanted = [0.5 * (said or 0) - 2 * n / 5 for said, n in zip([None, 1.0, None, 2.0], lengths, strict=True)]
+    assert rewards.combine(found, (0.5, 2.0)).tolist() == pytest.approx(wanted)
+
+
+def test_accuracy_is_the_evaluations_judge() -> None:
+    texts, answers = ["7", " 7.0", "8", "", "so the answer is 7", "(1,2)"], ["7"] * 5 + ["12"]
+    assert rewards.accuracy(texts, answer=answers, answer_type=["number"] * 6) == [1, 1, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("func", "words"),
+    [
+        (lambda completions, **c: [1.0], "reward f returned 1 values for 4 completions"),
+        (lambda completions, **c: [math.nan] * 4, "reward f returned nan for t/0: not finite"),
+        (lambda completions, **c: [1.0, None, 1.0, 1.0], "no reward function has a value for t/0"),
+    ],
+)
+def test_rewards_that_cannot_be_used_are_named(func: Any, words: str) -> None:
+    with pytest.raises(ValueError, match="reward") as error:
+        rewarded(func)
+    assert words in str(error.value)
+
+
+# --- generations ---------------------------------------------------------------------------------------
+
+
+def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
+    many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(11)]
+    plan = Plan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
+    order = Generations(many, 0, plan)
+    assert (plan.questions, plan.outputs, plan.update, plan.updates, order.per_epoch) == (3, 12, 4, 6, 3)
+    for epoch in (0, 1):
+        order.epoch = epoch
+        keys = list(order)
+        assert len(keys) == len(order) == 3 * 12 * 2
+        assert keys[:24] == [(3 * epoch, slot) for slot in range(12)] * 2
+        asked = [index for number in range(3 * epoch, 3 * epoch + 3) for index in order.questions(number)]
+        assert len(set(asked)) == 9
+    assert order.questions(0) != order.questions(3)
+    with pytest.raises(ValueError, match="2 questions do not fill a generation of 3"):
+        Generations(many[:2], 0, plan)
+
+
+def test_dynamic_sampling_replaces_groups_without_spread(tmp_path: Path) -> None:
+    """Only t/1 and t/4 have any: one of two questions is asked for until they are found."""
+    lm, method = model()
+
+    def picky(completions: Sequence[str], id: Sequence[str], **columns: Any) -> list[float | None]:
+        return [float(i % 2) if name in ("t/1", "t/4") else 0.0 for i, name in enumerate(id)]
+
+    found = {}
+    for rounds in (0, 5):
+        made = trainer(tmp_path, lm, method, grpo(dynamic_sampling=rounds))
+        made.generator.funcs = {"own": picky}
+        for number in range(3):
+            generation = made.generator.generate(number)
+            assert generation.tensors["advantages"].shape == (8,)
+            spread = (generation.tensors["advantages"].view(2, 4) != 0).all(-1).tolist()
+            found[rounds, number] = sum(spread)
+    assert sum(found[0, n] for n in range(3)) == 2  # each question once an epoch
+    assert [found[5, n] for n in range(3)] == [2, 2, 2]
+
+
+def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
+    lm, method = model()
+    for mask in (False, True):
+        made = trainer(tmp_path, lm, method, grpo(mask_truncated_completions=mask, loss_type="dapo"))
+        generation = made.generator.generate(0)
+        inputs = generation.tensors
+        outputs = Outputs.from_tensors(inputs)
+        cut = ~outputs.stopped | (
+            outputs.token_ids.gather(1, outputs.token_lengths[:, None] - 1)[:, 0] != lm.template.eos_id
+        )
+        assert cut.any()
+        assert (~cut).any()
+        assert inputs["kept"].tolist() == ((~cut) | (not mask)).tolist()
+        total = float(outputs.n_actions()[inputs["kept"]].sum())
+        assert inputs["weights"].tolist() == pytest.approx([8 / total] * 8)
+        logps = method.logps(lm, outputs, "mean")
+        kept = logps.mask & inputs["kept"][:, None]
+        wanted = -(inputs["advantages"][:, None] * kept).sum() / total  # every ratio is 1
+        assert float(made.policy(**inputs)["loss"]) == pytest.approx(float(wanted), abs=1e-6)
+
+
+def test_the_reference_is_what_the_model_was() -> None:
+    lm, _ = model(lora=LORA)
+    kept = Reference(lm)
+    weight = next(p for name, p in lm.named_parameters() if "lora_B" in name)
+    with torch.no_grad():
+        weight += 1
+    with kept.weights():
+        assert bool((weight == 0).all())
+    assert bool((weight == 1).all())
+    with kept.weights():
+        assert bool((weight == 0).all())
+
+
+# --- runs ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_what_is_rewarded(tmp_path: Path) -> None:
+    """Thinking costs: it gets shorter. And with the sign turned, longer."""
+    for sign in (1.0, -1.0):
+
+        def reward(
+            completions: Sequence[str], length: Sequence[int], sign: float = sign, **columns: Any
+        ) -> list[float | None]:
+            return [-sign * n for n in length]
+
+        _, result = run(
+            tmp_path / str(sign),
+            reward=reward,
+            max_steps=24,
+            per_device_train_batch_size=24,
+            learning_rate=1e-2,
+        )
+        lengths = [row["latents/mean_length"] for row in curve(result)]
+        first, last = sum(lengths[:3]) / 3, sum(lengths[-3:]) / 3
+        assert sign * (first - last) > 0.5
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, loss_type: Any) -> None:
+    curves = []
+    for size, accumulate in ((8, 1), (4, 2), (2, 4)):
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate}
+        curves.append(curve(run(tmp_path / str(size), grpo(loss_type=loss_type), **sizes)[1]))
+    for other in curves[1:]:
+        for mine, theirs in zip(other, curves[0], strict=True):
+            for name in ("loss", "grad_norm", "reward"):
+                assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+import torch
+sys.path.insert(0, {tests!r})
+import test_grpo as t
+torch.set_num_threads(1)
+calls = 0
+
+def reward(completions, **columns):
+    kill_at({at_reward})
+    return t.by_tokens(completions, **columns)
+
+def kill_at(n):
+    global calls
+    calls += bool(n)
+    if n and calls == n:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+forward = t.GrpoObjective.forward
+def killed(self, *args, **kwargs):
+    kill_at({at_forward})
+    return forward(self, *args, **kwargs)
+t.GrpoObjective.forward = killed
+t.run(Path({folder!r}), t.grpo(**t.LONG_GRPO), reward, lora=t.LORA, validate=t.judge_by_weight, **t.LONG)
+"""
+LONG = {"max_steps": 9, "save_steps": 3, "eval_steps": 4}
+LONG_GRPO = {
+    "steps_per_generation": 2,
+    "num_iterations": 2,
+    "loss_type": "dr_grpo",
+    "beta": 0.05,
+    "num_generations": 4,
+}
+"""Four updates a generation, so that most checkpoints lie in the middle of one; an epoch has one generation."""
+
+
+def judge_by_weight(lm: LatentLM, method: Method) -> dict[str, float]:
+    """Moves with the weights, as an accuracy does."""
+    return {"accuracy": float(lm.extra["latent_head"].mean.bias.sum().sigmoid())}
+
+
+@pytest.mark.parametrize(("kill", "last"), [({"at_reward": 3}, 6), ({"at_forward": 6}, 3)])
+def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, kill: dict[str, int], last: int) -> None:
+    """Killed while the third generation is rewarded, and in the second, whose outputs were already written down."""
+    code = CHILD.format(
+        tests=str(Path(__file__).parent),
+        folder=str(tmp_path / "killed"),
+        **{"at_reward": 0, "at_forward": 0, **kill},
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    folder = RunFolder(tmp_path / "killed")
+    assert folder.last_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
+    again: dict[str, Any] = {"lora": LORA, "validate": judge_by_weight, **LONG}
+    lm, resumed = run(folder.path, grpo(**LONG_GRPO), **again)
+    whole_lm, whole = run(tmp_path / "whole", grpo(**LONG_GRPO), **again)
+    assert curve(resumed) == curve(whole)
+    assert [row["step"] for row in curve(whole)] == list(range(1, 10))
+    assert len({row["reward"] for row in curve(whole) if "reward" in row}) == 3
+    assert (
+        abs(curve(whole)[0]["kl"]) < 1e-9 < curve(whole)[-1]["kl"]
+    )  # from the start, and not from the last generation
+    assert curve(whole)[4]["kl"] > 1e-6
+    theirs = whole_lm.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in lm.state_dict().items())
+    samples = [p.read_text() for p in (folder.samples, RunFolder(tmp_path / "whole").samples)]
+    assert samples[0] == samples[1]
+    assert resumed.metrics == whole.metrics
+
+
+def test_a_run_leaves_curves_and_outputs_to_read(tmp_path: Path) -> None:
+    _, result = run(
+        tmp_path, grpo(log_completions=3), lora=LORA, validate=lambda lm, method: {"accuracy": 0.25}
+    )
+    first = curve(result)[0]
+    assert (
+        max(row["sampling/logp_difference"] for row in curve(result)) < 2e-5
+    )  # no dropout, though LORA has some
+    assert {
+        "reward", "reward_std", "frac_reward_zero_std", "rewards/own/mean", "completions/mean_length",
+        "completions/clipped_ratio", "clip_ratio/region_mean", "entropy", "latents/mean_length", "latents/min_length",
+        "latents/max_length", "latents/clipped_ratio", "latents/sigma", "latents/entropy", "sampling/logp_difference",
+    } <= set(first)  # fmt: skip
+    assert first["clip_ratio/region_mean"] == 0  # used once: every ratio is 1
+    assert (tmp_path / "learning_curves.png").exists()
+    evaluated = [row["step"] for row in result.history if "eval_accuracy" in row]
+    assert evaluated[0] == 0  # what training starts from can be the best
+    assert files.read_json(result.best / "colar.json")["run"]["step"] == 0
+    records = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert len(records) == 3 * 4
+    assert [record["step"] for record in records[::3]] == [0, 1, 2, 3]
+    for record in records:
+        assert len(record["thoughts"]) == record["length"]
+        assert all(len(thought["tokens"]) == 3 for thought in record["thoughts"])
+    assert {"question", "answer", "completion", "reward", "rewards", "advantage", "truncated"} <= set(
+        records[0]
+    )
+
+
+def test_validation_that_stops_getting_better_stops_the_run_for_good(tmp_path: Path) -> None:
+    accuracies = iter([0.1, 0.3, 0.3, 0.2, 0.9, 0.9])
+    config = grpo(early_stopping_patience=2)
+    settings = {
+        "max_steps": 12,
+        "eval_steps": 1,
+        "validate": lambda lm, method: {"accuracy": next(accuracies)},
+    }
+    _, result = run(tmp_path, config, **settings)
+    assert result.steps == 3
+    assert result.metrics["accuracy"] == 0.3
+    _, again = run(tmp_path, config, **settings)  # the same command does not go on
+    assert again.steps == 3
+    assert next(accuracies) == 0.9
+
+
+@pytest.mark.parametrize(
+    ("found", "patience", "over"),
+    [
+        ([0.5, 0.4, 0.4], 2, True),
+        ([0.5, 0.4], 2, False),
+        ([0.5, 0.4, 0.6], 2, False),
+        ([0.5] * 9, None, False),
+    ],
+)
+def test_patience(found: list[float], patience: int | None, over: bool) -> None:
+    from transformers import TrainerState
+
+    state = TrainerState(log_history=[{"eval_accuracy": value, "step": i} for i, value in enumerate(found)])
+    assert EarlyStopping(patience).over(state) == over
+
+
+def test_collapse_is_found_and_said() -> None:
+    well = {"frac_reward_zero_std": 0.5, "latents/clipped_ratio": 0.2, "latents/max_length": 5.0}
+    assert collapsed([well] * LOGS) == []
+    for change, words in (
+        ({"frac_reward_zero_std": 1.0}, "no group has had spread"),
+        ({"latents/clipped_ratio": 1.0}, "the length has run away"),
+        ({"latents/max_length": 0.0}, "the thinking is gone"),
+    ):
+        (text,) = collapsed([{"eval_accuracy": 0.1}, *[{**well, **change}] * LOGS])
+        assert words in text
+        assert collapsed([well, *[{**well, **change}] * (LOGS - 1)]) == []
+
+
+def test_a_run_says_that_it_has_collapsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, reward=lambda completions, **columns: [1.0] * len(completions), max_steps=LOGS + 2)
+    assert capsys.readouterr().err.count("no group has had spread in its rewards") == 1
+
+
+def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
+    lm, method = model()
+    with torch.no_grad():
+        lm.extra["latent_head"].log_std.bias[0] = math.nan
+    with pytest.raises(NonFiniteError, match=r"generation 0: .* not finite"):
+        grpo_run.train(lm, method, EXAMPLES, TrainingConfig(**QUICK), grpo(num_generations=16), tmp_path)
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"top_p": 0.9}, "grpo.top_p must be 1, got 0.9"),
+        ({"temperature": 0.0}, "grpo.temperature must be above 0, got 0.0"),
+        ({"loss_type": "ppo"}, "grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got 'ppo'"),
+        ({"importance_sampling_level": "word"}, "must be one of token, sequence, got 'word'"),
+        ({"scale_rewards": "all"}, "must be one of group, batch, none, got 'all'"),
+        ({"latent_logprob": "max"}, "must be one of mean, sum, got 'max'"),
+        ({"factor_drawn_per": "batch"}, "must be one of group, sample, got 'batch'"),
+        ({"num_generations": 1}, "grpo.num_generations must be 2 or more, got 1"),
+        ({"num_iterations": 0}, "grpo.num_iterations must be 1 or more"),
+        ({"max_latents": 0}, "grpo.max_latents must be 1 or more"),
+        ({"steps_per_generation": 0}, "grpo.steps_per_generation must be 1 or more, or null"),
+        ({"epsilon": 1.5}, "grpo.epsilon must be between 0 and 1"),
+        ({"epsilon_high": 0.0}, "grpo.epsilon_high must be above 0 or null"),
+        ({"beta": math.nan}, "grpo.beta must be 0 or more, got nan"),
+        ({"compression_factors": ()}, "grpo.compression_factors must not be empty"),
+        ({"reward_funcs": ()}, "grpo.reward_funcs must not be empty"),
+        ({"reward_weights": (1.0, 2.0)}, "one value for each of accuracy, got (1.0, 2.0)"),
+        ({"reward_weights": (math.inf,)}, "grpo.reward_weights must be finite"),
+        ({"early_stopping_patience": 0}, "grpo.early_stopping_patience must be 1 or more, or null"),
+    ],
+)
+def test_wrong_values_are_named(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match="grpo") as error:
+        grpo(**values)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "training", "words"),
+    [
+        (
+            {"num_generations": 3},
+            {},
+            r"= 8 outputs of a generation must be a multiple of grpo.num_generations \(3\)",
+        ),
+        (
+            {"steps_per_generation": 3},
+            {"gradient_accumulation_steps": 2},
+            r"steps_per_generation \(3\) must be a multiple of training.gradient_accumulation_steps \(2\)",
+        ),
+        ({"num_generations": 8, "steps_per_generation": 7}, {}, "6 questions do not fill a generation of 7"),
+        ({"compression_factors": (2.5,)}, {}, "compression_factor 2.5 is not whole"),
+        ({"max_latents": 200}, {}, "model's context is 128"),
+    ],
+)
+def test_what_does_not_fit_is_found_before_the_first_step(
+    tmp_path: Path, values: dict[str, Any], training: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path, grpo(**values), **training)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path) -> None:
+    lm, cot = tiny_lm("llama"), Cot(CotConfig())
+    with pytest.raises(ValueError, match="method.name cot cannot be trained by grpo"):
+        grpo_run.train(lm, cot, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
+    lm, method = model()
+    with pytest.raises(ValueError, match="some questions are there twice"):
+        grpo_run.train(lm, method, [*EXAMPLES, EXAMPLES[0]], TrainingConfig(**QUICK), grpo(), tmp_path)
+    with pytest.raises(ValueError, match="unknown reward 'acuracy', did you mean 'accuracy'"):
+        rewards.named(["acuracy"])
+    with pytest.raises(ValueError, match="reward_weights has 1 values for 2 reward functions"):
+        grpo_run.train(
+            lm,
+            method,
+            EXAMPLES,
+            TrainingConfig(**QUICK),
+            grpo(),
+            tmp_path,
+            reward_funcs={"a": by_tokens, "b": by_tokens},
+        )
