@@ -6,13 +6,16 @@ stays as it is: its shapes vary, and its time goes into matrix products that com
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from colar import progress
 from colar.engine.cache import SlotCache
@@ -32,11 +35,12 @@ class CompiledHidden:
 
     def __call__(self, embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> Tensor:
         several = embeds_N1D.shape[0] > 1
-        if several in self.met:
-            hidden: Tensor = self.run(embeds_N1D, mask, position_N1, cache)
-            return hidden
-        self.met.add(several)
-        return self._first(embeds_N1D, mask, position_N1, cache)
+        with _packed(self.lm):
+            if several in self.met:
+                hidden: Tensor = self.run(embeds_N1D, mask, position_N1, cache)
+                return hidden
+            self.met.add(several)
+            return self._first(embeds_N1D, mask, position_N1, cache)
 
     def _first(self, *fed: Any) -> Tensor:
         """A step that compiles. It writes the same keys and values again where it has to be taken anew."""
@@ -58,6 +62,40 @@ class CompiledHidden:
     def _give_up(self, why: str) -> None:
         progress.say(f"the decode step is not compiled: {why}")
         self.run = self.lm.hidden
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """SDPA of one position a row: the queries that share a key head are its queries. Returns (N, 1, heads, d).
+
+    transformers does the same in a plain step, but copies keys and values for each query head in a compiled one.
+    """
+    n, heads, _, width = query.shape
+    groups = key.shape[1]
+    packed = query.reshape(n, groups, heads // groups, width)
+    scale = kwargs.get("scaling")
+    out = nn.functional.scaled_dot_product_attention(
+        packed, key, value, attn_mask=attention_mask, scale=scale
+    )
+    return out.reshape(n, heads, 1, width).transpose(1, 2).contiguous(), None
+
+
+PACKED = "colar_packed"
+ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+
+
+@contextlib.contextmanager
+def _packed(lm: LatentLM) -> Iterator[None]:
+    """`packed_attention` in the place of sdpa, which is left to itself outside."""
+    config = lm.config
+    before = config._attn_implementation
+    if before == "sdpa":
+        config._attn_implementation = PACKED
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def _name_sizes(embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> None:
