@@ -145,3 +145,12 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
 def test_a_variant_names_what_is_not_the_default():
     assert variant(ColarParams(5)) == ""
     assert variant(ColarParams(5, snap=True)) == "snap"
+
+
+@pytest.mark.parametrize("name", ["no_cot", "pause", "coconut", "distill"])
+def test_thoughts_that_stand_for_no_tokens_are_refused(name):
+    lm, method = build(name)
+    with pytest.raises(ValueError, match=f"method {name} does not think in the reference chain's tokens"):
+        diagnosis.diagnose(lm, method, EXAMPLES, method.Params(), LIMITS)
+    with pytest.raises(ValueError, match="none of these rows has a reference chain"):
+        diagnosis.diagnose(lm, method, [Example("t/2", "Bo is 9.", (), "9")], method.Params(), LIMITS)

@@ -140,11 +140,26 @@ def free(
         yield {"id": example.id, "answer": done.text, "class": kind, "length": done.length, "thoughts": texts}
 
 
+def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> None:
+    """ValueError where thoughts do not stand for the reference chain's tokens: nothing to compare them with."""
+    if not examples:
+        raise ValueError("none of these rows has a reference chain")
+    row = reference_rows(lm, method, examples[:1], params)[0]
+    groups = len(reference_groups(lm, row, int(getattr(params, "compression_factor", 1))))
+    _, counts = method.thoughts(lm, Batch.collate([row]))
+    if not groups or int(counts[0]) != groups:
+        raise ValueError(
+            f"method {method.name} does not think in the reference chain's tokens ({int(counts[0])} thoughts for "
+            f"{groups} groups of {examples[0].id}): there is nothing to diagnose"
+        )
+
+
 def diagnose(
     lm: LatentLM, method: Method, examples: Sequence[Example], params: Any, limits: Decoding = GREEDY
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """All three on the same examples (those with a reference chain): shares between 0 and 1, and a line a problem."""
     examples = [example for example in examples if example.steps]
+    require_groups(lm, method, examples, params)
     track = progress.track
     written = list(track(write(lm, method, examples, params), "write", len(examples)))
     freely = list(track(free(lm, method, examples, params, limits), "think", len(examples)))
