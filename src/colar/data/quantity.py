@@ -33,16 +33,19 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=[0-9)])\s{0,3}([-+*×/^÷])\s{0,3}(?=[0-9($\\])"), r"\1"),
     (re.compile(r"(^|[=:($]\s{0,3})([-+])\s{1,3}(?=[$0-9.])"), r"\1\2"),  # "= - 5" is a sign, not an operator
 )
-# Possessive quantifiers (++) forbid giving digits back: "12x" must fail, not match as "1".
+# Each run of digits is followed by "no digit", so that none is given back: "12x" must fail, not match as "1". (Possessive
+# quantifiers would say so in one sign each; Python 3.11.2, which is Debian 12's, gets them wrong.)
 _NUMBER = re.compile(
     r"""
     (?:(?<![\w)\]}])(?P<sign>[-+]))?  (?:[$€£¥]\s?)?  (?P<inner>(?<=[$€£¥])[-+])?
     (?<![\w./^*×÷]) (?<![\w)\]}][-+])
-    (?: (?:(?P<whole>[0-9]++)\s)? (?P<top>[0-9]++)/(?P<bottom>[0-9]++)
-      | (?P<digits> [0-9]{1,3}+(?:,[0-9]{3})++(?!,?[0-9])(?:\.[0-9]++)? | [0-9]++(?:\.[0-9]++)? | \.[0-9]++ )
-        (?: [eE](?P<exponent>[-+]?[0-9]++) | \s?[x×*]\s?10\^(?:\{(?P<braced>[-+]?[0-9]++)\}|(?P<power>[-+]?[0-9]++)) )?+
+    (?: (?:(?P<whole>[0-9]+)\s)? (?P<top>[0-9]+)/(?P<bottom>[0-9]+)(?![0-9])
+      | (?P<digits> [0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+(?![0-9]))?
+                  | [0-9]+(?![0-9])(?:\.[0-9]+(?![0-9]))? | \.[0-9]+(?![0-9]) )
+        (?: [eE](?P<exponent>[-+]?[0-9]+) | \s?[x×*]\s?10\^(?:\{(?P<braced>[-+]?[0-9]+)\}|(?P<power>[-+]?[0-9]+)) )?
+        (?![0-9]) (?![eE][-+]?[0-9]) (?!\s?[x×*]\s?10\^)
     )
-    (?: \s?% )?+
+    (?: \s?% )* (?!\s?%)
     (?![0-9_]) (?!\.[0-9]) (?![-+*×/^÷][0-9($]) (?!\^) (?![A-Za-z](?![A-Za-z]))
     """,
     re.VERBOSE,
