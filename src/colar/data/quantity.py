@@ -33,8 +33,8 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=[0-9)])\s{0,3}([-+*×/^÷])\s{0,3}(?=[0-9($\\])"), r"\1"),
     (re.compile(r"(^|[=:($]\s{0,3})([-+])\s{1,3}(?=[$0-9.])"), r"\1\2"),  # "= - 5" is a sign, not an operator
 )
-# Each run of digits is followed by "no digit", so that none is given back: "12x" must fail, not match as "1". (Possessive
-# quantifiers would say so in one sign each; Python 3.11.2, which is Debian 12's, gets them wrong.)
+# Each run of digits is followed by "no digit", so that none is given back: "12x" must fail, not match as "1".
+# (Possessive quantifiers would say so in one sign each; Python 3.11.2, which is Debian 12's, gets them wrong.)
 _NUMBER = re.compile(
     r"""
     (?:(?<![\w)\]}])(?P<sign>[-+]))?  (?:[$€£¥]\s?)?  (?P<inner>(?<=[$€£¥])[-+])?
