@@ -25,14 +25,13 @@ import torch
 from torch import Tensor
 
 from colar.engine.cache import SlotCache
+from colar.engine.choosing import choose
 from colar.engine.compiled import CompiledHidden
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
 from colar.engine.rows import Rows
 from colar.engine.scheduler import QueueFull, Scheduler, Waiting
-from colar.methods.base import Method, Thought
+from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
-from colar.ops.sampling import sample_tokens, token_logps
 
 __all__ = ["Engine", "QueueFull"]
 
@@ -140,7 +139,7 @@ class Engine:
 
     def _round(self, rows: Rows) -> list[Event]:
         started = time.perf_counter()
-        embeds_ND, events = self._next(rows)
+        embeds_ND, events = choose(self.lm, self.method, rows)
         rows.charge(time.perf_counter() - started)
         done = {i: rows.seconds[i] for i, event in events if event.kind == "finished"}
         named = [
@@ -243,93 +242,6 @@ class Engine:
         assert hidden_ND is not None, "a question has at least one token"
         share = (time.perf_counter() - started) / len(batch)
         return Rows.start(batch, hidden_ND, [share] * len(batch))
-
-    # What is fed next
-
-    def _next(self, rows: Rows) -> tuple[Tensor, list[tuple[int, Event]]]:
-        """What every row feeds next, (N, D), and what happened in choosing it."""
-        embeds_ND = torch.zeros_like(rows.hidden_ND)
-        broken_N = ~torch.isfinite(rows.hidden_ND).all(-1)
-        events = [(i, _failed(rows.request(i))) for i in broken_N.nonzero()[:, 0].tolist()]
-        thinking = (rows.thinking_N & ~broken_N).nonzero()[:, 0]
-        answering = (~rows.thinking_N & ~broken_N).nonzero()[:, 0]
-        logits = _Logits(self.lm, rows, together=bool(len(thinking) and len(answering)))
-        if len(thinking):
-            events += self._think(rows, thinking, logits, embeds_ND)
-        if len(answering):
-            events += self._answer(rows, answering, logits, embeds_ND)
-        return embeds_ND, events
-
-    def _think(self, rows: Rows, at: Tensor, logits: _Logits, embeds_ND: Tensor) -> list[tuple[int, Event]]:
-        """Rows `at` take a thinking step; those that are done, or at their limit, get the separator."""
-        cut_N = rows.n_thoughts_N[at] >= rows.max_latents_N[at]
-        thought = self.method.think(self.lm, rows.think_state(at, lambda _: logits(at)))
-        done_N = thought.done | cut_N
-        separator_D = self.lm.embed(torch.tensor(self.lm.template.separator_id, device=at.device))
-        embeds_ND[at] = torch.where(done_N[:, None], separator_D.to(embeds_ND), thought.embeds.to(embeds_ND))
-        rows.thinking_N[at] = ~done_N
-        rows.n_thoughts_N[at] += (~done_N).long()
-        events = []
-        ids = thought.token_ids.tolist()
-        for j, (i, done, cut) in enumerate(zip(at.tolist(), done_N.tolist(), cut_N.tolist(), strict=True)):
-            rows.cut[i] = rows.cut[i] or cut
-            if not done:
-                events.append((i, _thought(rows.request(i), thought, j, ids[j])))
-            elif not cut and rows.request(i).keep_latents:
-                events.append((i, Event(rows.request(i), "stop", info=_row(thought, j))))
-        return events
-
-    def _answer(self, rows: Rows, at: Tensor, logits: _Logits, embeds_ND: Tensor) -> list[tuple[int, Event]]:
-        """Rows `at` choose an answer token; EOS or the limit finishes them."""
-        keys_N = noise.keys(rows.seed_N[at], rows.sample_N[at], rows.step_N[at], noise.TOKEN)
-        uniform_N = noise.uniform(keys_N, 1)[:, 0]
-        logits_NV = logits(at)
-        ids_N = sample_tokens(logits_NV, rows.temperature_N[at], rows.top_p_N[at], uniform_N)
-        kept = any(rows.request(i).keep_latents for i in at.tolist())
-        logps_N = token_logps(logits_NV, rows.temperature_N[at], ids_N) if kept else None
-        embeds_ND[at] = self.lm.embed(ids_N).to(embeds_ND)
-        rows.n_tokens_N[at] += 1
-        ended_N = ids_N == self.lm.template.eos_id
-        full_N = rows.n_tokens_N[at] >= rows.max_tokens_N[at]
-        events = []
-        columns = zip(at.tolist(), ids_N.tolist(), ended_N.tolist(), full_N.tolist(), strict=True)
-        for j, (i, token_id, ended, full) in enumerate(columns):
-            request = rows.request(i)
-            info = {"logp": logps_N[j]} if logps_N is not None and request.keep_latents else {}
-            events.append((i, Event(request, "token", token_id, info=info)))
-            if ended or full:
-                reason = "stop" if ended else "length"
-                cut = rows.cut[i] or not ended
-                events.append((i, Event(request, "finished", reason=reason, truncated=cut)))
-        return events
-
-
-class _Logits:
-    """The LM head at some of the rows; once for all of them where both kinds of row ask for theirs."""
-
-    def __init__(self, lm: LatentLM, rows: Rows, together: bool) -> None:
-        self.lm, self.hidden_ND, self.together = lm, rows.hidden_ND, together
-        self.all_NV: Tensor | None = None
-
-    def __call__(self, at: Tensor) -> Tensor:
-        if self.together and self.all_NV is None:
-            self.all_NV = self.lm.logits(self.hidden_ND)
-        return self.lm.logits(self.hidden_ND[at]) if self.all_NV is None else self.all_NV[at]
-
-
-def _thought(request: Request, thought: Thought, j: int, token_id: int) -> Event:
-    if not request.keep_latents:
-        return Event(request, "thought", token_id)
-    return Event(request, "thought", token_id, thought.embeds[j], _row(thought, j))
-
-
-def _row(thought: Thought, j: int) -> dict[str, Tensor]:
-    """What a method says of one of its rows."""
-    return {name: column[j] for name, column in thought.info.items()}
-
-
-def _failed(request: Request) -> Event:
-    return Event(request, "finished", reason="error", truncated=True)
 
 
 def _batches(entries: Sequence[Waiting]) -> Iterator[list[Waiting]]:

@@ -86,9 +86,9 @@ class Completion:
     `length` is #L, the number of embeddings emitted between the two separators; `thought_ids` their tokens (-1
     for a latent); `token_ids` the answer's without EOS; `truncated` says that the thinking or the answer met
     its limit, and `reason` whether the answer ended by itself ("stop") or not ("length"), or the model's numbers
-    were not finite ("error"). `forward_passes`
-    counts the question's and one for each embedding fed after it. With `keep_latents`: `latents` (K, D) as fed,
-    `info` of each, `stop_info` where the method ended the thinking itself, `token_logps` (EOS included).
+    were not finite ("error"). `forward_passes` counts the question's and one for each embedding fed after it.
+    With `keep_latents`: `latents` (K, D) as fed, `info` of each, `stop_info` where the method ended the thinking
+    itself, `token_logps` (EOS included).
     """
 
     request: Request
