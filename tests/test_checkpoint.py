@@ -455,3 +455,17 @@ def test_a_merged_adapter_computes_the_same(saved, kind):
         after = lm.logits(lm.hidden(lm.embed(ids)))
     assert not lm.has_adapter
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_merged_checkpoint_thinks_and_trains_as_the_adapter_did(saved, tmp_path):
+    source = saved("lora").folder
+    lm, method = registry.load(source)
+    merged = registry.merge(source, tmp_path / "merged", "float32")
+    assert checkpoint.read_info(merged)["weights"] == "full"
+    again, _ = registry.load(merged)
+    torch.testing.assert_close(logits(again), logits(lm), rtol=1e-4, atol=1e-4)
+    assert completions(again, method) == completions(lm, method)
+    full = registry.load_for_training(merged, method, None, "float32", 0)
+    assert all(p.requires_grad for n, p in full.causal_lm.named_parameters() if "mlp" in n)
+    with pytest.raises(ValueError, match="no adapter to merge"):
+        registry.merge(merged, tmp_path / "again", "float32")

@@ -301,10 +301,21 @@ def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_
     A position is labelled where its weights are not all 0; there they sum to 1. One label of weight 1 is the
     usual cross-entropy. Logits are made only at labelled positions.
     """
-    mask_BN = weights_BNG.sum(-1) > 0
-    log_probs_MV = lm.logits(hidden_BND[mask_BN]).log_softmax(-1)
+    logits_MV = lm.logits(hidden_BND[labelled(weights_BNG)])
+    return cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
+
+
+def labelled(weights_BNG: Tensor) -> Tensor:
+    """(B, N) bool: the positions that have a label."""
+    return weights_BNG.sum(-1) > 0
+
+
+def cross_entropy_from(logits_MV: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
+    """`cross_entropy` from the logits of the M labelled positions, row after row."""
+    mask_BN = labelled(weights_BNG)
+    log_probs_MV = logits_MV.log_softmax(-1)
     losses_M = -(log_probs_MV.gather(1, labels_BNG[mask_BN]) * weights_BNG[mask_BN]).sum(-1)
-    empty_BN = hidden_BND.new_zeros(mask_BN.shape, dtype=losses_M.dtype)
+    empty_BN = losses_M.new_zeros(mask_BN.shape)
     return row_mean(empty_BN.masked_scatter(mask_BN, losses_M), mask_BN)
 
 

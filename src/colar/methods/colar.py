@@ -195,10 +195,15 @@ class Colar(base.Base):
         hidden_BTD = lm.hidden(base.pack(question, (fed_BKD, counts_B), answer, multiple=base.PAD_TO))
         labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
         hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
-        ce_B = base.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
-        terms = {"ce": self.config.comp_weight * ce_B}
-        c_B = batch.params["compression_factor"]
-        return terms | self._latent_loss(lm, hidden_BND, latents_BKD, counts_B, c_B)
+        labelled_BN = base.labelled(weights_BNG)
+        logits_MV = lm.logits(hidden_BND[labelled_BN])
+        ce_B = base.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
+        mask_BK = base.length_mask(counts_B, latents_BKD.shape[1])
+        mask_BN = nn.functional.pad(mask_BK, (0, labelled_BN.shape[1] - mask_BK.shape[1]))
+        made = self.config.head == "anchored" and self.config.supervise_chain  # its logits are made already
+        anchor_MV = logits_MV[mask_BN[labelled_BN]] if made else None
+        terms = self._latent_loss(lm, hidden_BND, latents_BKD, mask_BK, batch, anchor_MV)
+        return {"ce": self.config.comp_weight * ce_B} | terms
 
     @torch.no_grad()
     def _fed(
@@ -258,11 +263,16 @@ class Colar(base.Base):
         return labels_BNG, base.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
 
     def _latent_loss(
-        self, lm: LatentLM, hidden_BND: Tensor, latents_BKD: Tensor, counts_B: Tensor, c_B: Tensor
+        self,
+        lm: LatentLM,
+        hidden_BND: Tensor,
+        latents_BKD: Tensor,
+        mask_BK: Tensor,
+        batch: Batch,
+        logits_MV: Tensor | None,
     ) -> dict[str, Tensor]:
-        mask_BK = base.length_mask(counts_B, latents_BKD.shape[1])
-        c_M = c_B[:, None].expand_as(mask_BK)[mask_BK]
-        mean, log_std = self._predict(lm, hidden_BND[:, : mask_BK.shape[1]][mask_BK], c_M)
+        c_M = batch.params["compression_factor"][:, None].expand_as(mask_BK)[mask_BK]
+        mean, log_std = self._predict(lm, hidden_BND[:, : mask_BK.shape[1]][mask_BK], c_M, logits_MV)
         target_MD = latents_BKD[mask_BK].float() / self.sigma_e
         loss_M = latent_loss(mean, log_std, target_MD, self.loss_kind, self.config.alpha).mean(-1)
 

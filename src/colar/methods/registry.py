@@ -103,6 +103,19 @@ def load(
     return lm.eval(), method
 
 
+def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
+    """Write the adapter checkpoint in `folder` as one of all weights: added up in float32, then rounded to `dtype`."""
+    folder = Path(folder)
+    info = checkpoint.read_info(folder)
+    if info["weights"] != "adapter":
+        raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
+    lm, method = load(folder)
+    lm.merge()
+    return save(
+        lm.to(backbones.DTYPES[dtype]), method, target, info["run"], (folder / "README.md").read_text("utf-8")
+    )
+
+
 def load_for_training(
     path_or_id: str | Path, method: Method, lora: LoraSettings | None, dtype: str, seed: int
 ) -> LatentLM:
@@ -115,7 +128,10 @@ def load_for_training(
     info = checkpoint.read_info(folder)
     adapter = info["weights"] == "adapter"
     if adapter and lora is None:
-        raise ValueError(f"{folder} is an adapter: model.lora must be given, with the settings that it has")
+        raise ValueError(
+            f"{folder} is an adapter: model.lora must be given, with the settings that it has "
+            "(or make it full weights: colar export --merge)"
+        )
     lm, _ = checkpoint.load(folder, dtype)
     if adapter and lora is not None:
         lora.check_same(lm.lm.peft_config["default"], folder)
