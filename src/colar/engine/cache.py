@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-ROUND_TO = 32
-"""Attention reads columns up to a multiple of this: few shapes, few kernels."""
+ROUND_TO = 16
+"""Attention reads columns up to a multiple of this: few shapes."""
 MASKED = ("eager", "sdpa")
 """Attention implementations that take a mask of ours."""
 
@@ -39,7 +39,8 @@ class Place:
     Sizes are those of tensors, which a compiled step takes as symbols; a number of its own would be compiled in.
     """
 
-    first: int
+    before: Tensor
+    """(2 + first,) where `first` is the first slot: two more, since torch treats sizes of 0 and 1 apart."""
     rows: Tensor
     """(N, 1) slots, from `first` on."""
     columns: Tensor
@@ -49,7 +50,8 @@ class Place:
 
     def read(self, kept: Tensor) -> Tensor:
         """What these rows may see of a layer's keys or values, (N, H, C, d)."""
-        return kept[self.first : self.first + self.rows.shape[0], :, : self.seen.shape[0]]
+        first = self.before.shape[0] - 2
+        return kept[first : first + self.rows.shape[0], :, : self.seen.shape[0]]
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -132,6 +134,11 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.keys[slots] = 0
             layer.values[slots] = 0
 
+    @property
+    def filled(self) -> bool:
+        """Whether its memory is there: the first forward allocates it."""
+        return len(self._filled()) == len(self.layers)
+
     def _filled(self) -> list[SlotLayer]:
         return [layer for layer in self.layers if layer.is_initialized]
 
@@ -142,15 +149,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         device = like.device
         columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
         slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
-        self.place = Place(first, slots_N1, columns_NT, torch.arange(start + length, device=device))
+        self._put(first, slots_N1, columns_NT, start + length)
         return self._mask(columns_NT, like)
 
     def at_decode(self, position_N: Tensor, span: int, like: Tensor) -> Any:
         """Slots 0..N-1 feed one position each, at their own column `position_N` < `span`: their mask."""
         slots_N1 = torch.arange(position_N.shape[0], device=like.device)[:, None]
-        seen_C = torch.arange(round_up(span), device=like.device)
-        self.place = Place(0, slots_N1, position_N[:, None], seen_C)
+        self._put(0, slots_N1, position_N[:, None], round_up(span))
         return self._mask(position_N[:, None], like)
+
+    def _put(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int) -> None:
+        before = torch.empty(2 + first, device=columns_NT.device)
+        self.place = Place(before, slots_N1, columns_NT, torch.arange(span, device=columns_NT.device))
 
     def _mask(self, query_NT: Tensor, like: Tensor) -> Any:
         """Additive masks (N, 1, T, span) by layer type, or the one mask where all layers are alike."""

@@ -1,7 +1,7 @@
-"""A compiled decode step: all layers in one graph, for any number of rows and columns.
+"""Compiled forwards: all layers in one graph, for any number of rows, positions and columns.
 
-One row and several are two graphs (torch treats a size of 1 apart), each compiled when it is first met. Prefill
-stays as it is: its shapes vary, and its time goes into matrix products that compilation does not change.
+A step of one row, a step of several, and reading several questions are three graphs (torch treats a size of 1
+apart), each compiled when it is first met. One question by itself is read as it is: that is short.
 """
 
 from __future__ import annotations
@@ -15,41 +15,57 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from colar import progress
 from colar.engine.cache import SlotCache
 from colar.model.latent_lm import LatentLM
 
+SHAPES: Any = _config
+
 
 class CompiledHidden:
-    """`lm.hidden` for one position a row; as it is where it cannot be compiled, with a word on why."""
+    """`lm.hidden` into a `SlotCache`; as it is where it cannot be compiled, with a word on why."""
 
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
-        self.met: set[bool] = set()
+        self.met: set[str] = set()
         self.run: Any = torch.compile(lm.hidden)
         compilers = [os.environ.get("CXX"), "g++", "clang++"]
         if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
             self._give_up("there is no C++ compiler (g++ or clang++)")
 
-    def __call__(self, embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> Tensor:
-        several = embeds_N1D.shape[0] > 1
+    def __call__(self, embeds_NTD: Tensor, mask: Any, position_NT: Tensor, cache: SlotCache) -> Tensor:
+        several, reads = embeds_NTD.shape[0] > 1, embeds_NTD.shape[1] > 1
+        if reads and not several:
+            return self.lm.hidden(embeds_NTD, mask, position_NT, cache)
+        if not cache.filled:
+            self._fill(embeds_NTD, position_NT, cache)
+        kind = "reading questions" if reads else "a step of several rows" if several else "a step of one row"
         with _packed(self.lm):
-            if several in self.met:
-                hidden: Tensor = self.run(embeds_N1D, mask, position_N1, cache)
+            if kind in self.met:
+                hidden: Tensor = self.run(embeds_NTD, mask, position_NT, cache)
                 return hidden
-            self.met.add(several)
-            return self._first(embeds_N1D, mask, position_N1, cache)
+            self.met.add(kind)
+            return self._first(kind, embeds_NTD, mask, position_NT, cache)
 
-    def _first(self, *fed: Any) -> Tensor:
-        """A step that compiles. It writes the same keys and values again where it has to be taken anew."""
+    def _fill(self, embeds_NTD: Tensor, position_NT: Tensor, cache: SlotCache) -> None:
+        """One position through a new cache: a graph would allocate it, and be of use only once."""
+        place, one = cache.place, embeds_NTD[:1, :1]
+        self.lm.hidden(one, cache.at_prefill(0, 1, 0, 1, one), position_NT[:1, :1], cache)
+        cache.place = place
+
+    def _first(self, kind: str, *fed: Any) -> Tensor:
+        """A forward that compiles. It writes the same keys and values again where it has to be taken anew."""
         if self.run is not self.lm.hidden:
-            progress.say("compiling the decode step: about a minute, less where it was compiled before")
+            progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
         _name_sizes(*fed)
         started = time.perf_counter()
         try:
-            hidden: Tensor = self.run(*fed)
+            # Sizes that happen to be equal now are not the same size.
+            with SHAPES.patch(use_duck_shape=False):
+                hidden: Tensor = self.run(*fed)
         except Exception as error:
             if self.run is self.lm.hidden:
                 raise
@@ -60,25 +76,24 @@ class CompiledHidden:
         return hidden
 
     def _give_up(self, why: str) -> None:
-        progress.say(f"the decode step is not compiled: {why}")
+        progress.say(f"the engine goes on without compilation: {why}")
         self.run = self.lm.hidden
 
 
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """SDPA of one position a row: the queries that share a key head are its queries. Returns (N, 1, heads, d).
+    """SDPA: the query heads that share a key head are queries of that head. Returns (N, T, heads, d).
 
     transformers does the same in a plain step, but copies keys and values for each query head in a compiled one.
     """
-    n, heads, _, width = query.shape
-    groups = key.shape[1]
-    packed = query.reshape(n, groups, heads // groups, width)
+    n, heads, length, width = query.shape
+    shared = heads // key.shape[1]
+    packed = query.reshape(n, key.shape[1], shared * length, width)
+    mask = attention_mask if length == 1 else attention_mask.repeat(1, 1, shared, 1)
     scale = kwargs.get("scaling")
-    out = nn.functional.scaled_dot_product_attention(
-        packed, key, value, attn_mask=attention_mask, scale=scale
-    )
-    return out.reshape(n, heads, 1, width).transpose(1, 2).contiguous(), None
+    out = nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(n, heads, length, width).transpose(1, 2).contiguous(), None
 
 
 PACKED = "colar_packed"
@@ -98,15 +113,18 @@ def _packed(lm: LatentLM) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def _name_sizes(embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> None:
-    """Tell torch which sizes vary, rows and columns read: it would find out by compiling again and again."""
-    place, several = cache.place, embeds_N1D.shape[0] > 1
-    for by_row in (embeds_N1D, position_N1, place.rows, place.columns):
-        if several:
-            torch._dynamo.maybe_mark_dynamic(by_row, 0)
-    torch._dynamo.maybe_mark_dynamic(place.seen, 0)
+def _name_sizes(embeds_NTD: Tensor, mask: Any, position_NT: Tensor, cache: SlotCache) -> None:
+    """Tell torch which sizes vary: it would find out by compiling again and again."""
+    place = cache.place
+    by_row = [i for i, size in enumerate(position_NT.shape) if size > 1]  # of rows and positions
+    for fed in (embeds_NTD, position_NT, place.columns):
+        torch._dynamo.maybe_mark_dynamic(fed, by_row)
+    if 0 in by_row:
+        torch._dynamo.maybe_mark_dynamic(place.rows, 0)
+    for whole in (place.seen, place.before):
+        torch._dynamo.maybe_mark_dynamic(whole, 0)
     for layer in cache.layers:
         for kept in (layer.keys, layer.values):
             torch._dynamo.maybe_mark_dynamic(kept, [0, 2])
-    for mask_N11C in mask.values() if isinstance(mask, dict) else [mask]:
-        torch._dynamo.maybe_mark_dynamic(mask_N11C, [0, 3] if several else [3])
+    for mask_N1TC in mask.values() if isinstance(mask, dict) else [mask]:
+        torch._dynamo.maybe_mark_dynamic(mask_N1TC, [2 * i for i in by_row] + [3])

@@ -27,6 +27,7 @@ from torch import Tensor
 from colar.engine.cache import SlotCache
 from colar.engine.choosing import choose
 from colar.engine.compiled import CompiledHidden
+from colar.engine.packed import can_pack, packed_copy, refresh
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
 from colar.engine.rows import Rows
 from colar.engine.scheduler import QueueFull, Scheduler, Waiting
@@ -43,9 +44,10 @@ class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions (None: as many as they need); `max_waiting`
-    bounds the line (None: no bound). With `compile` the step is compiled when it is first taken, which lasts a
-    minute or so (less when it was done before), and pays from some thousand steps on; docs/engine.md has figures.
-    Weights may be trained between two calls, not while requests run.
+    bounds the line (None: no bound). With `compile` forwards are compiled when they are first taken, which lasts a
+    minute or two (less when it was done before), and bfloat16 weights on a CPU are kept twice, the second time as
+    its matrix units read them; it pays from some thousand steps on, docs/engine.md has figures.
+    Weights may be trained in place between two calls, not while requests run.
     """
 
     def __init__(
@@ -57,8 +59,8 @@ class Engine:
         max_waiting: int | None = None,
         compile: bool = False,
     ) -> None:
-        self.lm, self.method = lm, method
-        self._hidden = CompiledHidden(lm) if compile else lm.hidden
+        self.lm, self.method = packed_copy(lm) if compile and can_pack(lm) else lm, method
+        self._hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting)
         self.rows: Rows | None = None
         self._cache: SlotCache | None = None
@@ -199,6 +201,7 @@ class Engine:
         admitted = self.scheduler.admit(len(running), widest)
         if not admitted:
             return
+        refresh(self.lm)
         cache = self._room(max(entry.positions for entry in admitted))
         slot_of = {entry.ids: i for i, entry in enumerate(running)}
         fresh = list({entry.ids: entry for entry in admitted if entry.ids not in slot_of}.values())
@@ -234,7 +237,7 @@ class Engine:
             n, length = embeds_NTD.shape[:2]
             mask = cache.at_prefill(first, n, start, length, embeds_NTD)
             positions_NT = torch.arange(start, start + length, device=device).expand(n, -1)
-            hidden_NTD = self.lm.hidden(embeds_NTD, mask, positions_NT, cache)
+            hidden_NTD = self._hidden(embeds_NTD, mask, positions_NT, cache)
             here_N = last_N - start
             picked_ND = hidden_NTD[torch.arange(n, device=device), here_N.clamp(0, length - 1)]
             inside_N1 = ((here_N >= 0) & (here_N < length))[:, None]

@@ -334,11 +334,13 @@ class Colar(base.Base):
 
     def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
         """(B,) bool: which rows end their thinking here."""
+        greedy_B = state.temperature == 0
+        by_majority = self.config.stop == "majority"
+        if by_majority and bool(greedy_B.all()):  # no need to know which token is likeliest
+            return stop_B > 0.5
         ids_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
         chosen_B = ids_B == lm.template.separator_id
-        if self.config.stop == "argmax":
-            return chosen_B
-        return torch.where(state.temperature == 0, stop_B > 0.5, chosen_B)
+        return torch.where(greedy_B, stop_B > 0.5, chosen_B) if by_majority else chosen_B
 
     def _snapped(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
         """(B, D): the sums of c token embeddings that the LM head stands for; drawn, at temperatures above 0."""
