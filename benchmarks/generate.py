@@ -11,10 +11,12 @@ tokens, so that all systems do the same work. A chain of L tokens is L/5 latents
     hf-cot      transformers' `generate`, same weights, the chain in tokens: a static batch until its last row ends
     published   the latent loop as it was published, c = 5: left-padded static batch until all are done, logits at every
                 prompt position, all hidden states, and the answer by `generate` over everything again
+    colar5-growth, cot-growth   ours again: longer chains, longer lines; in every fourth round, from the first on
     floor       the bare matrix products of a step, LM head included
 
 Every system runs all cells in a process of its own; rounds alternate between the systems, so that a noisy minute hits
-all. Medians over the rounds. The table goes to stdout, then one JSON line; the raw runs into the output folder.
+all. Medians over the rounds. Thinking is timed from the question read to the last latent, or token of the chain, and
+again with the reading. The table goes to stdout, then one JSON line; the raw runs into the output folder.
 """
 
 from __future__ import annotations
@@ -76,10 +78,10 @@ CELLS = (
     Cell("b64/25", 64, 64, 25),
     Cell("group8", 32, 4, 25, samples=8),
     # Growth: with the number of latents, and with the line.
-    *(Cell(f"latents/{n}", 32, 32, FACTOR * n, systems=("colar5",)) for n in (10, 30, 100, 300)),
-    *(Cell(f"queue/{n}", 32, n, None, systems=("colar5", "cot")) for n in (64, 128, 256)),
+    *(Cell(f"latents/{n}", 32, 32, FACTOR * n, systems=("colar5-growth",)) for n in (10, 30, 100, 300)),
+    *(Cell(f"queue/{n}", 32, n, None, systems=("colar5-growth", "cot-growth")) for n in (64, 128, 256)),
 )
-SYSTEMS = ("colar5", "colar5-eager", "cot", "hf-cot", "published", "floor")
+SYSTEMS = ("colar5", "colar5-eager", "cot", "hf-cot", "published", "floor", "colar5-growth", "cot-growth")
 
 
 class Unending(base.Base):
@@ -119,7 +121,7 @@ def main() -> None:
         print(json.dumps(measure(args.system, args)))
         return
     runs = []
-    for system in progress.track([name for _ in range(args.rounds) for name in args.systems], "generate"):
+    for system in progress.track(_turns(args), "generate"):
         runs.append(shared.in_a_process(__file__, system))
         progress.say(f"{system}: {runs[-1]['seconds']:.0f} s")
     report = summarise(runs, args)
@@ -130,6 +132,15 @@ def main() -> None:
     progress.say(f"wrote {path}")
 
 
+def _turns(args: argparse.Namespace) -> list[str]:
+    return [
+        system
+        for i in range(args.rounds)
+        for system in args.systems
+        if i % 4 == 0 or not system.endswith("-growth")
+    ]
+
+
 @torch.inference_mode()
 def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     """One system's run over all its cells."""
@@ -138,7 +149,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lm = LatentLM.from_backbone(backbones.load(args.backbone, "bfloat16", 0)).to(device).eval()
     lm.template.eos_id = -1  # no token's: answers end at their limit
-    cot = system in ("cot", "hf-cot")
+    cot = system in ("cot", "cot-growth", "hf-cot")
     method = registry.build("cot" if cot else "colar")
     registry.attach(lm, method, 0)
     method.prepare(lm, [])
@@ -191,7 +202,7 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) 
     started = time.perf_counter()
     for request in job.requests:
         engine.submit(request)
-    steps, first, thinking = [], {}, 0.0
+    steps, first, thoughts = [], {}, []
     while engine.busy:
         before, waiting = time.perf_counter(), len(engine.scheduler)
         rows = 0 if engine.rows is None else len(engine.rows)
@@ -201,16 +212,24 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) 
             steps.append(now - before)
         for event in events:
             if event.kind == "thought":
-                thinking = now - started
+                thoughts.append(now - started)
             elif event.kind == "token":
                 first.setdefault((event.request.id, event.request.sample), now - started)
             assert event.kind != "finished" or event.reason == "length", "an answer ended by itself"
     seconds = time.perf_counter() - started
     return {
         "seconds": seconds,
-        "ms_per_step": 1e3 * median(steps),
-        "thinking_seconds": thinking,
         "first_answer_token_seconds": median(first.values()),
+        **_thinking(steps, thoughts[0], thoughts[-1]),
+    }
+
+
+def _thinking(steps: Sequence[float], first: float, last: float) -> dict[str, float]:
+    """From the times at which the first and the last thought were there."""
+    return {
+        "ms_per_step": 1e3 * median(steps),
+        "thinking_seconds": last - first + median(steps),
+        "reading_and_thinking_seconds": last,
     }
 
 
@@ -244,9 +263,8 @@ def hf_cot(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, float]:
     steps = [b - a for a, b in zip(times.times, times.times[1:], strict=False)]
     return {
         "seconds": seconds,
-        "ms_per_step": 1e3 * median(steps),
-        "thinking_seconds": times.times[max(job.lengths) - 1] - started,
         "first_answer_token_seconds": median(times.times[length + 1] - started for length in job.lengths),
+        **_thinking(steps, times.times[0] - started, times.times[max(job.lengths) - 1] - started),
     }
 
 
@@ -257,6 +275,7 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
     fed, steps = [question], []
     started = time.perf_counter()
     out = lm.causal_lm(inputs_embeds=question, attention_mask=mask, output_hidden_states=True, use_cache=True)
+    read = time.perf_counter() - started
     for _ in range(max(job.lengths)):
         before = time.perf_counter()
         out.logits[:, -1].argmax(-1)  # stop or go on
@@ -285,9 +304,8 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
     )
     return {
         "seconds": time.perf_counter() - started,
-        "ms_per_step": 1e3 * median(steps),
-        "thinking_seconds": thinking,
         "first_answer_token_seconds": times.times[0] - started,
+        **_thinking(steps, read + steps[0], thinking),
     }
 
 
@@ -333,6 +351,14 @@ RATIOS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str], float]] = {
     ),
     "colar5_vs_own_cot_thinking_over_length_ratio_b1": (
         ("cot", "b1/100", "thinking_seconds"), ("colar5", "b1/100", "thinking_seconds"), 1 / FACTOR,
+    ),
+    "colar5_vs_own_cot_reading_and_thinking_over_length_ratio": (
+        ("cot", "b32/100", "reading_and_thinking_seconds"),
+        ("colar5", "b32/100", "reading_and_thinking_seconds"), 1 / FACTOR,
+    ),
+    "colar5_vs_own_cot_reading_and_thinking_over_length_ratio_b1": (
+        ("cot", "b1/100", "reading_and_thinking_seconds"),
+        ("colar5", "b1/100", "reading_and_thinking_seconds"), 1 / FACTOR,
     ),
 }  # fmt: skip
 
