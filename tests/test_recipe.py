@@ -74,6 +74,53 @@ def test_overrides_touch_exactly_the_named_key(tiny):
     assert recipe.load(tiny, ["--model.lora", "{}"]).model.lora.r == 128
 
 
+def test_a_recipe_says_what_differs_from_its_base(tiny):
+    one, two = tiny.parent / "one.yaml", tiny.parent / "two.yaml"
+    one.write_text("base: recipe.yaml\nlabel: MP\nmethod: {merge: mean}\ntraining: {learning_rate: 1e-3}\n")
+    two.write_text(
+        "base: one.yaml\ndata: {options: {max_number: 9}}\nvalidation: {params: [{compression_factor: 5}]}\n"
+    )
+    before, after = recipe.load(tiny), recipe.load(two, ["--training.seed", "4"])
+    assert after.method == {"name": "colar", "alpha": 0.02, "merge": "mean"}
+    assert after.data.options == {"steps": [2, 2], "max_number": 9}
+    assert after.validation.params == ({"compression_factor": 5},)  # a list is replaced, not lengthened
+    assert (after.label, after.training.learning_rate, after.training.seed) == ("MP", 1e-3, 4)
+    assert (after.output, after.training.report_to, after.validation.limits) == (
+        before.output, "none", before.validation.limits,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("base: missing.yaml\n", "mine.yaml: no file at "),
+        ("base: mine.yaml\n", "mine.yaml: its base mine.yaml has it as its own base"),
+        ("base: recipe.yaml\nmethod: {merj: mean}\n", "unknown key 'merj', did you mean 'merge'"),
+        ("base: [recipe.yaml\n", "mine.yaml: not valid YAML: "),
+        ("- base\n", "mine.yaml must hold keys and values"),
+    ],
+)
+def test_a_wrong_base_is_named(tiny, text, words):
+    path = tiny.parent / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="mine.yaml|method") as error:
+        recipe.load(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_that_were_seen_are_skipped():
+    """A second stage goes on in the same data: the first stage's rows and its own are all rows, each once."""
+    whole, _ = recipe.load_examples(recipe.DataConfig(train_size=9, validation_size=0))
+    first, _ = recipe.load_examples(recipe.DataConfig(train_size=4, validation_size=0))
+    rest, _ = recipe.load_examples(recipe.DataConfig(train_size=5, train_skip=4, validation_size=0))
+    assert first + rest == whole
+    with pytest.raises(ValueError, match="data.train_skip must be 0 or more, got -1"):
+        recipe.DataConfig(train_skip=-1)
+    with pytest.raises(ValueError, match="data.train_skip is 10000, but arithmetic has no more rows"):
+        recipe.load_examples(recipe.DataConfig(train_skip=10_000, validation_size=0))
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
