@@ -1,6 +1,7 @@
 """A report as people read it: the same grids as Markdown and on a terminal, each saying which interval it shows.
 
-Systems are rows, named from their fields alone (`analysis/naming.py`); the baseline's come first.
+Systems are rows, named from their fields alone (`analysis/naming.py`); the baseline's come first. Where systems were
+trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ def render_console(report: Report) -> Group:
 
 def grids(report: Report) -> list[Grid]:
     """Every table of the report that has a row."""
+    if report.get("pooled"):
+        report = {**report, "rows": report["pooled"], "comparisons": report["pooled_comparisons"]}
     decodings = sorted({row["decoding"] for row in report["rows"]})
     made = [_accuracy(report, decoding) for decoding in decodings]
+    made += [_training_runs(report, decoding) for decoding in decodings]
     made += [_differences(report, decoding) for decoding in decodings]
-    made += [_several_samples(report), _training_runs(report), _cost(report)]
+    made += [_several_samples(report), _cost(report)]
     return [grid for grid in made if grid.rows]
 
 
@@ -71,6 +75,7 @@ def _accuracy(report: Report, decoding: str) -> Grid:
             line += [_share(cell) + _mark(cell, datasets), BLANK if cell is None else _number(cell["length"])]
         body.append(line)
     notes = [f"Accuracy in %; {CLUSTERED} #L: embeddings emitted while thinking, mean."]
+    notes += [_runs_note(rows)] if report.get("pooled") else []
     return Grid(
         f"Accuracy, {decoding} decoding", head, body, [*notes, *_partly(body), *_warnings(report, rows)]
     )
@@ -104,7 +109,8 @@ def _several_samples(report: Report) -> Grid:
     """avg@k, maj@k and pass@k of the systems that were asked with several decoding seeds."""
     body = []
     for name, cells in _by_system(report, report["rows"]):
-        for dataset in _with_average(sorted(set(cells) - {AVERAGE})):
+        found = _with_average(sorted(set(cells) - {AVERAGE}))
+        for dataset in found[-1:] if report.get("pooled") else found:
             row = cells[dataset]
             if row["seeds_interval"] is None:
                 continue
@@ -113,27 +119,29 @@ def _several_samples(report: Report) -> Grid:
             body.append([*line, _percent(row["maj_at_k"]), _percent(row["pass_at_k"])])
     notes = ["In %; ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
              "not the choice of questions."]  # fmt: skip
+    if report.get("pooled"):
+        notes.append("Means over training runs; maj@k and pass@k are of one run's samples.")
     head = ["system", "decoding", "dataset", "k", "avg@k", "maj@k", "pass@k"]
     return Grid("Several samples a question (decoding seeds)", head, body, notes, words=3)
 
 
-def _training_runs(report: Report) -> Grid:
-    """Means over the training runs of one system."""
-    rows = [{**row, "train_seed": None} for row in report["train_seeds"]]
-    rows.sort(key=lambda row: _place(row, report["baseline"]))
-    merged = [{**row, "train_seed": None} for row in report["rows"]]
-    several = len(datasets_of(rows)) > 1
-    body = [
-        [
-            system_name(row, merged), row["decoding"], row["dataset"], f"{len(row['train_seeds'])}",
-            _plus_minus(row["accuracy"], row["interval"]), _number(row["length"]),
-        ]
-        for row in rows
-        if several or row["dataset"] != AVERAGE
-    ]  # fmt: skip
+def _training_runs(report: Report, decoding: str) -> Grid:
+    """Means over the training runs of each system, with their own interval: systems x datasets."""
+    rows = [row for row in report.get("pooled", ()) if row["decoding"] == decoding]
+    datasets = _with_average(datasets_of(rows))
+    body = []
+    for name, cells in _by_system(report, rows):
+        runs = next(iter(cells.values()))["train_seeds"]
+        if len(runs) > 1:
+            shown = (cells.get(dataset) for dataset in datasets)
+            body.append([name, f"{len(runs)}", *(BLANK if c is None else _over_runs(c) for c in shown)])
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
-    head = ["system", "decoding", "dataset", "runs", "Acc.", "#L"]
-    return Grid("Several training runs", head, body, notes, words=3)
+    head = ["system", "runs", *datasets]
+    return Grid(f"Several training runs, {decoding} decoding", head, body, notes)
+
+
+def _over_runs(row: Row) -> str:
+    return _plus_minus(row["accuracy"], row["runs_interval"])
 
 
 def _cost(report: Report) -> Grid:
@@ -183,9 +191,9 @@ def _warnings(report: Report, rows: Sequence[Row]) -> list[str]:
     }
     notes = [
         f"Incomplete: {system_name(row, report['rows'])} on {row['dataset']} has {row['samples']} of "
-        f"{row['n'] * len(row['seeds'])} records."
+        f"{_expected(row)} records."
         for row in cells
-        if row["samples"] < row["n"] * len(row["seeds"])
+        if row["samples"] < _expected(row)
     ]
     notes += [
         f"The systems answered different numbers of questions of {dataset}: {', '.join(map(str, sorted(found)))}."
@@ -196,6 +204,17 @@ def _warnings(report: Report, rows: Sequence[Row]) -> list[str]:
         notes.append(f"Fewer than {FEW} questions somewhere: there ± is too narrow, and 0 at 0% or 100%; "
                      "`accuracy_interval` in report.json is Wilson's.")  # fmt: skip
     return notes
+
+
+def _expected(row: Row) -> int:
+    """Records of a cell that has all its questions, seeds and runs."""
+    return int(row["n"] * len(row["seeds"]) * len(row.get("train_seeds", [None])))
+
+
+def _runs_note(rows: Sequence[Row]) -> str:
+    """How many training runs the pooled rows stand for."""
+    counts = sorted({len(row["train_seeds"]) for row in rows})
+    return f"Means over {' or '.join(map(str, counts))} training runs; ± takes a question's answers of all runs as one."
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
