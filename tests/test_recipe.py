@@ -56,7 +56,14 @@ def test_values_of_the_papers_recipes():
     math = recipe.load(ROOT / "recipes/deepseek-qwen-1.5b/colar-math.yaml")
     assert recipe.build_method(math).config.factors == (2,)
     assert math.validation.limits.max_latents == 128
-    for name in ("no_cot", "icot", "coconut", "distill", "tokenskip", "pause"):  # as the paper sets its baselines
+    for name in (
+        "no_cot",
+        "icot",
+        "coconut",
+        "distill",
+        "tokenskip",
+        "pause",
+    ):  # as the paper sets its baselines
         made = recipe.load(ROOT / f"recipes/llama-3.2-1b/{name}.yaml")
         assert (made.model.lora.r, made.model.lora.target_modules) == (128, ["q_proj", "v_proj"])
         assert (made.training.learning_rate, made.training.lr_scheduler_type) == (1e-4, "constant")

@@ -81,7 +81,9 @@ def test_the_arenas_methods_see_the_same_problems_each_once():
     for path in ARENA:
         made = recipe.load(path)
         same = ("source", "options", "seed", "mixed_in", "validation_size")
-        assert [getattr(made.data, key) for key in same] == [getattr(init.data, key) for key in same], path.name
+        assert [getattr(made.data, key) for key in same] == [getattr(init.data, key) for key in same], (
+            path.name
+        )
         assert made.training.num_train_epochs == 1
         if path.stem != "cot-init":
             from_cot = made.model.init_from == f"{init.output}/best"
@@ -93,7 +95,9 @@ def test_the_arenas_curricula_end_in_time_and_forget_adams_moments():
     for path in ARENA:
         made = recipe.load(path)
         method = recipe.build_method(made)
-        assert method.stage(0.6) == method.last_stage(), path.name  # at least 40% of the rows train the last stage
+        assert method.stage(0.6) == method.last_stage(), (
+            path.name
+        )  # at least 40% of the rows train the last stage
         assert made.training.reset_optimizer_at_stage == (method.last_stage() > 0), path.name
 
 
