@@ -303,6 +303,7 @@ def test_the_nearest_length_is_chosen_over_all_datasets() -> None:
         return [r for d, n in pairs for r in system(model, "78", dataset=d, length=n, **more)]
 
     records = [
+        *made("Six", (6, 6), label="from scratch"),
         *made("CoT", (24, 12)), *made("Six", (6, 6)), *made("None", (0, 0)), *made("Six", (6, 6), label="control-zeroed"),
         *made("Fast", (5, 3), compression_factor=5), *made("Fast", (12, 1), compression_factor=2),
         *made("Fast", (6, 6), compression_factor=5, label="DL"),
@@ -318,6 +319,8 @@ def test_the_nearest_length_is_chosen_over_all_datasets() -> None:
         ("Six", None, "", "Fast", 2, ""),  # 6 against 6.5 on average, though 5 is nearer on sums
         ("None", None, "", "Fast", 5, ""),
         ("Six", None, "control-zeroed", "Six", None, ""),
+        ("Six", None, "from scratch", "Six", None, ""),
+        ("Six", None, "from scratch", "Fast", 2, ""),
         ("Fast", 5, "DL", "Fast", 5, ""),
         ("Fast", 5, "DL, control-zeroed", "Fast", 5, "DL"),
     }

@@ -27,8 +27,8 @@ def compare(
     Each system against the first cell of method `baseline` with the same dataset, decoding and training seed (the
     same model's where it has one, else the first by name), each labelled system, a control or an ablation, against
     the one without its label (a control of an ablation against that ablation), and with `nearest`, a method, each
-    unlabelled system of another one against that method's whose #L is nearest to its own, on average over datasets.
-    A positive difference: the system is better than its `baseline`.
+    system of another one, controls excepted, against that method's whose #L is nearest to its own, on average over
+    datasets. A positive difference: the system is better than its `baseline`.
     """
     lengths = _lengths(cells)
     compared = []
@@ -56,9 +56,10 @@ def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: s
         found = [other for other in alike if (other["method"], other["label"]) == (method, "")]
         return [other for other in found if other["model"] == me["model"]] or found
 
-    plain = {**me, "label": _without_control(me["label"])}
+    control = "control-" in me["label"]
+    plain = {**me, "label": _without_control(me["label"]) if control else ""}
     chosen = [*of(baseline)[:1], *(other for other in alike if other == plain)]
-    if nearest is not None and me["method"] != nearest and not me["label"]:
+    if nearest is not None and me["method"] != nearest and not control:
         by_distance = sorted(
             of(nearest), key=lambda other: abs(lengths[tuple(other.values())] - lengths[key])
         )
@@ -67,10 +68,8 @@ def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: s
 
 
 def _without_control(label: str) -> str:
-    """What a labelled system was made from: "DL, control-zeroed" from DL, anything else from the unlabelled one."""
-    parts = label.split(", ")
-    others = [part for part in parts if not part.startswith("control-")]
-    return ", ".join(others) if len(others) < len(parts) else ""
+    """What a control was made from: "DL, control-zeroed" from DL."""
+    return ", ".join(part for part in label.split(", ") if not part.startswith("control-"))
 
 
 def _lengths(cells: Mapping[Key, Sequence[Record]]) -> dict[Key, float]:
