@@ -16,7 +16,7 @@ add() {
   if [[ ! -e $out/$name.done ]]; then line+=("$(printf '%q ' "$out/$name" "$@")"); fi
 }
 
-# Runs `$1.log`'s command: its words are in $1, quoted.
+# One command: $1 holds the path of its log, less the ending, and its words, quoted.
 run_one() {
   local words start=$SECONDS path
   eval "words=($1)"

@@ -192,6 +192,14 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
     with pytest.raises(ValueError, match=r"holds another run \(other method.alpha\)"):
         recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
+    older = files.read_json(output / "recipe.json")
+    del older["data"][
+        "train_skip"
+    ]  # a run that began before there was this key goes on, with its default alone
+    files.write_json(output / "recipe.json", older)
+    with pytest.raises(ValueError, match=r"holds another run \(other data.train_skip\)"):
+        recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)
+    recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
 
 
 def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):

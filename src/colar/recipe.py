@@ -220,10 +220,11 @@ def claim(recipe: Recipe, output: Path) -> None:
     path, mine, folder = output / "recipe.json", to_json(recipe), RunFolder(output)
     # A run that failed before it saved anything is none: its mistake may be put right in place.
     if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
-        theirs = files.read_json(path)
-        differing = [
-            key for key in _flat(mine) | _flat(theirs) if _flat(mine).get(key) != _flat(theirs).get(key)
-        ]
+        now, then = _flat(mine), _flat(files.read_json(path))
+        # A key that came into recipes since then had its default.
+        default = _flat(to_json(Recipe(output="")))
+        then |= {key: default[key] for key in now.keys() - then.keys() if key in default}
+        differing = [key for key in now | then if now.get(key) != then.get(key)]
         # A longer budget is the one change that a run may go on with.
         differing = [key for key in differing if key.split(".")[-1] not in RESUMABLE]
         if differing:
