@@ -24,6 +24,9 @@ def add_parser(commands: Any) -> None:
         metavar="METHOD",
         help="compare every system also with this method's at the nearest #L, e.g. colar",
     )
+    report.add_argument(
+        "--draw_labelled", action="store_true", help="draw ablations and controls too in the picture"
+    )
     report.set_defaults(run=run)
 
 
@@ -35,4 +38,4 @@ def run(args: argparse.Namespace) -> None:
         paths += found[:1] if path.is_dir() else [path]
         if path.is_dir() and not found:
             raise ValueError(f"{path} holds no records.jsonl")
-    write_report(paths, files.require_writable(args.output), args.title, args.nearest)
+    write_report(paths, files.require_writable(args.output), args.title, args.nearest, args.draw_labelled)

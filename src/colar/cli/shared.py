@@ -168,7 +168,11 @@ def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> l
 
 
 def write_report(
-    records: list[Path], output: Path, title: str | None = None, nearest: str | None = None
+    records: list[Path],
+    output: Path,
+    title: str | None = None,
+    nearest: str | None = None,
+    draw_labelled: bool = False,
 ) -> None:
     """Fold records into `output`; how they were made (`evaluation.json` beside them) goes into the provenance."""
     from rich.console import Console
@@ -180,7 +184,12 @@ def write_report(
     for key in dict.fromkeys(key for each in settings for key in each if key != "questions"):
         provenance[key] = _together([each[key] for each in settings if key in each])
     made = report.write(
-        output, report.load_records(records), title=title, provenance=provenance, nearest=nearest
+        output,
+        report.load_records(records),
+        title=title,
+        provenance=provenance,
+        nearest=nearest,
+        draw_labelled=draw_labelled,
     )
     Console().print(report.render_console(made))
     progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")

@@ -82,11 +82,12 @@ def write(
     provenance: Mapping[str, Any] | None = None,
     baseline: str = "cot",
     nearest: str | None = None,
+    draw_labelled: bool = False,
 ) -> dict[str, Any]:
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png.
-    Pictures show the unlabelled systems, or all where every one is a control or an ablation.
+    Pictures show the unlabelled systems, or all where every one is a control or an ablation, or with `draw_labelled`.
     """
     folder = Path(folder)
     report = fold(records, files.provenance() if provenance is None else provenance, baseline, nearest)
@@ -95,7 +96,7 @@ def write(
     shown = report["pooled"] or report["rows"]
     for index, decoding in enumerate(sorted({each["decoding"] for each in shown})):
         rows = [each for each in shown if each["decoding"] == decoding]
-        unlabelled = [each for each in rows if not each["label"]]
+        unlabelled = [each for each in rows if draw_labelled or not each["label"]]
         name = f"{PICTURE}-{decoding}.png" if index else f"{PICTURE}.png"
         pictures.append(plots.accuracy_vs_length(unlabelled or rows, folder / name).name)
     files.write_text(
