@@ -1,5 +1,6 @@
 # make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 6 minutes)
 # make test   lint, types and tests
+# make table1, make c-curves   the arena of docs/arena.md (hours)
 #
 # Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
 PYTHON ?= python3
@@ -11,7 +12,7 @@ export COLAR_DATA_DIR ?= $(abspath ../shared/data)
 endif
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint install smollm2 clean
+.PHONY: demo table1 c-curves test lint install smollm2 clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +22,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/demo.sh
+
+table1: install
+	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/table1.sh
+
+c-curves: install
+	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/c_curves.sh
 
 test: lint
 	$(BIN)/python -m pytest

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForTokenClassification, BertTokenizerFa
 from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine.engine import Engine
-from colar.engine.request import Request
+from colar.engine.request import Decoding, Request
 from colar.methods import base, importance, registry, unroll
 from colar.methods.base import Batch
 from colar.methods.coconut import Coconut, CoconutConfig
@@ -295,6 +295,18 @@ def test_gradients_flow_through_latents_of_coconut_and_distill():
     _, _, fed = distill._unroll(lm, Batch.collate([row]))
     assert reaches_the_question(lm, row, fed[0])
     assert lm.extra["projection"][0].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", list(registry.METHODS))
+def test_a_method_says_whether_it_thinks_in_latents(name):
+    """What controls go by: latents are fed, or tokens (or nothing)."""
+    lm, method = build(name)
+    method.prepare(lm, EXAMPLES)
+    decoding = Decoding(max_latents=4, max_completion_length=2)
+    requests = [Request(e.id, e.question, method.Params(), decoding) for e in EXAMPLES]
+    thoughts = [done.thought_ids for done in Engine(lm, method, 4).generate(requests)]
+    latents = sum(ids.count(-1) for ids in thoughts)
+    assert (latents > 0) == method.latent
 
 
 @pytest.mark.parametrize("name", ["coconut", "distill"])

@@ -19,12 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def checkpoints(tmp_path_factory):
     """Untrained `cot` and `colar` checkpoints: what they answer is noise, but they answer."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    for name in ("cot", "colar"):
-        lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+    for name, seed in (("cot", 1), ("cot", 2), ("colar", 1), ("coconut", 1)):
+        lm = LatentLM.from_backbone(backbones.load("tiny", seed=seed))
         method = registry.build(name)
         registry.attach(lm, method, 0)
         method.prepare(lm, [])
-        registry.save(lm, method, folder / name, {"seed": 7, "label": ""}, "# card\n")
+        path = folder / (name if seed == 1 else f"{name}{seed}")
+        registry.save(lm, method, path, {"seed": 7, "label": ""}, "# card\n")
     return folder
 
 
@@ -63,12 +64,16 @@ MISTAKES = [
     (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0 or more, got -1"),
     (["generate", "{colar}", "q", "--show-latents", "--neighbours", "0"], 2, "--neighbours must be 1 or more"),
     (["generate", "{colar}", "q", "--device", "gpu"], 2, "--device gpu cannot be used"),
-    (["evaluate", "{cot}", "--data", "{empty}", "{out}/empty.jsonl", "--output", "{out}"], 2, "two files of --data have one name"),
+    (["evaluate", "{cot}", "--data", "{empty}", "{out}/empty.jsonl", "--output", "{out}"], 2, "two data sets of --data have one name"),
     (["generate", "no/such/folder/here", "q"], 2, "there is no checkpoint there"),
     (["evaluate", "{cot}", "--limit", "2", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
     (["evaluate", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "none of the methods (cot) has it"),
     (["evaluate", "{cot}", "{cot}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name"),
     (["evaluate", "{cot}", "--data", "arithmetc", "--output", "{out}"], 2, "did you mean 'arithmetic'?"),
+    (["evaluate", "{cot}", "--data", "arithmetic", "arithmetic=arithmetic", "--output", "{out}"], 2, "write NAME=... for one"),
+    (["evaluate", "{cot}", "--limit", "2", "--options", "hard.max_number=9", "--output", "{out}"], 2, "--data names no hard (it has arithmetic)"),
+    (["evaluate", "{cot}", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "none of the methods (cot) thinks in any"),
+    (["evaluate", "no/such/folder/here", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "there is no checkpoint there"),
     (["evaluate", "{cot}", "--limit", "2", "--options", "max_number", "--output", "{out}"], 2, "--options takes KEY=VALUE"),
     (["report", "{out}", "--output", "{out}"], 2, "holds no records.jsonl"),
     (["data", "show", "{empty}"], 2, "empty.jsonl"),
@@ -99,7 +104,13 @@ def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "args", [["generate", "x", "q", "--compression_factor", "two"], ["nothing"], ["report", "--outptu", "x"]]
+    "args",
+    [
+        ["generate", "x", "q", "--compression_factor", "two"],
+        ["nothing"],
+        ["report", "--outptu", "x"],
+        ["evaluate", "x", "--control", "mixed", "--output", "x"],
+    ],
 )
 def test_argparse_mistakes_exit_with_2(args, capsys):
     with pytest.raises(SystemExit) as error:
@@ -245,9 +256,57 @@ def test_evaluate_refuses_records_of_another_checkpoint_or_limit(checkpoints, tm
     assert main([*base, *SHORT]) == 0
     assert main([*base, "--max_latents", "5"]) == 2
     assert "holds records with limits" in capsys.readouterr().err
-    other = ["evaluate", f"model={checkpoints / 'colar'}", "--limit", "2", "--output", str(out), *SHORT]
-    assert main(other) == 2
-    assert "another checkpoint called model" in capsys.readouterr().err
+    other = ["--limit", "2", "--output", str(out), *SHORT]
+    assert main(["evaluate", f"model={checkpoints / 'cot2'}", *other]) == 2
+    assert "another checkpoint called model cot, run 7" in capsys.readouterr().err
+    assert main(["evaluate", f"model={checkpoints / 'coconut'}", *other]) == 0  # another method of that model
+    assert {r["method"] for r in files.resume_jsonl(out / "records.jsonl")} == {"cot", "coconut"}
+
+
+def test_controls_fill_rows_of_their_own_beside_the_plain_ones(checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    names = [f"tiny={checkpoints / name}" for name in ("cot", "coconut", "colar")]
+    plain = ["evaluate", *names, "--limit", "4", "--compression_factor", "2", "--output", str(out), *SHORT]
+    controlled = [*plain, "--control", "own", "shuffled"]
+    assert main(plain) == 0
+    assert main(controlled) == 0
+    records = {(r["method"], r["label"], r["id"]): r for r in files.resume_jsonl(out / "records.jsonl")}
+    assert {key[:2] for key in records} == {
+        ("cot", ""), *((method, label) for method in ("coconut", "colar") for label in ("", "control-own", "control-shuffled")),
+    }  # fmt: skip
+    assert len(records) == 4 * 7
+    for (method, label, name), record in records.items():
+        if label == "control-own":
+            own = records[method, "", name]
+            assert (record["completion"], record["length"]) == (own["completion"], own["length"])
+    compared = {
+        (r["method"], r["label"], r["baseline"]["method"])
+        for r in files.read_json(out / "report.json")["comparisons"]
+    }
+    assert {("coconut", "control-shuffled", "coconut"), ("colar", "control-own", "colar")} <= compared
+
+    lines = (out / "records.jsonl").read_text().splitlines(keepends=True)
+    (out / "records.jsonl").write_text("".join(lines[:-2]))
+    assert main(controlled) == 0  # resumed: what was missing, and the same
+    again = {(r["method"], r["label"], r["id"]): r for r in files.resume_jsonl(out / "records.jsonl")}
+    assert again.keys() == records.keys()
+    assert all(again[key]["completion"] == records[key]["completion"] for key in records)
+
+
+def test_one_source_under_several_names_with_options_each(checkpoints, tmp_path):
+    out = tmp_path / "out"
+    args = ["evaluate", str(checkpoints / "cot"), "--data", "arithmetic", "short=arithmetic", "--limit", "3"]
+    args += ["--options", "arithmetic.steps=[2,3]", "short.steps=[1,1]", "--label", "control-cut"]
+    assert main([*args, "--output", str(out), *SHORT]) == 0
+    records = files.resume_jsonl(out / "records.jsonl")
+    assert {(r["dataset"], r["label"]) for r in records} == {
+        ("arithmetic", "control-cut"),
+        ("short", "control-cut"),
+    }
+    tokens = {
+        name: [r["gold_length"] for r in records if r["dataset"] == name] for name in ("arithmetic", "short")
+    }
+    assert max(tokens["short"]) < min(tokens["arithmetic"])
 
 
 def test_report_folds_several_folders(checkpoints, tmp_path, capsys):
@@ -258,8 +317,12 @@ def test_report_folds_several_folders(checkpoints, tmp_path, capsys):
         main(["report", str(tmp_path / "cot"), str(tmp_path / "colar"), "--output", str(tmp_path / "both")])
         == 0
     )
-    rows = files.read_json(tmp_path / "both" / "report.json")["rows"]
-    assert {row["method"] for row in rows} == {"cot", "colar"}
+    made = files.read_json(tmp_path / "both" / "report.json")
+    assert {row["method"] for row in made["rows"]} == {"cot", "colar"}
+    assert set(made["provenance"]["models"]) == {"cot cot, run 7", "colar colar, run 7"}
+    assert made["provenance"]["limits"] == {"max_latents": 4, "max_completion_length": 3}
+    assert main(["report", str(tmp_path / "cot"), "--nearest", "colar", "--output", str(tmp_path / "x")]) == 2
+    assert "no records of method 'colar'; there are cot" in capsys.readouterr().err
 
 
 def test_data_commands(tmp_path, capsys):

@@ -56,6 +56,21 @@ def test_values_of_the_papers_recipes():
     math = recipe.load(ROOT / "recipes/deepseek-qwen-1.5b/colar-math.yaml")
     assert recipe.build_method(math).config.factors == (2,)
     assert math.validation.limits.max_latents == 128
+    for name in (
+        "no_cot",
+        "icot",
+        "coconut",
+        "distill",
+        "tokenskip",
+        "pause",
+    ):  # as the paper sets its baselines
+        made = recipe.load(ROOT / f"recipes/llama-3.2-1b/{name}.yaml")
+        assert (made.model.lora.r, made.model.lora.target_modules) == (128, ["q_proj", "v_proj"])
+        assert (made.training.learning_rate, made.training.lr_scheduler_type) == (1e-4, "constant")
+    codi = recipe.load(ROOT / "recipes/llama-3.2-1b-authors/distill.yaml")
+    assert len(codi.model.lora.target_modules) == 7
+    assert (codi.training.learning_rate, codi.training.lr_scheduler_type) == (8e-4, "cosine")
+    assert (codi.model.init_from, codi.method["align_weight"]) == (None, 20)
     gsm = recipe.load(ROOT / "recipes/llama-3.2-1b/colar.yaml")
     assert recipe.build_method(gsm).config.factors == (1, 2, 3, 4, 5)
 
@@ -72,6 +87,53 @@ def test_overrides_touch_exactly_the_named_key(tiny):
     lora = recipe.load(tiny, ["--model.lora", "{r: 8, target_modules: all-linear}"]).model.lora
     assert (lora.r, lora.lora_alpha, lora.target_modules) == (8, 32, "all-linear")
     assert recipe.load(tiny, ["--model.lora", "{}"]).model.lora.r == 128
+
+
+def test_a_recipe_says_what_differs_from_its_base(tiny):
+    one, two = tiny.parent / "one.yaml", tiny.parent / "two.yaml"
+    one.write_text("base: recipe.yaml\nlabel: MP\nmethod: {merge: mean}\ntraining: {learning_rate: 1e-3}\n")
+    two.write_text(
+        "base: one.yaml\ndata: {options: {max_number: 9}}\nvalidation: {params: [{compression_factor: 5}]}\n"
+    )
+    before, after = recipe.load(tiny), recipe.load(two, ["--training.seed", "4"])
+    assert after.method == {"name": "colar", "alpha": 0.02, "merge": "mean"}
+    assert after.data.options == {"steps": [2, 2], "max_number": 9}
+    assert after.validation.params == ({"compression_factor": 5},)  # a list is replaced, not lengthened
+    assert (after.label, after.training.learning_rate, after.training.seed) == ("MP", 1e-3, 4)
+    assert (after.output, after.training.report_to, after.validation.limits) == (
+        before.output, "none", before.validation.limits,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("base: missing.yaml\n", "mine.yaml: no file at "),
+        ("base: mine.yaml\n", "mine.yaml: its base mine.yaml has it as its own base"),
+        ("base: recipe.yaml\nmethod: {merj: mean}\n", "unknown key 'merj', did you mean 'merge'"),
+        ("base: [recipe.yaml\n", "mine.yaml: not valid YAML: "),
+        ("- base\n", "mine.yaml must hold keys and values"),
+    ],
+)
+def test_a_wrong_base_is_named(tiny, text, words):
+    path = tiny.parent / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="mine.yaml|method") as error:
+        recipe.load(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_that_were_seen_are_skipped():
+    """A second stage goes on in the same data: the first stage's rows and its own are all rows, each once."""
+    whole, _ = recipe.load_examples(recipe.DataConfig(train_size=9, validation_size=0))
+    first, _ = recipe.load_examples(recipe.DataConfig(train_size=4, validation_size=0))
+    rest, _ = recipe.load_examples(recipe.DataConfig(train_size=5, train_skip=4, validation_size=0))
+    assert first + rest == whole
+    with pytest.raises(ValueError, match="data.train_skip must be 0 or more, got -1"):
+        recipe.DataConfig(train_skip=-1)
+    with pytest.raises(ValueError, match="data.train_skip is 10000, but arithmetic has no more rows"):
+        recipe.load_examples(recipe.DataConfig(train_skip=10_000, validation_size=0))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +192,14 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
     with pytest.raises(ValueError, match=r"holds another run \(other method.alpha\)"):
         recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
+    older = files.read_json(output / "recipe.json")
+    del older["data"][
+        "train_skip"
+    ]  # a run that began before there was this key goes on, with its default alone
+    files.write_json(output / "recipe.json", older)
+    with pytest.raises(ValueError, match=r"holds another run \(other data.train_skip\)"):
+        recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)
+    recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
 
 
 def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):

@@ -244,8 +244,88 @@ def test_training_seeds_are_folded_apart_and_together() -> None:
     assert (runs["train_seeds"], runs["accuracy"]) == ([0, 1, 2], 0.5)
     assert runs["interval"] == pytest.approx(4.3027 * 0.25 / math.sqrt(3), rel=1e-4)
     text = report.render_markdown(made, "t")
-    assert "CoT, run 2" in text
+    assert "CoT, run" not in text  # a line for all runs
+    assert "| CoT | 3 | 50.0 ± 62.1 |" in text
     assert "t interval over training seeds" in text
+    assert "Means over 1 or 3 training runs" in text
+
+
+def test_runs_together_by_hand() -> None:
+    """A question's answers of all runs are one cluster; the seeds' interval is over means of runs, pass@k within one."""
+    answers = {
+        (0, 0): "77",
+        (0, 1): "78",
+        (1, 0): "88",
+        (1, 1): "87",
+    }  # (run, decoding seed) -> questions 0 and 1
+    sampled = {"decoding": "sampled"}
+    made = fold(
+        [r for (t, s), a in answers.items() for r in system("CoT", a, train_seed=t, seed=s, **sampled)]
+    )
+    (row,) = [row for row in made["pooled"] if row["dataset"] == "sums"]
+    assert (row["train_seed"], row["train_seeds"], row["n"], row["samples"]) == (None, [0, 1], 2, 8)
+    assert row["accuracy"] == 0.5
+    assert row["accuracy_se"] == pytest.approx(0)  # each question has 2 of 4
+    assert row["runs_interval"] == pytest.approx(
+        12.7062 * statistics.stdev([0.75, 0.25]) / math.sqrt(2), rel=1e-4
+    )
+    assert row["seeds_interval"] == pytest.approx(0)  # (1 + 0) / 2 and (0.5 + 0.5) / 2
+    assert row["pass_at_k"] == pytest.approx((1 + 0.5) / 2)
+    average = pick(made["pooled"], dataset="average")
+    assert (average["accuracy"], average["runs_interval"]) == (0.5, row["runs_interval"])
+
+
+def test_runs_are_paired_together_and_one_run_each_pools_nothing() -> None:
+    cot = {0: "7788", 1: "7878"}
+    fast = {0: "7778", 1: "7777"}
+    records = [r for t, a in cot.items() for r in system("CoT", a, train_seed=t)]
+    records += [r for t, a in fast.items() for r in system("Fast", a, train_seed=t)]
+    made = fold(records)
+    found = pick(made["pooled_comparisons"], dataset="sums")
+    assert (found["n"], found["train_seed"], found["difference"]) == (4, None, 0.375)
+    assert found["se"] == pytest.approx(statistics.stdev([0, 0.5, 0.5, 0.5]) / 2)
+    assert len([row for row in made["comparisons"] if row["dataset"] == "sums"]) == 2  # and run by run
+    alone = fold([*system("CoT", "77", train_seed=0), *system("Fast", "78", train_seed=1)])
+    assert (alone["pooled"], alone["pooled_comparisons"]) == ([], [])
+
+
+def test_an_incomplete_run_is_seen_among_the_others() -> None:
+    records = [r for t, a in enumerate(("7788", "77")) for r in system("CoT", a, train_seed=t)]
+    made = fold(records)
+    assert "Incomplete: CoT on sums has 6 of 8 records." in report.render_markdown(made, "t")
+    row = pick(fold([{**r, "seed": s} for r in records for s in (0, 1)])["pooled"], dataset="sums")
+    assert (row["seeds_interval"], row["pass_at_k"]) == (None, 0.75)
+
+
+def test_the_nearest_length_is_chosen_over_all_datasets() -> None:
+    def made(model: str, lengths: tuple[int, int], **more: Any) -> list[dict[str, Any]]:
+        pairs = zip(("sums", "tales"), lengths, strict=True)
+        return [r for d, n in pairs for r in system(model, "78", dataset=d, length=n, **more)]
+
+    records = [
+        *made("Six", (6, 6), label="from scratch"),
+        *made("CoT", (24, 12)), *made("Six", (6, 6)), *made("None", (0, 0)), *made("Six", (6, 6), label="control-zeroed"),
+        *made("Fast", (5, 3), compression_factor=5), *made("Fast", (12, 1), compression_factor=2),
+        *made("Fast", (6, 6), compression_factor=5, label="DL"),
+        *made("Fast", (6, 6), compression_factor=5, label="DL, control-zeroed"),
+    ]  # fmt: skip
+    pairs = {
+        (r["model"], r["compression_factor"], r["label"], r["baseline"]["model"], r["baseline"]["compression_factor"],
+         r["baseline"]["label"])
+        for r in fold(records, nearest="fast")["comparisons"]
+    }  # fmt: skip
+    assert {pair for pair in pairs if pair[3] != "CoT"} == {
+        ("CoT", None, "", "Fast", 2, ""),
+        ("Six", None, "", "Fast", 2, ""),  # 6 against 6.5 on average, though 5 is nearer on sums
+        ("None", None, "", "Fast", 5, ""),
+        ("Six", None, "control-zeroed", "Six", None, ""),
+        ("Six", None, "from scratch", "Six", None, ""),
+        ("Six", None, "from scratch", "Fast", 2, ""),
+        ("Fast", 5, "DL", "Fast", 5, ""),
+        ("Fast", 5, "DL, control-zeroed", "Fast", 5, "DL"),
+    }
+    with pytest.raises(ValueError, match="no records of method 'slow'; there are cot, fast, none, six"):
+        fold(records, nearest="slow")
 
 
 @pytest.mark.parametrize(

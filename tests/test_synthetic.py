@@ -92,7 +92,12 @@ def test_rows_are_pinned_on_every_machine(wording) -> None:
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == PINNED[wording]
 
 
-PINNED = {"story": "fd6cb23b907ddf70", "question_first": "373d5e9d8b227dab", "plain": "1c41db6ca1b15838"}
+PINNED = {
+    "story": "fd6cb23b907ddf70",
+    "run_on": "9f4f3567cc1f3930",
+    "question_first": "373d5e9d8b227dab",
+    "plain": "1c41db6ca1b15838",
+}
 
 
 def test_ids_questions_and_prefixes() -> None:
@@ -122,8 +127,16 @@ def test_other_wordings_say_the_same_words_or_none_of_them() -> None:
         rows = generate(ArithmeticConfig(wording=wording), "train", 500, seed=0)
         return {word for row in rows for word in re.findall(r"[A-Za-z]+", row.question)}
 
-    assert words("question_first") == words("story")
+    assert words("question_first") == words("run_on") == words("story")
     assert words("plain") & words("story") <= {"more", "times"}
+
+
+def test_run_on_joins_every_clause_by_and_and_tells_the_same_problems() -> None:
+    story, run_on = (generate(ArithmeticConfig(wording=w), "test", 200, seed=0) for w in ("story", "run_on"))
+    for one, other in zip(story, run_on, strict=True):
+        assert other.question == one.question.replace(", ", " and ")
+        assert (other.id, other.steps, other.answer) == (one.id, one.steps, one.answer)
+    assert sum(", " in example.question for example in story) > 100
 
 
 def test_an_exhausted_space_is_an_error_that_says_so() -> None:

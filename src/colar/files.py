@@ -1,7 +1,8 @@
 """Files that survive a kill: atomic replacement, append-only JSONL with resume, and where a result came from.
 
 A file is either the old one or the new one, never half of each: text is written beside its target and
-renamed over it. Records are appended a line at a time; a line torn by a kill is cut off on resume.
+renamed over it. Records are appended a line at a time; a line torn by a kill is cut off on resume. A YAML file may
+begin from another one (`base`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
@@ -103,6 +107,45 @@ def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]
             stream.flush()
 
         yield write
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.1 with YAML 1.2's floats: 1e-3 is a number, not a text."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def layered_yaml(path: str | Path) -> str:
+    """The text of a YAML file of keys and values, laid over that of the file that its key `base` names, if any.
+
+    Dicts are merged key by key, anything else is replaced. `base` is relative to the file. ValueError names the file
+    that is missing, its own base, or no YAML.
+    """
+    return yaml.safe_dump(_layers(Path(path), ()), sort_keys=False, allow_unicode=True)
+
+
+def _layers(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in above:
+        raise ValueError(f"{above[-1].name}: its base {path.name} has it as its own base")
+    if not path.is_file():
+        raise ValueError(f"{above[-1]}: no file at {path}, its base" if above else f"no file at {path}")
+    try:
+        read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # a SafeLoader
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} must hold keys and values, got {read!r}")
+    base = read.pop("base", None)
+    return read if base is None else _over(_layers(path.parent / str(base), (*above, path.resolve())), read)
+
+
+def _over(base: Any, own: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        return own
+    return base | {key: _over(base.get(key), value) for key, value in own.items()}
 
 
 def require_writable(folder: str | Path) -> Path:

@@ -2,7 +2,9 @@
 
     colar train recipes/tiny/colar.yaml --training.learning_rate 1e-3 --method.alpha 0.05
 
-An unknown key is an error that names the nearest right one; every value is checked before any work starts.
+A recipe may begin from another one, `base: colar.yaml` (beside it), and say only what differs: sections are merged key
+by key, anything else is replaced. An unknown key is an error that names the nearest right one; every value is checked
+before any work starts.
 `run` wires data, model, method, validation and training together.
 """
 
@@ -73,6 +75,8 @@ class DataConfig:
     """Split to train on."""
     train_size: int | None = None
     """First so many rows; null: all."""
+    train_skip: int = 0
+    """Leave out so many rows before them: those that the weights to start from have seen."""
     validation_source: str | None = None
     """Another source for validation; null: the same (a single file has no other rows: name one)."""
     validation_split: str = "validation"
@@ -89,6 +93,8 @@ class DataConfig:
     """More training rows: a list of {source, train_split, train_size, seed, options}; only source is needed."""
 
     def __post_init__(self) -> None:
+        if self.train_skip < 0:
+            raise ValueError(f"data.train_skip must be 0 or more, got {self.train_skip}")
         for more in self.mixed_in:
             if "source" not in more or set(more) - MIXED_KEYS:
                 raise ValueError(
@@ -154,7 +160,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"no recipe at {path} (the recipe comes first, overrides after it)")
     made = parser()
     try:
-        namespace = made.parse_args(["--config", str(path), *(overrides or [])])
+        namespace = made.parse_args(["--config", files.layered_yaml(path), *(overrides or [])])
         for name in ("model", "template", "data", "training", "validation"):
             if not isinstance(namespace[name], jsonargparse.Namespace):
                 raise ValueError(f"{path}: {name} must hold keys and values, got {namespace[name]!r}")
@@ -214,10 +220,11 @@ def claim(recipe: Recipe, output: Path) -> None:
     path, mine, folder = output / "recipe.json", to_json(recipe), RunFolder(output)
     # A run that failed before it saved anything is none: its mistake may be put right in place.
     if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
-        theirs = files.read_json(path)
-        differing = [
-            key for key in _flat(mine) | _flat(theirs) if _flat(mine).get(key) != _flat(theirs).get(key)
-        ]
+        now, then = _flat(mine), _flat(files.read_json(path))
+        # A key that came into recipes since then had its default.
+        default = _flat(to_json(Recipe(output="")))
+        then |= {key: default[key] for key in now.keys() - then.keys() if key in default}
+        differing = [key for key in now | then if now.get(key) != then.get(key)]
         # A longer budget is the one change that a run may go on with.
         differing = [key for key in differing if key.split(".")[-1] not in RESUMABLE]
         if differing:
@@ -252,7 +259,10 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
             "data.validation_source, or set data.validation_size 0"
         )
     own = data.options if source == data.source else {}
-    train_rows = rows(data.source, data.train_split, data.train_size, data.seed, data.options)
+    size, skip = data.train_size, data.train_skip
+    train_rows = rows(data.source, data.train_split, size and skip + size, data.seed, data.options)[skip:]
+    if not train_rows:
+        raise ValueError(f"data.train_skip is {skip}, but {data.source} has no more rows than that")
     for more in data.mixed_in:
         split, seed = more.get("train_split", "train"), more.get("seed", data.seed)
         train_rows += rows(more["source"], split, more.get("train_size"), seed, more.get("options", {}))

@@ -53,6 +53,7 @@ class Control(base.Base):
         super().__init__(method.config)
         cast(Any, self).name = method.name  # a report's rows are the method's, with a label of their own
         cast(Any, self).Params = method.Params
+        cast(Any, self).latent = method.latent
         self.method = method
         device = thoughts.embeds_RKD.device
         self.seeds_R, order = torch.tensor(seeds, dtype=torch.int64, device=device).sort()
@@ -100,11 +101,26 @@ def build(
     numbers. `seed` fixes what is drawn. ValueError for an unknown kind, two requests of one seed, or a single question
     to be shuffled.
     """
-    base.check_choice("control", kind, tuple(KINDS))
+    return build_all(lm, method, [kind], requests, seed=seed, max_batch=max_batch)[0]
+
+
+def build_all(
+    lm: LatentLM,
+    method: Method,
+    kinds: Sequence[str],
+    requests: Sequence[Request],
+    *,
+    seed: int = 0,
+    max_batch: int = 32,
+) -> list[Control]:
+    """Several controls of the same requests, which are thought about once."""
+    for kind in kinds:
+        base.check_choice("control", kind, tuple(KINDS))
     if not requests or len({request.seed for request in requests}) < len(requests):
         raise ValueError("a control needs requests, each with a seed of its own")
     own = own_thoughts(lm, method, requests, max_batch)
-    return Control(method, KINDS[kind](own, requests, seed), [request.seed for request in requests])
+    seeds = [request.seed for request in requests]
+    return [Control(method, KINDS[kind](own, requests, seed), seeds) for kind in kinds]
 
 
 def own_thoughts(lm: LatentLM, method: Method, requests: Sequence[Request], max_batch: int = 32) -> Thoughts:

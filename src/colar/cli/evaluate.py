@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from colar import files
 from colar.cli.shared import (
@@ -33,7 +33,11 @@ def add_parser(commands: Any, method_options: bool) -> None:
     checkpoint_options(evaluate)
     data_options(evaluate)
     evaluate.add_argument(
-        "--data", nargs="+", default=["arithmetic"], help="sources, or .json / .jsonl files"
+        "--data",
+        nargs="+",
+        default=["arithmetic"],
+        metavar="[NAME=]DATA",
+        help="sources, or .json / .jsonl files; one source may stand under several names, with options each",
     )
     evaluate.add_argument("--split", default="test", help="split of the sources")
     evaluate.add_argument("--limit", type=int, help="first so many questions of each")
@@ -45,6 +49,13 @@ def add_parser(commands: Any, method_options: bool) -> None:
     evaluate.add_argument(
         "--seeds", nargs="+", type=int, default=[0], help="decoding seeds (greedy takes the first)"
     )
+    evaluate.add_argument(
+        "--control",
+        nargs="+",
+        choices=["own", "zeroed", "shuffled", "random"],
+        help="answer with the latents replaced (docs/arena.md), in rows labelled control-...",
+    )
+    evaluate.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     evaluate.add_argument("--output", required=True, help="folder for records and report")
     evaluate.add_argument("--max_latents", type=int, default=128, help="most thoughts of a request")
     evaluate.add_argument("--max_completion_length", type=int, default=64, help="most tokens of an answer")
@@ -54,39 +65,91 @@ def add_parser(commands: Any, method_options: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from colar.data import sources
-    from colar.evaluation import evaluate
+    from colar.evaluation import controlled, evaluate
 
     output = files.require_writable(args.output)
     limits = evaluate.Limits(args.max_latents, args.max_completion_length, args.batch_size, args.compile)
-    names = {name: Path(name).stem if name.endswith((".json", ".jsonl")) else name for name in args.data}
-    if len(set(names.values())) < len(names):
-        raise ValueError(f"two files of --data have one name: {', '.join(names)}; rename one")
-    datasets = {
-        shown: sources.load(
-            name, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
-            skip_malformed=args.skip_malformed, options=options(args.options, name),
-        )
-        for name, shown in names.items()
-    }  # fmt: skip
-    paths = dict(named(text) for text in args.checkpoints)
-    if len(paths) < len(args.checkpoints):
-        raise ValueError(
-            "two checkpoints have one name; give them their own: cot=runs/a/best cot2=runs/b/best"
-        )
-    _claim(output, limits, args, paths, datasets)
+    datasets = _datasets(args)
+    checkpoints = _checkpoints(args)
+    _claim(output, limits, args, checkpoints, datasets)
     systems = []
-    for name, path in paths.items():
-        lm, method, run = load(path, args)
-        systems.append(evaluate.System(name, lm, method, run.get("label", ""), run.get("seed")))
+    for key, path in checkpoints.items():
+        lm, method, _ = load(path, args)
+        systems.append(evaluate.System(key.model, lm, method, key.label, key.train_seed))
     _check_params([system.method for system in systems], args)
+    if args.control:
+        systems = controlled.require_latent(systems)
+    records = output / "records.jsonl"
     grid = []
     for system in systems:
         params = param_grid(system.method, args)
         grid += evaluate.cells(system, datasets, params, args.decoding, args.seeds)
-    records = output / "records.jsonl"
-    evaluate.evaluate(grid, datasets, records, limits)
+    if args.control:
+        controlled.evaluate(grid, args.control, datasets, records, limits)
+    else:
+        evaluate.evaluate(grid, datasets, records, limits)
     write_report([records], output)
+
+
+def _datasets(args: argparse.Namespace) -> dict[str, Any]:
+    """The examples of each data set under the name that its rows bear."""
+    from colar.data import sources
+
+    named_sources = [_named_source(text) for text in args.data]
+    names = [name for name, _ in named_sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two data sets of --data have one name: {', '.join(names)}; write NAME=... for one")
+    known = {part for pair in named_sources for part in pair}
+    for pair in args.options:
+        owner = pair.partition("=")[0].rpartition(".")[0]
+        if owner and owner not in known:
+            raise ValueError(f"--options {pair}: --data names no {owner} (it has {', '.join(sorted(known))})")
+    return {
+        name: sources.load(
+            source, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
+            skip_malformed=args.skip_malformed, options=options(args.options, source, name),
+        )
+        for name, source in named_sources
+    }  # fmt: skip
+
+
+def _named_source(text: str) -> tuple[str, str]:
+    """NAME=SOURCE, or a source that names itself, a file by its stem."""
+    name, equals, source = text.partition("=")
+    if equals:
+        return name, source
+    return (Path(text).stem if text.endswith((".json", ".jsonl")) else text), text
+
+
+class _Key(NamedTuple):
+    """What names a checkpoint's rows."""
+
+    model: str
+    method: str
+    label: str
+    train_seed: int | None
+
+    def __str__(self) -> str:
+        run = "" if self.train_seed is None else f"run {self.train_seed}"
+        return ", ".join(part for part in (f"{self.model} {self.method}", self.label, run) if part)
+
+
+def _checkpoints(args: argparse.Namespace) -> dict[_Key, str]:
+    """The checkpoints' folders by what names their rows."""
+    from colar.model import checkpoint
+
+    found: dict[_Key, str] = {}
+    for text in args.checkpoints:
+        name, path = named(text)
+        info = checkpoint.read_info(checkpoint.resolve(path))
+        label = info["run"].get("label", "") if args.label is None else args.label
+        key = _Key(name, info["method"]["name"], label, info["run"].get("seed"))
+        if key in found:
+            raise ValueError(
+                f"two checkpoints have one name ({key}); give them their own: cot=runs/a/best cot2=runs/b/best"
+            )
+        found[key] = path
+    return found
 
 
 def _check_params(methods: list[Any], args: argparse.Namespace) -> None:
@@ -99,7 +162,11 @@ def _check_params(methods: list[Any], args: argparse.Namespace) -> None:
 
 
 def _claim(
-    output: Path, limits: Any, args: argparse.Namespace, paths: dict[str, str], datasets: dict[str, Any]
+    output: Path,
+    limits: Any,
+    args: argparse.Namespace,
+    checkpoints: dict[_Key, str],
+    datasets: dict[str, Any],
 ) -> None:
     """Records of another checkpoint, of other questions, or made in another way, must not be taken for these."""
     from colar.model import checkpoint
@@ -111,7 +178,7 @@ def _claim(
         "data_seed": args.data_seed,
         "dtype": args.dtype,
         "questions": {name: _questions_digest(examples) for name, examples in datasets.items()},
-        "models": {name: _digest(checkpoint.resolve(path)) for name, path in paths.items()},
+        "models": {str(key): _digest(checkpoint.resolve(path)) for key, path in checkpoints.items()},
     }
     path, records = output / "evaluation.json", output / "records.jsonl"
     if path.exists() and records.exists() and records.stat().st_size:

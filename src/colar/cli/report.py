@@ -19,6 +19,14 @@ def add_parser(commands: Any) -> None:
     report.add_argument("records", nargs="+", help="records.jsonl[.gz], or folders")
     report.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
     report.add_argument("--title", help="heading of the report")
+    report.add_argument(
+        "--nearest",
+        metavar="METHOD",
+        help="compare every system also with this method's at the nearest #L, e.g. colar",
+    )
+    report.add_argument(
+        "--draw_labelled", action="store_true", help="draw ablations and controls too in the picture"
+    )
     report.set_defaults(run=run)
 
 
@@ -30,4 +38,4 @@ def run(args: argparse.Namespace) -> None:
         paths += found[:1] if path.is_dir() else [path]
         if path.is_dir() and not found:
             raise ValueError(f"{path} holds no records.jsonl")
-    write_report(paths, files.require_writable(args.output), args.title)
+    write_report(paths, files.require_writable(args.output), args.title, args.nearest, args.draw_labelled)

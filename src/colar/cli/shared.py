@@ -104,15 +104,16 @@ def truth(text: str) -> bool:
     return text == "true"
 
 
-def options(pairs: list[str], source: str) -> dict[str, Any]:
-    """The options of one source: KEY=VALUE is every source's, SOURCE.KEY=VALUE its own. Values are YAML."""
+def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
+    """The options of one source, or of one that is `called` so: KEY=VALUE is every source's, SOURCE.KEY=VALUE and
+    NAME.KEY=VALUE are its own. Values are YAML; of two for a key the later one counts."""
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
-        if not dot or owner == source:
+        if not dot or owner in (source, called):
             options[key] = yaml.safe_load(value)
     return options
 
@@ -166,17 +167,39 @@ def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> l
     return grid
 
 
-def write_report(records: list[Path], output: Path, title: str | None = None) -> None:
+def write_report(
+    records: list[Path],
+    output: Path,
+    title: str | None = None,
+    nearest: str | None = None,
+    draw_labelled: bool = False,
+) -> None:
     """Fold records into `output`; how they were made (`evaluation.json` beside them) goes into the provenance."""
     from rich.console import Console
 
     from colar.evaluation import report
 
+    settings = [files.read_json(p) for path in records if (p := path.parent / "evaluation.json").exists()]
     provenance = files.provenance()
-    for path in records:
-        if (path.parent / "evaluation.json").exists():
-            made_how = files.read_json(path.parent / "evaluation.json")
-            provenance |= {key: value for key, value in made_how.items() if key != "questions"}
-    made = report.write(output, report.load_records(records), title=title, provenance=provenance)
+    for key in dict.fromkeys(key for each in settings for key in each if key != "questions"):
+        provenance[key] = _together([each[key] for each in settings if key in each])
+    made = report.write(
+        output,
+        report.load_records(records),
+        title=title,
+        provenance=provenance,
+        nearest=nearest,
+        draw_labelled=draw_labelled,
+    )
     Console().print(report.render_console(made))
     progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")
+
+
+def _together(values: list[Any]) -> Any:
+    """A setting of several evaluations: what they share, all of their models, or each different value once."""
+    if all(isinstance(value, dict) for value in values) and not any(
+        one.get(key, value[key]) != value[key] for one in values for value in values for key in value
+    ):
+        return {key: value[key] for value in values for key in value}
+    different = [value for i, value in enumerate(values) if value not in values[:i]]
+    return different[0] if len(different) == 1 else different

@@ -44,7 +44,8 @@ class ArithmeticConfig:
     operations: str = OPERATIONS
     """Which of + - * / may occur."""
     wording: str = "story"
-    """`story`, `question_first` (the same words, the question before the story) or `plain` (other words)."""
+    """`story`, `run_on` (the same words, every clause joined by "and"), `question_first` (the same words, the
+    question before the story) or `plain` (other words)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))
@@ -253,8 +254,8 @@ PLAIN = {
 }
 
 
-def _tell(problem: list[_Move], rng: random.Random) -> tuple[str, str]:
-    """The story and its question."""
+def _tell(problem: list[_Move], rng: random.Random, joiner: str = ", ") -> tuple[str, str]:
+    """The story and its question; `joiner` stands between all clauses but the last two."""
     words = {
         "name": NAMES[_between(rng, 0, len(NAMES) - 1)],
         "things": THINGS[_between(rng, 0, len(THINGS) - 1)],
@@ -268,7 +269,7 @@ def _tell(problem: list[_Move], rng: random.Random) -> tuple[str, str]:
         forms = CLAUSES[move.kind]
         clauses.append(forms[_between(rng, 0, len(forms) - 1)].format(*move.numbers, **words))
     peer = clauses.pop() if problem[-1].kind in ENDINGS else ""
-    story = " and ".join(part for part in (", ".join(clauses[:-1]), clauses[-1]) if part)
+    story = " and ".join(part for part in (joiner.join(clauses[:-1]), clauses[-1]) if part)
     if peer:
         return f"{words['name']} {story}. {peer}.", "How many do both have?"
     return f"{words['name']} {story}.", "How many {things} does {name} have?".format(**words)
@@ -276,6 +277,10 @@ def _tell(problem: list[_Move], rng: random.Random) -> tuple[str, str]:
 
 def _story(problem: list[_Move], rng: random.Random) -> str:
     return " ".join(_tell(problem, rng))
+
+
+def _run_on(problem: list[_Move], rng: random.Random) -> str:
+    return " ".join(_tell(problem, rng, " and "))
 
 
 def _question_first(problem: list[_Move], rng: random.Random) -> str:
@@ -286,4 +291,4 @@ def _plain(problem: list[_Move], rng: random.Random) -> str:
     return ". ".join(PLAIN[move.kind].format(*move.numbers) for move in problem) + ". What is the result?"
 
 
-WORDINGS = {"story": _story, "question_first": _question_first, "plain": _plain}
+WORDINGS = {"story": _story, "run_on": _run_on, "question_first": _question_first, "plain": _plain}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from colar.analysis.naming import AVERAGE
@@ -18,17 +19,22 @@ OTHER = (
 )  # names the other system; the rest of CELL is shared
 
 
-def compare(cells: Mapping[Key, Sequence[Record]], baseline: str) -> list[dict[str, Any]]:
+def compare(
+    cells: Mapping[Key, Sequence[Record]], baseline: str, nearest: str | None = None
+) -> list[dict[str, Any]]:
     """Differences in accuracy, dataset by dataset, then averaged over the datasets of each pair of systems.
 
     Each system against the first cell of method `baseline` with the same dataset, decoding and training seed (the
-    same model's where it has one, else the first by name), and each labelled system, a control or an ablation,
-    against the one without its label. A positive difference: the system is better than its `baseline`.
+    same model's where it has one, else the first by name), each labelled system, a control or an ablation, against
+    the one without its label (a control of an ablation against that ablation), and with `nearest`, a method, each
+    system of another one, controls excepted, against that method's whose #L is nearest to its own, on average over
+    datasets. A positive difference: the system is better than its `baseline`.
     """
+    lengths = _lengths(cells)
     compared = []
     pairs: defaultdict[Key, list[dict[str, Any]]] = defaultdict(list)
     for key, members in cells.items():
-        for other in _opponents(key, list(cells), baseline):
+        for other in _opponents(key, lengths, baseline, nearest):
             row = _difference(key, members, other, cells[other])
             if row is not None:
                 pair = (*(row[name] for name in CELL if name != "dataset"), *row["baseline"].values())
@@ -37,18 +43,42 @@ def compare(cells: Mapping[Key, Sequence[Record]], baseline: str) -> list[dict[s
     return compared + [_average(rows) for rows in pairs.values()]
 
 
-def _opponents(key: Key, keys: Sequence[Key], baseline: str) -> list[Key]:
-    """Cells to compare `key`'s with, each once: the baseline's, and that of the same system without its label."""
+def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: str | None) -> list[Key]:
+    """Cells to compare `key`'s with, each once: the baseline's, its own without the label, the nearest."""
     me = dict(zip(CELL, key, strict=True))
     alike = [
         other
-        for other in (dict(zip(CELL, key, strict=True)) for key in keys)
+        for other in (dict(zip(CELL, key, strict=True)) for key in lengths)
         if all(other[name] == me[name] for name in ("dataset", "decoding", "train_seed"))
     ]
-    baselines = [other for other in alike if (other["method"], other["label"]) == (baseline, "")]
-    own = [other for other in baselines if other["model"] == me["model"]]
-    chosen = [*(own or baselines)[:1], *(other for other in alike if other == {**me, "label": ""})]
+
+    def of(method: str | None) -> list[dict[str, Any]]:
+        found = [other for other in alike if (other["method"], other["label"]) == (method, "")]
+        return [other for other in found if other["model"] == me["model"]] or found
+
+    control = "control-" in me["label"]
+    plain = {**me, "label": _without_control(me["label"]) if control else ""}
+    chosen = [*of(baseline)[:1], *(other for other in alike if other == plain)]
+    if nearest is not None and me["method"] != nearest and not control:
+        by_distance = sorted(
+            of(nearest), key=lambda other: abs(lengths[tuple(other.values())] - lengths[key])
+        )
+        chosen += by_distance[:1]
     return [other for other in dict.fromkeys(tuple(cell.values()) for cell in chosen) if other != key]
+
+
+def _without_control(label: str) -> str:
+    """What a control was made from: "DL, control-zeroed" from DL."""
+    return ", ".join(part for part in label.split(", ") if not part.startswith("control-"))
+
+
+def _lengths(cells: Mapping[Key, Sequence[Record]]) -> dict[Key, float]:
+    """#L of each cell's system: the mean over its datasets, the same for all of its cells."""
+    by_system: defaultdict[Key, list[float]] = defaultdict(list)
+    system = {key: tuple(v for name, v in zip(CELL, key, strict=True) if name != "dataset") for key in cells}
+    for key, members in cells.items():
+        by_system[system[key]].append(fmean(record["length"] for record in members))
+    return {key: fmean(by_system[system[key]]) for key in cells}
 
 
 def _difference(

@@ -1,60 +1,58 @@
 """A report as people read it: the same grids as Markdown and on a terminal, each saying which interval it shows.
 
-Systems are rows, named from their fields alone (`analysis/naming.py`); the baseline's come first.
+Systems are rows, named from their fields alone (`analysis/naming.py`); the baseline's come first. Where systems were
+trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from colar.analysis.naming import AVERAGE, Row, datasets_of, order, system_name, system_of
-from colar.ops.stats import Z95
+from colar.evaluation.grid import (
+    BLANK,
+    Grid,
+    markdown,
+    number,
+    percent,
+    plus_minus,
+    points,
+    rich_table,
+    share,
+)
 
 Report = Mapping[str, Any]
 
 FEW = 30  # questions below which the normal interval is visibly too narrow
-BLANK = "–"
 PARTLY = "† mean over fewer datasets than the table has: not comparable with the others."
 CLUSTERED = "± is 1.96 x the standard error clustered by question."
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table without a medium: a title, column heads, rows of text, and notes below it."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-    words: int = 1
-    """How many columns, from the left, hold words; the others hold numbers and are set flush right."""
 
 
 def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) -> str:
     """The report as Markdown: what was measured and how, the tables, the pictures (paths relative to the file)."""
     parts = [f"# {title}", "\n".join(f"- **{name}**: {text}" for name, text in _facts(report))]
     parts += [f"![accuracy against reasoning length]({picture})" for picture in pictures]
-    parts += [_markdown(grid) for grid in grids(report)]
+    parts += [markdown(grid) for grid in grids(report)]
     return "\n\n".join(parts) + "\n"
 
 
 def render_console(report: Report) -> Group:
     """The same tables for a terminal."""
-    return Group(*(_rich(grid) for grid in grids(report)))
+    return Group(*(rich_table(grid) for grid in grids(report)))
 
 
 def grids(report: Report) -> list[Grid]:
     """Every table of the report that has a row."""
+    if report.get("pooled"):
+        report = {**report, "rows": report["pooled"], "comparisons": report["pooled_comparisons"]}
     decodings = sorted({row["decoding"] for row in report["rows"]})
     made = [_accuracy(report, decoding) for decoding in decodings]
+    made += [_training_runs(report, decoding) for decoding in decodings]
     made += [_differences(report, decoding) for decoding in decodings]
-    made += [_several_samples(report), _training_runs(report), _cost(report)]
+    made += [_several_samples(report), _cost(report)]
     return [grid for grid in made if grid.rows]
 
 
@@ -68,9 +66,10 @@ def _accuracy(report: Report, decoding: str) -> Grid:
         line = [name]
         for dataset in datasets:
             cell = cells.get(dataset)
-            line += [_share(cell) + _mark(cell, datasets), BLANK if cell is None else _number(cell["length"])]
+            line += [share(cell) + _mark(cell, datasets), BLANK if cell is None else number(cell["length"])]
         body.append(line)
     notes = [f"Accuracy in %; {CLUSTERED} #L: embeddings emitted while thinking, mean."]
+    notes += [_runs_note(rows)] if report.get("pooled") else []
     return Grid(
         f"Accuracy, {decoding} decoding", head, body, [*notes, *_partly(body), *_warnings(report, rows)]
     )
@@ -88,7 +87,7 @@ def _differences(report: Report, decoding: str) -> Grid:
         pair = names[system_of(row)], names[system_of({**row, **row["baseline"]})]
         pairs.setdefault(pair, {})[row["dataset"]] = row
     body = [
-        [*pair, *(_points(cells.get(dataset)) + _mark(cells.get(dataset), datasets) for dataset in datasets)]
+        [*pair, *(points(cells.get(dataset)) + _mark(cells.get(dataset), datasets) for dataset in datasets)]
         for pair, cells in pairs.items()
     ]
     notes = [
@@ -104,36 +103,39 @@ def _several_samples(report: Report) -> Grid:
     """avg@k, maj@k and pass@k of the systems that were asked with several decoding seeds."""
     body = []
     for name, cells in _by_system(report, report["rows"]):
-        for dataset in _with_average(sorted(set(cells) - {AVERAGE})):
+        found = _with_average(sorted(set(cells) - {AVERAGE}))
+        for dataset in found[-1:] if report.get("pooled") else found:
             row = cells[dataset]
             if row["seeds_interval"] is None:
                 continue
-            mean = _plus_minus(row["accuracy"], row["seeds_interval"])
+            mean = plus_minus(row["accuracy"], row["seeds_interval"])
             line = [name, row["decoding"], dataset, f"{len(row['seeds'])}", mean]
-            body.append([*line, _percent(row["maj_at_k"]), _percent(row["pass_at_k"])])
+            body.append([*line, percent(row["maj_at_k"]), percent(row["pass_at_k"])])
     notes = ["In %; ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
              "not the choice of questions."]  # fmt: skip
+    if report.get("pooled"):
+        notes.append("Means over training runs; maj@k and pass@k are of one run's samples.")
     head = ["system", "decoding", "dataset", "k", "avg@k", "maj@k", "pass@k"]
     return Grid("Several samples a question (decoding seeds)", head, body, notes, words=3)
 
 
-def _training_runs(report: Report) -> Grid:
-    """Means over the training runs of one system."""
-    rows = [{**row, "train_seed": None} for row in report["train_seeds"]]
-    rows.sort(key=lambda row: _place(row, report["baseline"]))
-    merged = [{**row, "train_seed": None} for row in report["rows"]]
-    several = len(datasets_of(rows)) > 1
-    body = [
-        [
-            system_name(row, merged), row["decoding"], row["dataset"], f"{len(row['train_seeds'])}",
-            _plus_minus(row["accuracy"], row["interval"]), _number(row["length"]),
-        ]
-        for row in rows
-        if several or row["dataset"] != AVERAGE
-    ]  # fmt: skip
+def _training_runs(report: Report, decoding: str) -> Grid:
+    """Means over the training runs of each system, with their own interval: systems x datasets."""
+    rows = [row for row in report.get("pooled", ()) if row["decoding"] == decoding]
+    datasets = _with_average(datasets_of(rows))
+    body = []
+    for name, cells in _by_system(report, rows):
+        runs = next(iter(cells.values()))["train_seeds"]
+        if len(runs) > 1:
+            shown = (cells.get(dataset) for dataset in datasets)
+            body.append([name, f"{len(runs)}", *(BLANK if c is None else _over_runs(c) for c in shown)])
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
-    head = ["system", "decoding", "dataset", "runs", "Acc.", "#L"]
-    return Grid("Several training runs", head, body, notes, words=3)
+    head = ["system", "runs", *datasets]
+    return Grid(f"Several training runs, {decoding} decoding", head, body, notes)
+
+
+def _over_runs(row: Row) -> str:
+    return plus_minus(row["accuracy"], row["runs_interval"])
 
 
 def _cost(report: Report) -> Grid:
@@ -141,8 +143,8 @@ def _cost(report: Report) -> Grid:
     body = []
     for name, cells in _by_system(report, report["rows"]):
         row = cells[AVERAGE]
-        shares = [_percent(row["unparsable"]), _percent(row["truncated"])]
-        lengths = [_number(row["length"]), _number(row["reference_length"]), _number(row["forward_passes"])]
+        shares = [percent(row["unparsable"]), percent(row["truncated"])]
+        lengths = [number(row["length"]), number(row["reference_length"]), number(row["forward_passes"])]
         body.append([name, row["decoding"], *shares, *lengths, f"{row['seconds_per_question']:.3g}"])
     head = [
         "system",
@@ -183,9 +185,9 @@ def _warnings(report: Report, rows: Sequence[Row]) -> list[str]:
     }
     notes = [
         f"Incomplete: {system_name(row, report['rows'])} on {row['dataset']} has {row['samples']} of "
-        f"{row['n'] * len(row['seeds'])} records."
+        f"{_expected(row)} records."
         for row in cells
-        if row["samples"] < row["n"] * len(row["seeds"])
+        if row["samples"] < _expected(row)
     ]
     notes += [
         f"The systems answered different numbers of questions of {dataset}: {', '.join(map(str, sorted(found)))}."
@@ -196,6 +198,17 @@ def _warnings(report: Report, rows: Sequence[Row]) -> list[str]:
         notes.append(f"Fewer than {FEW} questions somewhere: there ± is too narrow, and 0 at 0% or 100%; "
                      "`accuracy_interval` in report.json is Wilson's.")  # fmt: skip
     return notes
+
+
+def _expected(row: Row) -> int:
+    """Records of a cell that has all its questions, seeds and runs."""
+    return int(row["n"] * len(row["seeds"]) * len(row.get("train_seeds", [None])))
+
+
+def _runs_note(rows: Sequence[Row]) -> str:
+    """How many training runs the pooled rows stand for."""
+    counts = sorted({len(row["train_seeds"]) for row in rows})
+    return f"Means over {' or '.join(map(str, counts))} training runs; ± takes a question's answers of all runs as one."
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
@@ -240,53 +253,3 @@ def _flat(value: Any) -> str:
 
 def _with_average(datasets: Sequence[str]) -> list[str]:
     return [*datasets, AVERAGE] if len(datasets) > 1 else list(datasets)
-
-
-def _share(row: Row | None) -> str:
-    if row is None:
-        return BLANK
-    return _plus_minus(row["accuracy"], None if row["accuracy_se"] is None else Z95 * row["accuracy_se"])
-
-
-def _points(row: Row | None) -> str:
-    """A difference in points, starred when its interval leaves out 0."""
-    if row is None:
-        return BLANK
-    text = f"{100 * row['difference']:+.1f}"
-    if row["interval"] is None:
-        return text
-    low, high = row["interval"]
-    return f"{text} ± {100 * Z95 * row['se']:.1f}" + (" *" if low > 0 or high < 0 else "")
-
-
-def _plus_minus(share: float, half: float | None) -> str:
-    return f"{100 * share:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
-
-
-def _percent(share: float | None) -> str:
-    return BLANK if share is None else f"{100 * share:.1f}"
-
-
-def _number(value: float | None) -> str:
-    return BLANK if value is None else f"{value:.1f}"
-
-
-def _markdown(grid: Grid) -> str:
-    escaped = [[_escape(text) for text in line] for line in (grid.head, *grid.rows)]
-    rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
-    table = "\n".join("| " + " | ".join(line) + " |" for line in (escaped[0], rule, *escaped[1:]))
-    return "\n\n".join([f"## {grid.title}", table, *map(_escape, grid.notes)])
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*")
-
-
-def _rich(grid: Grid) -> Table:
-    caption = Text("\n".join(grid.notes))
-    table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
-    for index, head in enumerate(grid.head):
-        table.add_column(Text(head), justify="left" if index < grid.words else "right", overflow="fold")
-    for row in grid.rows:
-        table.add_row(*map(Text, row))
-    return table

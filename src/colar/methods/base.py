@@ -143,6 +143,8 @@ class Method(Protocol):
     name: ClassVar[str]
     Config: ClassVar[type]
     Params: ClassVar[type]
+    latent: ClassVar[bool]
+    """Whether it thinks in embeddings of its own, not in tokens: what a control can replace."""
     config: Any
 
     def modules(self, lm_config: Any) -> dict[str, nn.Module]:
@@ -193,6 +195,7 @@ class Base:
     """Defaults that most methods share."""
 
     Params: ClassVar[type] = NoParams
+    latent: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         self.config = config

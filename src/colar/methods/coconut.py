@@ -66,6 +66,7 @@ class CoconutConfig:
 class Coconut(base.Base):
     name: ClassVar[str] = "coconut"
     Config: ClassVar[type] = CoconutConfig
+    latent: ClassVar[bool] = True
 
     def stage(self, epoch: float) -> int:
         """0 while plain CoT is trained, then 1 .. n_stages, and n_stages + 1 to the end."""

@@ -142,6 +142,7 @@ class ColarConfig:
 class Colar(base.Base):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
+    latent: ClassVar[bool] = True
     Params: ClassVar[type] = ColarParams
 
     def modules(self, lm_config: Any) -> dict[str, nn.Module]:

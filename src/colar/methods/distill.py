@@ -82,6 +82,7 @@ class Projection(nn.Sequential):
 class Distill(base.Base):
     name: ClassVar[str] = "distill"
     Config: ClassVar[type] = DistillConfig
+    latent: ClassVar[bool] = True
 
     def modules(self, lm_config: Any) -> dict[str, nn.Module]:
         return {"projection": Projection(lm_config.hidden_size)} if self.config.projection else {}

@@ -51,6 +51,7 @@ class PauseConfig:
 class Pause(base.Base):
     name: ClassVar[str] = "pause"
     Config: ClassVar[type] = PauseConfig
+    latent: ClassVar[bool] = True
 
     def modules(self, lm_config: Any) -> dict[str, nn.Module]:
         rows = 1 if self.config.shared else self.config.n_pauses

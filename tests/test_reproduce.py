@@ -1,0 +1,111 @@
+"""The scripts under reproduce/ with a `colar` that only writes down what it is asked: are the commands ones it knows,
+in an order that works, and is the arena's budget the same for all?"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from colar import recipe
+from colar.cli import build_parser, underscored
+
+ROOT = Path(__file__).resolve().parent.parent
+ARENA = sorted(ROOT.glob("recipes/arena/*.yaml"))
+STUB = """#!/bin/sh
+{ for word in "$@"; do printf '%s\\037' "$word"; done; printf '\\036'; } >> "$ASKED"
+if [ "$FAIL_AT" ] && [ "$2" = "$FAIL_AT" ]; then echo "colar: error: no luck" >&2; exit 2; fi
+"""
+
+
+def run(script, folder, *args, fail_at=""):
+    """(exit code, stderr, the commands asked for) of a script."""
+    stub = folder / "bin" / "colar"
+    stub.parent.mkdir(exist_ok=True)
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    asked = folder / "asked"
+    asked.unlink(missing_ok=True)
+    environment = os.environ | {
+        "PATH": f"{stub.parent}:{os.environ['PATH']}", "ASKED": str(asked), "FAIL_AT": fail_at, "PROCS": "1", "SEEDS": "0",
+    }  # fmt: skip
+    command = ["bash", str(ROOT / "reproduce" / script), *args, str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    lines = asked.read_text().split("\036")[:-1] if asked.exists() else []
+    return done.returncode, done.stderr, [line.split("\037")[:-1] for line in lines]
+
+
+@pytest.mark.parametrize("script", ["table1.sh", "c_curves.sh", "table1_smollm2.sh"])
+def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
+    code, _, commands = run(script, tmp_path)
+    assert code == 0
+    trained, answered = set(), set()
+    parser = build_parser()
+    for words in commands:
+        args, rest = parser.parse_known_args([underscored(word) for word in words])
+        if words[0] == "train":
+            made = recipe.load(ROOT / args.recipe, rest)
+            assert made.model.init_from is None or made.model.init_from in trained
+            assert f"{made.output}/best" not in trained
+            trained.add(f"{made.output}/best")
+        elif words[0] == "evaluate":
+            assert not rest
+            assert {text.partition("=")[2] for text in args.checkpoints} <= trained
+            answered.add(args.output)
+        else:
+            assert words[0] == "report"
+            assert set(args.records) == answered
+    assert len(answered) > 2
+
+
+def test_a_script_goes_on_where_it_was_and_says_where_it_failed(tmp_path):
+    code, said, commands = run("table1.sh", tmp_path, "--smoke", fail_at="recipes/arena/coconut.yaml")
+    assert code != 0
+    assert "failed: " in said
+    assert "no luck" in said
+    before = [words[1] for words in commands]
+    assert before[-1] == "recipes/arena/coconut.yaml"
+    code, _, commands = run("table1.sh", tmp_path, "--smoke")
+    assert code == 0
+    after = [words[1] for words in commands if words[0] == "train"]
+    assert after[0] == "recipes/arena/coconut.yaml"
+    assert not set(before[:-1]) & set(after)
+    _, _, commands = run("table1.sh", tmp_path, "--smoke")
+    assert [words[0] for words in commands] == ["report"]
+
+
+def test_the_arenas_methods_see_the_same_problems_each_once():
+    """70,000 of one source, those of the CoT weights counted in."""
+    init = recipe.load(ROOT / "recipes/arena/cot-init.yaml")
+    assert len(ARENA) == 15
+    for path in ARENA:
+        made = recipe.load(path)
+        same = ("source", "options", "seed", "mixed_in", "validation_size")
+        assert [getattr(made.data, key) for key in same] == [getattr(init.data, key) for key in same], (
+            path.name
+        )
+        assert made.training.num_train_epochs == 1
+        if path.stem != "cot-init":
+            from_cot = made.model.init_from == f"{init.output}/best"
+            assert made.data.train_skip == (init.data.train_size if from_cot else 0), path.name
+            assert made.data.train_skip + made.data.train_size == 70_000, path.name
+
+
+def test_the_arenas_curricula_end_in_time_and_forget_adams_moments():
+    for path in ARENA:
+        made = recipe.load(path)
+        method = recipe.build_method(made)
+        assert method.stage(0.6) == method.last_stage(), (
+            path.name
+        )  # at least 40% of the rows train the last stage
+        assert made.training.reset_optimizer_at_stage == (method.last_stage() > 0), path.name
+
+
+def test_an_ablation_differs_from_colar_in_one_value():
+    colar = recipe.load(ROOT / "recipes/arena/colar.yaml")
+    for label in ("DL", "OC", "MP", "NLL"):
+        made = recipe.load(ROOT / f"recipes/arena/colar-{label.lower()}.yaml")
+        assert made.label == label
+        assert (made.training, made.data, made.model) == (colar.training, colar.data, colar.model)
+        assert sum(made.method[key] != colar.method[key] for key in colar.method) == 1
+        assert made.method.keys() == colar.method.keys()
