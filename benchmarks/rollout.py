@@ -13,10 +13,10 @@ that all systems draw the same number of latents and tokens from the same weight
                 position, all hidden states, the answer by `generate` over everything again, and old log-probs by a
                 second full forward with logits at every position
 
-Each run is followed by one update from its outputs (the same for all), which gives the share of a training step that
-its rollouts take. Every system runs in a process of its own; rounds alternate between the systems, so that a noisy
-minute hits all. Medians over the rounds. The table goes to stdout, then one JSON line; the raw runs into the output
-folder.
+Ours is followed by one update from its outputs, in batches, with which the share of a training step that rollouts take
+is reckoned for all three. Every system runs in a process of its own; rounds alternate between the systems, so that a
+noisy minute hits all. Medians over the rounds. The table goes to stdout, then one JSON line; the raw runs into the
+output folder.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def main() -> None:
     runs = []
     for system in progress.track([name for _ in range(args.rounds) for name in args.systems], "rollout"):
         runs.append(shared.in_a_process(__file__, system))
-        progress.say(f"{system}: {runs[-1]['completions_per_second']:.3g} completions/s")
+        shown = (f"{c['completions_per_second']:.3g} ({name})" for name, c in runs[-1]["cells"].items())
+        progress.say(f"{system}: {', '.join(shown)} completions/s")
     report = summarise(runs, args)
     path = files.require_writable(args.output) / "report.json"
     files.write_json(path, report)
@@ -85,12 +86,12 @@ def main() -> None:
     progress.say(f"wrote {path}")
 
 
-def measure(system: str, args: argparse.Namespace) -> dict[str, float | str]:
-    """One generation and one update from it, after a small one of each that is not counted."""
+def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A generation at each factor, after a small one that is not counted; by `ours`, an update from each too."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    backbone = backbones.load(args.backbone, "float32" if args.backbone == "tiny" else "bfloat16", 0)
+    backbone = backbones.load(args.backbone, _precision(args), 0)
     lm = LatentLM.from_backbone(backbone, lora=LORA).to(device).eval()
     lm.template.eos_id = -1  # no token's: answers end at their limit
     method: Any = registry.build("colar")
@@ -98,31 +99,29 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, float | str]:
     method.prepare(lm, [])
     lm.to(device)
     examples = _examples(args)
-    trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-6)
-    generation(system, lm, method, job(lm, method, examples[:1], args, samples=2))
-    told = job(lm, method, examples[: args.questions], args, args.num_generations)
-    started = time.perf_counter()
-    outputs = generation(system, lm, method, told)
-    seconds = time.perf_counter() - started
-    update(lm, method, slice_of(outputs, 0, 2), optimizer, args.batch)
-    update_seconds = update(lm, method, outputs, optimizer, args.batch)
-    assert outputs.latent_counts.tolist() == told.lengths, "not the work that was asked for"
-    return {
-        "system": system,
-        "seconds": seconds,
-        "completions_per_second": len(told.requests) / seconds,
-        "latents_per_second": sum(told.lengths) / seconds,
-        "update_seconds": update_seconds,
-        "rollout_share": seconds / (seconds + update_seconds),
-    }
+    generation(system, lm, method, job(lm, method, examples[:1], 5, samples=2), args.batch)
+    cells = {}
+    for factor in args.compression_factors:
+        told = job(lm, method, examples[: args.questions], factor, args.num_generations)
+        started = time.perf_counter()
+        outputs = generation(system, lm, method, told, args.batch)
+        seconds = time.perf_counter() - started
+        assert outputs.latent_counts.tolist() == told.lengths, "not the work that was asked for"
+        cells[f"c={factor}"] = {
+            "seconds": seconds,
+            "completions_per_second": len(told.requests) / seconds,
+            "latents": sum(told.lengths) / len(told.lengths),
+        }
+        if system == "ours":
+            cells[f"c={factor}"]["update_seconds"] = update(lm, method, outputs, args.batch)
+    return {"system": system, "cells": cells}
 
 
-def job(lm: LatentLM, method: Any, examples: Sequence[Any], args: argparse.Namespace, samples: int) -> Job:
+def job(lm: LatentLM, method: Any, examples: Sequence[Any], factor: int, samples: int) -> Job:
     """Requests of `samples` outputs a question, each with as many latents as its chain has groups."""
-    params, requests, asked, lengths = method.Params(args.compression_factor), [], [], []
+    params, requests, asked, lengths = method.Params(factor), [], [], []
     for index, example in enumerate(examples):
-        length = -(-sum(map(len, lm.template.steps(example.steps))) // args.compression_factor)
+        length = -(-sum(map(len, lm.template.steps(example.steps))) // factor)
         decoding = Decoding(1.0, 1.0, 1.0, length, ANSWER)
         for sample in range(samples):
             requests.append(
@@ -138,14 +137,14 @@ def job(lm: LatentLM, method: Any, examples: Sequence[Any], args: argparse.Names
 
 
 @torch.no_grad()
-def generation(system: str, lm: LatentLM, method: Any, told: Job) -> Outputs:
-    """Outputs, sampled and ready to be learnt from, by one system."""
+def generation(system: str, lm: LatentLM, method: Any, told: Job, batch: int) -> Outputs:
+    """Outputs, sampled and ready to be learnt from, by one system; a forward for log-probs goes batch by batch."""
     if system == "published":
-        return published(lm, method, told)
+        return published(lm, method, told, batch)
     outputs = ours(lm, method, told)
     if system == "rescored":
-        for start in range(0, len(told.requests), 8):
-            method.logps(lm, slice_of(outputs, start, start + 8), "mean")
+        for start in range(0, len(told.requests), batch):
+            method.logps(lm, slice_of(outputs, start, start + batch, lm.device), "mean")
     return outputs
 
 
@@ -161,7 +160,7 @@ def ours(lm: LatentLM, method: Any, told: Job) -> Outputs:
     return outputs
 
 
-def published(lm: LatentLM, method: Any, told: Job) -> Outputs:
+def published(lm: LatentLM, method: Any, told: Job, batch: int) -> Outputs:
     """The rollout as published, with our weights and heads."""
     ids, mask = left_padded(told.ids, lm.device)
     question = lm.embed(ids)
@@ -191,9 +190,11 @@ def published(lm: LatentLM, method: Any, told: Job) -> Outputs:
     )
     whole = torch.cat([fed, lm.embed(answers)], dim=1)
     mask = torch.nn.functional.pad(mask, (0, ANSWER), value=1)
-    scored = lm.causal_lm(inputs_embeds=whole, attention_mask=mask, output_hidden_states=True)
-    scored.logits.float().log_softmax(-1)
-    lm.extra["latent_head"](scored.hidden_states[-1])
+    for start in range(0, len(whole), batch):
+        rows = slice(start, start + batch)
+        scored = lm.causal_lm(inputs_embeds=whole[rows], attention_mask=mask[rows], output_hidden_states=True)
+        scored.logits.float().log_softmax(-1)
+        lm.extra["latent_head"](scored.hidden_states[-1])
     return _outputs(told, torch.cat(latents, 1), lengths, answers)
 
 
@@ -221,35 +222,48 @@ def _outputs(told: Job, latents: Tensor, lengths: Tensor, answers: Tensor) -> Ou
 # The update
 
 
-def update(lm: LatentLM, method: Any, outputs: Outputs, optimizer: Any, batch: int) -> float:
-    """Seconds of one update from these outputs, in batches: forward, backward, AdamW."""
+def update(lm: LatentLM, method: Any, outputs: Outputs, batch: int) -> float:
+    """Seconds of one update from these outputs: forward and backward batch by batch, AdamW. One batch goes before it,
+    uncounted."""
     R = len(outputs.token_lengths)
     objective = GrpoObjective(lm, method, GrpoConfig())
+    optimizer = torch.optim.AdamW([p for p in lm.parameters() if p.requires_grad], lr=1e-6)
     more = {
         "advantages": torch.tensor([1.0, -1.0] * (R // 2)),
         "weights": 1 / outputs.n_actions().double(),
         "kept": torch.ones(R, dtype=torch.bool),
         "engine_logps": torch.zeros(R, int(outputs.positions().max())),
     }
-    started = time.perf_counter()
-    tensors = {**outputs.tensors(), **more}
-    for start in range(0, R, batch):
-        part = {name: column[start : start + batch].to(lm.device) for name, column in tensors.items()}
+    tensors = {name: column.to(lm.device) for name, column in {**outputs.tensors(), **more}.items()}
+
+    def learn(start: int) -> None:
+        part = {name: column[start : start + batch] for name, column in tensors.items()}
         with torch.autocast(lm.device.type, torch.bfloat16, enabled=lm.causal_lm.dtype == torch.bfloat16):
             loss = objective(num_items_in_batch=R, **part)["loss"]
         loss.backward()
-    optimizer.step()
+
+    learn(0)
     optimizer.zero_grad()
+    started = time.perf_counter()
+    for start in range(0, R, batch):
+        learn(start)
+    optimizer.step()
     return time.perf_counter() - started
 
 
-def slice_of(outputs: Outputs, start: int, end: int) -> Outputs:
-    return Outputs.from_tensors({name: column[start:end] for name, column in outputs.tensors().items()})
+def slice_of(outputs: Outputs, start: int, end: int, device: torch.device) -> Outputs:
+    tensors = outputs.tensors().items()
+    return Outputs.from_tensors({name: column[start:end].to(device) for name, column in tensors})
+
+
+def _precision(args: argparse.Namespace) -> str:
+    return "float32" if args.backbone == "tiny" else "bfloat16"
 
 
 def _examples(args: argparse.Namespace) -> list[Any]:
     folder = Path(args.data_dir) if args.data_dir else None
-    found = sources.load(args.source, "test", data_dir=folder, limit=4 * args.questions, skip_malformed=True)
+    limit = 4 * args.questions
+    found = sources.load(args.source, "test", data_dir=folder, limit=limit, skip_malformed=True)
     return [example for example in found if example.steps]
 
 
@@ -258,18 +272,22 @@ def _examples(args: argparse.Namespace) -> list[Any]:
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
     """Medians over the rounds, the ratios that matter, and everything that they come from."""
-    systems = {
-        name: {
-            key: median(run[key] for run in runs if run["system"] == name)
-            for key in runs[0]
-            if key != "system"
+    cells: dict[str, dict[str, dict[str, float]]] = {}
+    for system in args.systems:
+        mine = [run["cells"] for run in runs if run["system"] == system]
+        cells[system] = {
+            name: {key: median(run[name][key] for run in mine) for key in mine[0][name]} for name in mine[0]
         }
-        for name in args.systems
-    }
-    ratios = {}
-    for key, name in (("vs_published", "ours"), ("vs_published_rescored", "rescored")):
-        if {name, "published"} <= set(systems):
-            ratios[key] = systems["published"]["seconds"] / systems[name]["seconds"]
+    names = [f"c={factor}" for factor in args.compression_factors]
+    for system in cells:
+        for name in names if "ours" in cells else ():
+            cell, seconds = cells[system][name], cells["ours"][name]["update_seconds"]
+            cell["rollout_share"] = cell["seconds"] / (cell["seconds"] + seconds)
+    ratios: dict[str, Any] = {}
+    for key, system in (("vs_published", "ours"), ("vs_published_rescored", "rescored")):
+        if {system, "published"} <= set(cells):
+            times = {c: cells["published"][c]["seconds"] / cells[system][c]["seconds"] for c in names}
+            ratios |= {key: times[names[0]], f"{key}_by_factor": times}
     return {
         "benchmark": "rollout",
         "setting": {
@@ -277,17 +295,17 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "source": args.source,
             "rounds": args.rounds,
             "threads": args.threads,
-            "precision": "float32" if args.backbone == "tiny" else "bfloat16",
+            "precision": _precision(args),
             "questions": args.questions,
             "num_generations": args.num_generations,
-            "compression_factor": args.compression_factor,
+            "compression_factors": args.compression_factors,
             "answer_tokens": ANSWER,
             "update_batch": args.batch,
         },
         "provenance": files.provenance()
         | {"command": shared.command(__file__), "accelerator": shared.accelerator()},
         **ratios,
-        "systems": systems,
+        "cells": cells,
         "runs": runs,
     }
 
@@ -295,16 +313,32 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
 def show(report: dict[str, Any]) -> None:
     setting = report["setting"]
     table = Table(
-        title=f"{setting['questions']} questions x {setting['num_generations']} outputs, "
-        f"c = {setting['compression_factor']}, {setting['threads']} threads, medians of {setting['rounds']}"
+        title=f"{setting['questions']} questions x {setting['num_generations']} outputs, {setting['threads']} threads, "
+        f"medians of {setting['rounds']}"
     )
-    for column in ("system", "completions/s", "latents/s", "rollouts s", "update s", "rollouts' share %"):
-        table.add_column(column, justify="left" if column == "system" else "right")
-    for name, run in report["systems"].items():
-        shown = [
-            run[key] for key in ("completions_per_second", "latents_per_second", "seconds", "update_seconds")
-        ]
-        table.add_row(name, *(f"{value:.3g}" for value in [*shown, 100 * run["rollout_share"]]))
+    for column in (
+        "cell",
+        "system",
+        "latents",
+        "completions/s",
+        "rollouts s",
+        "update s",
+        "rollouts' share %",
+    ):
+        table.add_column(column, justify="left" if column in ("cell", "system") else "right")
+    for factor in setting["compression_factors"]:
+        for system, cells in report["cells"].items():
+            cell = cells[f"c={factor}"]
+            shown = [
+                cell["latents"],
+                cell["completions_per_second"],
+                cell["seconds"],
+                cell.get("update_seconds"),
+            ]
+            shown.append(100 * cell["rollout_share"] if "rollout_share" in cell else None)
+            numbers = ("" if value is None else f"{value:.3g}" for value in shown)
+            table.add_row(f"c={factor}", system, *numbers)
+        table.add_section()
     Console(width=110).print(table)
 
 
@@ -316,11 +350,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
     parser.add_argument("--source", default="gsm8k-aug", help="a source (`colar data list`) or a file")
     parser.add_argument("--data-dir", default=None, help="folder with upstream files; else $COLAR_DATA_DIR")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each system; medians are shown")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each system; medians are shown")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--questions", type=int, default=8, help='"rollout batch size of 8"')
     parser.add_argument("--num-generations", type=int, default=8, help='"group size G of 8"')
-    parser.add_argument("--compression-factor", type=int, default=2, help="c (the paper's RL: 2)")
+    parser.add_argument(
+        "--compression-factors", type=int, nargs="+", default=[2, 5],
+        help="chains have the length of the questions' own at these; the first (the paper's, 2) is vs_published",
+    )  # fmt: skip
     parser.add_argument(
         "--batch", type=int, default=8, help="outputs of an update that are learnt from at once"
     )

@@ -20,23 +20,31 @@ factor=2
 mkdir -p "$out/logs"
 export OMP_NUM_THREADS=1  # small matrices: two trainings with a thread each are faster than one with two
 
+declare -A running=()  # process -> name
 trap 'trap - EXIT; jobs -rp | xargs -r kill 2>/dev/null || true' EXIT
 
 # job NAME COMMAND...: in the background, its messages in a file; waits while all places are taken.
 job() {
   local name=$1
   shift
-  while (($(jobs -rp | wc -l) >= at_once)); do wait -n; done
+  while (($(jobs -rp | wc -l) >= at_once)); do sleep 1; done
   echo "$(date +%T) $name" >&2
-  { "$@" >"$out/logs/$name.log" 2>&1 || { echo "$name failed:" >&2; tail -n 5 "$out/logs/$name.log" >&2; exit 1; }; } &
+  "$@" >"$out/logs/$name.log" 2>&1 &
+  running[$!]=$name
 }
 # All of a stage must be there before the next one starts from it.
-all() { while (($(jobs -rp | wc -l))); do wait -n; done; }
+all() {
+  local process
+  for process in "${!running[@]}"; do
+    wait "$process" || { echo "${running[$process]} failed:" >&2; tail -n 5 "$out/logs/${running[$process]}.log" >&2; exit 1; }
+  done
+  running=()
+}
 
 train() {  # NAME-SEED RECIPE [OVERRIDES...]
   local name=$1 recipe=$2
   shift 2
-  job "$name" colar train "recipes/tiny/$recipe.yaml" --output "$out/$name" --training.seed "${name##*-}" "$@" "${extra[@]}"
+  job "$name" colar train "recipes/tiny/$recipe.yaml" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
 }
 
 # The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took.

@@ -44,6 +44,7 @@ PAIRS = (
     ("rl", "dlrl"),
     ("rl", "cot"),
 )
+IMITATED = ("nll", "continued")
 PANELS = ("reward", "eval_accuracy", "latents/mean_length", "frac_reward_zero_std")
 REINFORCED = ("rl", "dr", "dlrl", "frozen-nll", "frozen-dl")
 
@@ -94,7 +95,12 @@ def compare(tests: dict[str, dict[int, list[Any]]]) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown(rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> str:
+def markdown(
+    rows: Sequence[dict[str, Any]],
+    runs: Sequence[dict[str, Any]],
+    seeds: Sequence[int],
+    imitated: Sequence[dict[str, Any]] = (),
+) -> str:
     lines = [
         "# Paired differences",
         "",
@@ -120,6 +126,16 @@ def markdown(rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]], see
     for run in runs:
         moved = [f"{run[key][0]:.2f} → {run[key][1]:.2f}" for key in PANELS if key != "eval_accuracy"]
         lines.append(f"| {run['name']} | {run['seed']} | {run['seconds'] / 60:.1f} | {' | '.join(moved)} |")
+    lines += [
+        "",
+        "# Fine-tuned runs",
+        "",
+        "Validation accuracy (%) as training went: whether it is flat.",
+        "",
+    ]
+    for run in imitated:
+        values = ", ".join(f"{100 * value:.1f}" for value in run["eval_accuracy"])
+        lines.append(f"- {run['name']}, seed {run['seed']}, {run['seconds'] / 60:.1f} minutes: {values}")
     return "\n".join(lines) + "\n"
 
 
@@ -146,6 +162,16 @@ def seconds(folder: Path) -> float:
     """Wall-clock of a run, validations included."""
     last = RunFolder(folder).last_checkpoint()
     return 0.0 if last is None else float(run_folder.clock_of(run_folder.read_state(last))["seconds"])
+
+
+def there(folder: Path, name: str, seeds: Sequence[int]) -> bool:
+    """Whether all seeds of a run have a history."""
+    return all((folder / f"{name}-{seed}" / "history.json").exists() for seed in seeds)
+
+
+def read(folder: Path, name: str, seeds: Sequence[int]) -> dict[int, list[Any]]:
+    """The histories of a run by training seed."""
+    return {seed: files.read_json(folder / f"{name}-{seed}" / "history.json") for seed in seeds}
 
 
 def draw(histories: dict[str, dict[int, list[Any]]]) -> Any:
@@ -182,26 +208,26 @@ def main() -> None:
         if all((folder / "test" / f"{name}-{seed}").is_dir() for seed in args.seeds)
     }
     histories = {
-        name: {seed: files.read_json(folder / f"{name}-{seed}" / "history.json") for seed in args.seeds}
-        for name in REINFORCED
-        if all((folder / f"{name}-{seed}" / "history.json").exists() for seed in args.seeds)
+        name: read(folder, name, args.seeds) for name in REINFORCED if there(folder, name, args.seeds)
     }
     runs = [
-        {
-            "name": NAMES[name],
-            "seed": seed,
-            "seconds": seconds(folder / f"{name}-{seed}"),
-            **{key: ends(history, key) for key in PANELS},
-        }
+        {"name": NAMES[name], "seed": seed, "seconds": seconds(folder / f"{name}-{seed}")}
+        | {key: ends(history, key) for key in PANELS}
         for name, found in histories.items()
         for seed, history in found.items()
     ]
+    imitated = [
+        {"name": NAMES[name], "seed": seed, "seconds": seconds(folder / f"{name}-{seed}")}
+        | {"eval_accuracy": [value for _, value in series(history, "eval_accuracy")]}
+        for name in IMITATED
+        if there(folder, name, args.seeds)
+        for seed, history in read(folder, name, args.seeds).items()
+    ]
     drawn = {name: found for name, found in histories.items() if not name.startswith("frozen")}
     rows = compare(tests)
-    files.write_json(
-        output / "differences.json", {"provenance": files.provenance(), "differences": rows, "runs": runs}
-    )
-    files.write_text(output / "differences.md", markdown(rows, runs, args.seeds))
+    found = {"differences": rows, "reinforced": runs, "fine_tuned": imitated}
+    files.write_json(output / "differences.json", {"provenance": files.provenance(), **found})
+    files.write_text(output / "differences.md", markdown(rows, runs, args.seeds, imitated))
     print(canvas.save(draw(drawn), output / "curves.png"))
 
 

@@ -80,16 +80,17 @@ def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch
     args = rollout._arguments()
     runs = [rollout.measure(system, args) for system in rollout.SYSTEMS]
     report = rollout.summarise(runs, args)
-    seconds = {name: run["seconds"] for name, run in report["systems"].items()}
-    assert set(seconds) == {"ours", "rescored", "published"}
-    assert report["vs_published"] == pytest.approx(seconds["published"] / seconds["ours"])
-    assert report["vs_published_rescored"] == pytest.approx(seconds["published"] / seconds["rescored"])
-    drawn = [run["latents_per_second"] * run["seconds"] for run in runs]
-    assert drawn == pytest.approx([drawn[0]] * 3)
-    for run in runs:
-        assert run["completions_per_second"] == pytest.approx(4 / run["seconds"])
-        assert run["rollout_share"] == pytest.approx(
-            run["seconds"] / (run["seconds"] + run["update_seconds"])
-        )
+    cells = report["cells"]
+    assert set(cells) == {"ours", "rescored", "published"}
+    for key, system in (("vs_published", "ours"), ("vs_published_rescored", "rescored")):
+        ratio = cells["published"]["c=2"]["seconds"] / cells[system]["c=2"]["seconds"]
+        assert report[key] == report[f"{key}_by_factor"]["c=2"] == pytest.approx(ratio)
+    update = cells["ours"]["c=5"]["update_seconds"]
+    for system in cells:
+        for name, latents in (("c=2", 12.5), ("c=5", 5.5)):  # the first two test problems: 28 and 21 tokens
+            assert cells[system][name]["latents"] == latents
+        cell = cells[system]["c=5"]
+        assert cell["completions_per_second"] == pytest.approx(4 / cell["seconds"])
+        assert cell["rollout_share"] == pytest.approx(cell["seconds"] / (cell["seconds"] + update))
     rollout.show(report)
     assert "published" in capsys.readouterr().out
