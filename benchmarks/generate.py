@@ -246,7 +246,7 @@ class Times(StoppingCriteria):  # type: ignore[misc]
 
 def hf_cot(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, float]:
     """transformers' `generate`: left-padded, until the longest row has its answer."""
-    ids, mask = _left_padded(job.ids, lm.device)
+    ids, mask = left_padded(job.ids, lm.device)
     n, times = max(job.lengths) + 1 + ANSWER, Times()
     config = lm.causal_lm.generation_config
     config.eos_token_id = None  # the work is given
@@ -270,7 +270,7 @@ def hf_cot(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, float]:
 
 def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, float]:
     """The latent loop as published, with our weights and heads."""
-    ids, mask = _left_padded(job.ids, lm.device)
+    ids, mask = left_padded(job.ids, lm.device)
     question = lm.embed(ids)
     fed, steps = [question], []
     started = time.perf_counter()
@@ -327,7 +327,7 @@ def floor(lm: LatentLM, n: int) -> float:
     return 1e3 * median(seconds[2:])
 
 
-def _left_padded(ids: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def left_padded(ids: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     longest = max(map(len, ids))
     padded = torch.tensor([[0] * (longest - len(row)) + row for row in ids], device=device)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids], device=device)

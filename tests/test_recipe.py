@@ -25,7 +25,9 @@ def tiny(tmp_path):
 
 def test_there_are_recipes():
     names = {str(path.relative_to(ROOT / "recipes")) for path in SHIPPED}
-    assert {"tiny/cot.yaml", "tiny/no_cot.yaml", "tiny/colar.yaml", "tiny/grpo.yaml", "smollm2-135m/cot.yaml", "smollm2-135m/colar.yaml",
+    assert {"tiny/cot-overruns.yaml", "tiny/colar-nll.yaml", "smollm2-135m/grpo.yaml", "llama-3.2-1b/cot-math.yaml",
+            "llama-3.2-1b/colar-math.yaml", "llama-3.2-1b/grpo-math.yaml", "deepseek-qwen-1.5b/grpo-math.yaml",
+            "llama-3.1-8b/cot.yaml", "llama-3.1-8b/colar.yaml", "llama-3.1-8b/grpo.yaml", "tiny/cot.yaml", "tiny/no_cot.yaml", "tiny/colar.yaml", "tiny/grpo.yaml", "smollm2-135m/cot.yaml", "smollm2-135m/colar.yaml",
             "llama-3.2-1b/cot.yaml", "llama-3.2-1b/colar.yaml", "deepseek-qwen-1.5b/cot-math.yaml",
             "deepseek-qwen-1.5b/colar-math.yaml"} <= names  # fmt: skip
 
@@ -73,6 +75,32 @@ def test_values_of_the_papers_recipes():
     assert (codi.model.init_from, codi.method["align_weight"]) == (None, 20)
     gsm = recipe.load(ROOT / "recipes/llama-3.2-1b/colar.yaml")
     assert recipe.build_method(gsm).config.factors == (1, 2, 3, 4, 5)
+
+
+def test_values_of_the_papers_reinforcement():
+    """Section 4.1, Table 2 and appendix A, spelt once more; batches are of questions, each with its G outputs."""
+    for name in ("llama-3.2-1b/grpo-math", "deepseek-qwen-1.5b/grpo-math", "llama-3.1-8b/grpo"):
+        loaded = recipe.load(ROOT / "recipes" / f"{name}.yaml")
+        grpo, training, plan = loaded.grpo, loaded.training, loaded.grpo.plan(loaded.training)
+        assert (plan.questions, plan.update // plan.group, plan.group) == (8, 4, 8)
+        assert (grpo.epsilon, grpo.beta, grpo.loss_type, grpo.reward_funcs) == (0.2, 0, "grpo", ("accuracy",))
+        assert (grpo.compression_factors, grpo.max_latents) == ((2,), 128)
+        assert (training.learning_rate, training.weight_decay, training.seed) == (1e-6, 1e-2, 0)
+        sft = recipe.load(
+            ROOT / "recipes" / f"{Path(name).parent}" / f"{Path(name).name.replace('grpo', 'colar')}.yaml"
+        )
+        assert f"{sft.output}/best" == loaded.model.init_from
+        assert recipe.build_method(sft).config.latent_loss == "nll"
+        assert sft.model.lora == loaded.model.lora
+
+
+def test_tiny_reinforcement_starts_from_a_teacher_who_errs_and_is_rewarded_by_right_answers():
+    sft, grpo = (recipe.load(ROOT / f"recipes/tiny/{name}.yaml") for name in ("colar-nll", "grpo"))
+    assert grpo.model.init_from == f"{sft.output}/best"
+    assert sft.data.options["overruns"] > 0
+    assert not grpo.data.options.get("overruns")
+    assert list(grpo.grpo.compression_factors) == [grpo.validation.params[0]["compression_factor"]]
+    assert set(grpo.grpo.compression_factors) <= set(recipe.build_method(sft).config.factors)
 
 
 def test_overrides_touch_exactly_the_named_key(tiny):

@@ -139,6 +139,22 @@ def test_run_on_joins_every_clause_by_and_and_tells_the_same_problems() -> None:
     assert sum(", " in example.question for example in story) > 100
 
 
+def test_an_erring_teacher_goes_one_step_too_far_on_the_longest_training_problems_only() -> None:
+    erring = ArithmeticConfig(overruns=0.75)
+    rows = generate(erring, "train", 2000, seed=0)
+    lengths = [len(row.steps) for row in rows]
+    assert set(lengths) == {3, 4, 5}
+    long, over = lengths.count(4) + lengths.count(5), lengths.count(5)
+    assert 0.45 < long / 2000 < 0.55
+    assert 0.70 < over / long < 0.80
+    for row in rows:
+        *_, (_, _, _, before), (a, op, b, value) = equations(row)
+        assert str(value) == row.answer
+        assert len(row.steps) < 5 or (a, op, b, value) == (before, "+", 1, before + 1)
+    for split in ("validation", "test"):
+        assert generate(erring, split, 50, seed=0) == generate(ArithmeticConfig(), split, 50, seed=0)
+
+
 def test_an_exhausted_space_is_an_error_that_says_so() -> None:
     tight = ArithmeticConfig(steps=(1, 1), max_number=4, max_value=4, operations="-", wording="plain")
     with pytest.raises(ValueError, match=r"only \d+ of n = 1000 different train problems"):
@@ -158,6 +174,7 @@ def test_an_exhausted_space_is_an_error_that_says_so() -> None:
         ({"operations": ""}, "operations must be"),
         ({"operations": "+^"}, "operations must be"),
         ({"wording": "verse"}, "wording must be one of"),
+        ({"overruns": 1.5}, "overruns must be a share from 0 to 1"),
     ],
 )
 def test_bad_settings_are_refused(fields, message) -> None:

@@ -47,6 +47,11 @@ class ArithmeticConfig:
     """`story`, `run_on` (the same words, every clause joined by "and"), `question_first` (the same words, the
     question before the story) or `plain` (other words)."""
 
+    """`story`, `question_first` (the same words, the question before the story) or `plain` (other words)."""
+    overruns: float = 0.0
+    """Share of the longest problems of the train split whose chain goes one step too far, `<<19+1=20>>`, and whose
+    answer is that step's: a teacher who errs. Validation and test are right whatever this is."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))
         if len(self.steps) != 2 or not 1 <= self.steps[0] <= self.steps[1]:
@@ -58,6 +63,8 @@ class ArithmeticConfig:
             raise ValueError(
                 f"operations must be some of the characters {OPERATIONS}, got {self.operations!r}"
             )
+        if not 0 <= self.overruns <= 1:
+            raise ValueError(f"overruns must be a share from 0 to 1, got {self.overruns!r}")
         if self.wording not in WORDINGS:
             raise ValueError(f"wording must be one of {', '.join(WORDINGS)}, got {self.wording!r}")
 
@@ -95,9 +102,21 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
         steps = tuple(
             f"<<{a}{op}{b}={value}>>" for move in problem or () for a, op, b, value in move.equations
         )
-        answer = steps[-1].rpartition("=")[2].removesuffix(">>")
+        if split == "train" and len(steps) == config.steps[1] and 0 < config.overruns > rng.random():
+            steps = (*steps, _one_too_many(steps[-1]))
+        answer = _result(steps[-1])
         examples.append(Example(f"arithmetic/{split}/{len(examples)}", question, steps, answer))
     return examples
+
+
+def _result(step: str) -> str:
+    return step.rpartition("=")[2].removesuffix(">>")
+
+
+def _one_too_many(step: str) -> str:
+    """The step that an overrunning teacher adds to the last one."""
+    total = int(_result(step))
+    return f"<<{total}+1={total + 1}>>"
 
 
 # --- numbers -------------------------------------------------------------------------------------------

@@ -1,0 +1,96 @@
+"""What the scripts and benchmarks beside the package compute, and that they run."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def module(path):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def records(correct, length=3.0, decoding="greedy"):
+    return [
+        {"id": f"q{i}", "correct": bool(hit), "length": length, "decoding": decoding}
+        for i, hit in enumerate(correct)
+    ]
+
+
+def test_differences_over_training_seeds_by_hand():
+    report = module("scripts/grpo_report.py")
+    tests = {
+        "rl": {0: records([1, 1, 1, 0], 2.0), 1: records([1, 1, 0, 1], 2.0)},
+        "nll": {0: records([1, 0, 0, 0]), 1: records([1, 0, 0, 1])},
+    }
+    for system in tests.values():
+        for found in system.values():
+            found += [{**record, "decoding": "sampled"} for record in found]
+    rows = report.compare(tests)
+    assert [(row["system"], row["baseline"], row["decoding"]) for row in rows] == [
+        ("CoLaR-NLL-RL", "CoLaR-NLL", "greedy"),
+        ("CoLaR-NLL-RL", "CoLaR-NLL", "sampled"),
+    ]
+    accuracy, length = rows[0]["accuracy"], rows[0]["length"]
+    assert accuracy["by_train_seed"] == [0.5, 0.25]
+    # By question, over both seeds: 0, 1, 0.5, 0; mean 0.375, sd(ddof=1) 0.4787, over sqrt(4).
+    assert accuracy["difference"] == pytest.approx(0.375)
+    assert accuracy["interval"] == pytest.approx((0.375 - 1.96 * 0.23936, 0.375 + 1.96 * 0.23936), abs=1e-3)
+    assert accuracy["train_seeds_interval"] == pytest.approx(12.706 * 0.125, rel=1e-3)  # t(1), sd / sqrt(2)
+    assert (length["difference"], length["by_train_seed"]) == (-1, [-1, -1])
+    text = report.markdown(rows, [], [0, 1])
+    assert (
+        "| CoLaR-NLL-RL | CoLaR-NLL | greedy | +37.5 [-9.4, +84.4] | -1.00 [-1.00, -1.00] | ± 158.8 |" in text
+    )
+
+
+def test_ends_of_a_run_are_its_first_and_last_fifth():
+    report = module("scripts/grpo_report.py")
+    history = [{"step": i, "reward": float(i)} for i in range(10)] + [{"step": 10, "eval_accuracy": 1.0}]
+    assert report.ends(history, "reward") == [0.5, 8.5]
+
+
+def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, capsys):
+    for name, steps, seconds in (("sft", 1000, 50.0), ("rl", 300, 125.0)):
+        folder = tmp_path / name / "checkpoints" / f"checkpoint-{steps}"
+        folder.mkdir(parents=True)
+        clock = {"Clock": {"args": {}, "attributes": {"seconds": seconds, "rows_per_update": 16}}}
+        state = {"global_step": steps, "max_steps": steps, "stateful_callbacks": clock}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "sft"), "--as-long-as", str(tmp_path / "rl")])
+    module("scripts/updates_in.py").main()
+    assert capsys.readouterr().out == "2500\n"
+
+
+def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    rollout = importlib.import_module("rollout")
+    options = "--backbone tiny --source arithmetic --questions 2 --num-generations 2 --batch 2 --rounds 1"
+    monkeypatch.setattr(
+        sys, "argv", ["rollout.py", *options.split(), "--threads", str(torch.get_num_threads())]
+    )
+    args = rollout._arguments()
+    runs = [rollout.measure(system, args) for system in rollout.SYSTEMS]
+    report = rollout.summarise(runs, args)
+    cells = report["cells"]
+    assert set(cells) == {"ours", "rescored", "published"}
+    for key, system in (("vs_published", "ours"), ("vs_published_rescored", "rescored")):
+        ratio = cells["published"]["c=2"]["seconds"] / cells[system]["c=2"]["seconds"]
+        assert report[key] == report[f"{key}_by_factor"]["c=2"] == pytest.approx(ratio)
+    update = cells["ours"]["c=5"]["update_seconds"]
+    for system in cells:
+        for name, latents in (("c=2", 12.5), ("c=5", 5.5)):  # the first two test problems: 28 and 21 tokens
+            assert cells[system][name]["latents"] == latents
+        cell = cells[system]["c=5"]
+        assert cell["completions_per_second"] == pytest.approx(4 / cell["seconds"])
+        assert cell["rollout_share"] == pytest.approx(cell["seconds"] / (cell["seconds"] + update))
+    rollout.show(report)
+    assert "published" in capsys.readouterr().out
