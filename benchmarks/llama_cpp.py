@@ -4,9 +4,9 @@
     python benchmarks/llama_cpp.py --output results/bench-llama-cpp
 
 The work is that of `benchmarks/generate.py` (cells b1/100 and b32/100: GSM8K questions, chains of 100 tokens, or 20
-latents at c = 5, then 4 tokens of an answer). The packaged model is a quantised GGUF file; it is written anew with bfloat16
-matrices, which is what ours computes in. llama.cpp decodes tokens; no serving engine feeds latents back. Table, then one
-JSON line.
+latents at c = 5, then 4 tokens of an answer). The packaged model is a quantised GGUF file; it is written anew with
+bfloat16 matrices, which is what ours computes in. llama.cpp decodes tokens; no serving engine feeds latents back. Table,
+then one JSON line.
 """
 
 from __future__ import annotations

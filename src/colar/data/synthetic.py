@@ -46,8 +46,6 @@ class ArithmeticConfig:
     wording: str = "story"
     """`story`, `run_on` (the same words, every clause joined by "and"), `question_first` (the same words, the
     question before the story) or `plain` (other words)."""
-
-    """`story`, `question_first` (the same words, the question before the story) or `plain` (other words)."""
     overruns: float = 0.0
     """Share of the longest problems of the train split whose chain goes one step too far, `<<19+1=20>>`, and whose
     answer is that step's: a teacher who errs. Validation and test are right whatever this is."""
