@@ -5,8 +5,8 @@
 
 The work is that of `benchmarks/generate.py` (cells b1/100 and b32/100: GSM8K questions, chains of 100 tokens, or 20
 latents at c = 5, then 4 tokens of an answer). The packaged model is a quantised GGUF file; it is written anew with
-bfloat16 matrices, which is what ours computes in. llama.cpp decodes tokens; no serving engine feeds latents back. Table,
-then one JSON line.
+bfloat16 matrices, which is what ours computes in. llama.cpp decodes tokens; no serving engine feeds latents back.
+Table, then one JSON line.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import generate
 import shared
 from rich.console import Console
 from rich.table import Table
+from work import ANSWER
 
 from colar import files, progress
 from colar.data import sources
@@ -32,7 +33,7 @@ from colar.model import backbones
 
 CELLS = {"b1/100": 1, "b32/100": 32}
 SYSTEMS = ("llama.cpp", "cot", "colar5")
-TOKENS = 100 + 1 + generate.ANSWER
+TOKENS = 100 + 1 + ANSWER
 """Of a chain, the separator, an answer."""
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import shared
 import torch
-from generate import Cell, Unending, _job
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
+from work import Cell, Unending, make_job
 
 from colar import files, progress
 from colar.data import sources
@@ -78,7 +78,7 @@ def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
     folder = None if args.data_dir is None else Path(args.data_dir)
     examples = [e for e in sources.load("gsm8k-aug", "test", data_dir=folder, skip_malformed=True) if e.steps]
     engine = Engine(lm, Unending(method), n, compile=not args.eager)
-    for request in _job(lm, method, examples, Cell("", n, n, 300), 5).requests:
+    for request in make_job(lm, method, examples, Cell("", n, n, 300), 5).requests:
         engine.submit(request)
     seconds = []
     for _ in range(3 + STEPS):

@@ -33,10 +33,10 @@ from typing import Any
 
 import shared
 import torch
-from generate import ANSWER, Unending, left_padded
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from work import ANSWER, Unending, left_padded
 
 from colar import files, progress
 from colar.data import sources

@@ -1,0 +1,28 @@
+"""`Recipe`: everything that a training run is, from one YAML file and exact dotted overrides.
+
+    colar train recipes/tiny/colar.yaml --training.learning_rate 1e-3 --method.alpha 0.05
+
+An unknown key is an error that names the nearest right one; every value is checked before any work starts.
+`schema` has the keys, `parsing` reads them, `wiring` runs them.
+"""
+
+from colar.recipe.parsing import build_method, check_grpo, load, parser
+from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
+from colar.recipe.wiring import claim, load_examples, load_model, make_validate, run
+
+__all__ = [
+    "DataConfig",
+    "ModelConfig",
+    "Recipe",
+    "ValidationConfig",
+    "build_method",
+    "check_grpo",
+    "claim",
+    "load",
+    "load_examples",
+    "load_model",
+    "make_validate",
+    "parser",
+    "run",
+    "to_json",
+]

@@ -1,0 +1,84 @@
+"""From a YAML file and dotted overrides to a `Recipe`, or to one line that says what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jsonargparse
+
+from colar import files
+from colar.methods import registry
+from colar.methods.base import Method
+from colar.model.latent_lm import LoraSettings
+from colar.recipe.schema import Recipe
+from colar.training import rewards
+from colar.training.grpo_config import GrpoConfig
+
+jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
+    """The parser of a recipe: `--config file.yaml` and a dotted option for every key."""
+    made = jsonargparse.ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False)
+    made.add_argument("--config", action="config", help="The recipe.")
+    made.add_class_arguments(Recipe, fail_untyped=False)
+    return made
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """The recipe in a YAML file with `--dotted.key value` overrides. ValueError in words for a wrong key or value."""
+    if not Path(path).is_file():
+        raise ValueError(f"no recipe at {path} (the recipe comes first, overrides after it)")
+    made = parser()
+    try:
+        namespace = made.parse_args(["--config", files.layered_yaml(path), *(overrides or [])])
+        for name in ("model", "template", "data", "training", "validation"):
+            if not isinstance(namespace[name], jsonargparse.Namespace):
+                raise ValueError(f"{path}: {name} must hold keys and values, got {namespace[name]!r}")
+        values = made.instantiate(namespace).as_dict()
+    except jsonargparse.ArgumentError as error:
+        raise ValueError(f"{path}: {_explain(made, str(error))}") from error
+    recipe = Recipe(**{f.name: values[f.name] for f in dataclasses.fields(Recipe)})
+    build_method(recipe)
+    if recipe.grpo is not None:
+        check_grpo(recipe, recipe.grpo)
+    return recipe
+
+
+def check_grpo(recipe: Recipe, grpo: GrpoConfig) -> None:
+    """ValueError for a `grpo` section that the rest of the recipe does not fit."""
+    if recipe.model.init_from is None:
+        raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
+    grpo.plan(recipe.training)
+    rewards.named(grpo.reward_funcs)
+
+
+def build_method(recipe: Recipe) -> Method:
+    """The recipe's method; unknown names, keys and per-request values are ValueErrors."""
+    config = dict(recipe.method)
+    method = registry.build(str(config.pop("name", "")), config)
+    for values in recipe.validation.params:
+        registry.make_params(method, values)
+    return method
+
+
+UNKNOWN_KEY = (
+    r"(?:[Gg]roup '(?P<group>[\w.]+)' )?does not accept (?:option|nested key) '(?P<key>[\w.]+)'",
+    r"[Uu]nrecognized arguments?: --(?P<key>[\w.]+)",
+    r"(?s)(?:Parser key \"(?P<group>[\w.]+)\".*)?Option '(?P<key>[\w.]+)' is not accepted",
+)
+"""How jsonargparse says that a key is unknown."""
+
+
+def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
+    """jsonargparse's message, with the nearest right key where it complains of an unknown one."""
+    known = [name.removeprefix("--") for action in made._actions for name in action.option_strings]
+    for section, cls in (("model.lora", LoraSettings), ("grpo", GrpoConfig)):
+        known += [f"{section}.{f.name}" for f in dataclasses.fields(cls)]
+    for pattern in UNKNOWN_KEY:
+        if unknown := re.search(pattern, message):
+            key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))
+            return f"unknown key {key!r}{registry.nearest(key, known)}"
+    return message

@@ -1,0 +1,134 @@
+"""What a recipe can say: its sections and their keys, each checked by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from colar.engine.request import DECODINGS
+from colar.evaluation.evaluate import Limits
+from colar.model.latent_lm import LoraSettings
+from colar.prompts import TemplateConfig
+from colar.training.grpo_config import GrpoConfig
+from colar.training.sft import TrainingConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Where the weights come from."""
+
+    backbone: str = "tiny"
+    """tiny | smollm2-135m | a folder | a Hub id. Unused where `init_from` is given."""
+    init_from: str | None = None
+    """A colar checkpoint to start from ("all methods are initialized with weights from CoT-SFT")."""
+    lora: LoraSettings | None = None
+    """Low-rank adapters; null trains all weights."""
+    attn_implementation: str | None = None
+    """transformers' attention: sdpa | eager | flash_attention_2 ...; null: its default. On CPUs eager trains faster."""
+    dtype: str = "float32"
+    """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
+
+    def __post_init__(self) -> None:
+        if self.dtype == "float16" and self.lora is None:
+            raise ValueError(
+                "model.dtype float16 cannot be trained (updates underflow): float32, or give model.lora"
+            )
+
+
+MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options"}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learnt from."""
+
+    source: str = "arithmetic"
+    """A source by name (`colar data list`) or a .json / .jsonl file."""
+    data_dir: str | None = None
+    """Folder with upstream files; else $COLAR_DATA_DIR, else the Hub."""
+    train_split: str = "train"
+    """Split to train on."""
+    train_size: int | None = None
+    """First so many rows; null: all."""
+    train_skip: int = 0
+    """Leave out so many rows before them: those that the weights to start from have seen."""
+    validation_source: str | None = None
+    """Another source for validation; null: the same (a single file has no other rows: name one)."""
+    validation_split: str = "validation"
+    """Split that selects the checkpoint."""
+    validation_size: int | None = 200
+    """First so many of its rows; 0: no validation, the last weights are kept."""
+    seed: int = 0
+    """Of a generated source."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """A generated source's options (`colar data show arithmetic`)."""
+    skip_malformed: bool = False
+    """Go on without the malformed rows instead of stopping at the first."""
+    mixed_in: tuple[dict[str, Any], ...] = ()
+    """More training rows: a list of {source, train_split, train_size, seed, options}; only source is needed."""
+
+    def __post_init__(self) -> None:
+        if self.train_skip < 0:
+            raise ValueError(f"data.train_skip must be 0 or more, got {self.train_skip}")
+        for more in self.mixed_in:
+            if "source" not in more or set(more) - MIXED_KEYS:
+                raise ValueError(
+                    f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {more}"
+                )
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """How a checkpoint is validated: by thinking as at test time."""
+
+    params: tuple[dict[str, Any], ...] = ({},)
+    """The per-request values asked for, e.g. [{compression_factor: 2}]; accuracy is the mean over them."""
+    decoding: str = "greedy"
+    """greedy | sampled."""
+    limits: Limits = field(default_factory=Limits)
+    """Where generation is cut."""
+
+    def __post_init__(self) -> None:
+        if self.decoding not in DECODINGS:
+            raise ValueError(
+                f"validation.decoding must be one of {', '.join(DECODINGS)}, got {self.decoding!r}"
+            )
+        if not self.params:
+            raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run."""
+
+    output: str
+    """Run folder."""
+    label: str = ""
+    """What the run is in a comparison (ablation, control); kept with the checkpoint."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Weights."""
+    template: TemplateConfig = field(default_factory=TemplateConfig)
+    """Prompt layout; a checkpoint to start from brings its own."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Rows."""
+    method: dict[str, Any] = field(default_factory=lambda: {"name": "cot"})
+    """`name` and the keys of that method's config."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """How long and how fast."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    """How the best checkpoint is chosen."""
+    grpo: GrpoConfig | None = None
+    """Reinforcement instead of imitation: the model of `model.init_from` learns from its own outputs."""
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as JSON values (tuples as lists)."""
+    return {key: plain(value) for key, value in dataclasses.asdict(recipe).items()}
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists, at any depth."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
