@@ -152,9 +152,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._put(first, slots_N1, columns_NT, start + length)
         return self._mask(columns_NT, like)
 
-    def at_decode(self, position_N: Tensor, span: int, like: Tensor) -> Any:
-        """Slots 0..N-1 feed one position each, at their own column `position_N` < `span`: their mask."""
+    def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0) -> Any:
+        """Slots 0..N-1 feed one position each, at their own column `position_N` < `span`: their mask.
+
+        The last `copies` of them are none: they write into the slot that nobody reads.
+        """
         slots_N1 = torch.arange(position_N.shape[0], device=like.device)[:, None]
+        slots_N1[position_N.shape[0] - copies :] = self.slots
         self._put(0, slots_N1, position_N[:, None], round_up(span))
         return self._mask(position_N[:, None], like)
 

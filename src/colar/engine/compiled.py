@@ -1,7 +1,7 @@
 """Compiled forwards: all layers in one graph, for any number of rows, positions and columns.
 
-A step of one row, a step of several, and reading several questions are three graphs (torch treats a size of 1
-apart), each compiled when it is first met. One question by itself is read as it is: that is short.
+A step of several rows and reading several questions are two graphs, each compiled when it is first met; an engine of
+one row has one for its step (torch treats a size of 1 apart). One question by itself is read as it is: that is short.
 """
 
 from __future__ import annotations

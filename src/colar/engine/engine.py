@@ -61,6 +61,9 @@ class Engine:
     ) -> None:
         self.lm, self.method = packed_copy(lm) if compile and can_pack(lm) else lm, method
         self._hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
+        self._pairs = (
+            compile and max_batch > 1
+        )  # a last row runs beside a copy of itself: no graph of its own
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting)
         self.rows: Rows | None = None
         self._cache: SlotCache | None = None
@@ -157,11 +160,12 @@ class Engine:
 
     def _feed(self, rows: Rows, embeds_ND: Tensor) -> None:
         """One forward: each row's embedding goes into its next column."""
-        cache = self._room(0)
-        span = int(rows.position_N.max()) + 1
-        mask = cache.at_decode(rows.position_N, span, embeds_ND)
-        hidden_N1D = self._hidden(embeds_ND[:, None], mask, rows.position_N[:, None], cache)
-        rows.hidden_ND = hidden_N1D[:, -1]
+        cache, position_N, copies = self._room(0), rows.position_N, 0
+        if self._pairs and len(rows) == 1:
+            embeds_ND, position_N, copies = embeds_ND.repeat(2, 1), position_N.repeat(2), 1
+        mask = cache.at_decode(position_N, int(position_N.max()) + 1, embeds_ND, copies)
+        hidden_N1D = self._hidden(embeds_ND[:, None], mask, position_N[:, None], cache)
+        rows.hidden_ND = hidden_N1D[: len(rows), -1]
         rows.position_N = rows.position_N + 1
         rows.step_N = rows.step_N + 1
 
