@@ -29,8 +29,9 @@ table1: install
 c-curves: install
 	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/c_curves.sh
 
+# Two processes with a thread each: most tests are too small for two threads.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .

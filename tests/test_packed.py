@@ -5,13 +5,14 @@ import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import nn
 
+from colar.engine import packed
 from colar.engine.engine import Engine
 from colar.engine.packed import PackedLinear, can_pack, packed_copy, refresh
 from colar.engine.request import Decoding, Request
 from colar.methods import registry
 
 pytestmark = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16 matrix units"
+    not packed.supported(), reason="this CPU's oneDNN does not compute in bfloat16"
 )
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
@@ -55,11 +56,11 @@ def test_training_in_place_is_followed_after_a_refresh():
     with torch.no_grad():
         before = twin.hidden(twin.embed(IDS))
         weight.mul_(-1)
-        packed = [module.packed for module in twin.modules() if isinstance(module, PackedLinear)]
+        first = [module.packed for module in twin.modules() if isinstance(module, PackedLinear)]
         refresh(twin)
         again = [module.packed for module in twin.modules() if isinstance(module, PackedLinear)]
         after, want = twin.hidden(twin.embed(IDS)), lm.hidden(lm.embed(IDS))
-    assert sum(a is not b for a, b in zip(packed, again, strict=True)) == 1  # only what was changed
+    assert sum(a is not b for a, b in zip(first, again, strict=True)) == 1  # only what was changed
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, want, rtol=0.05, atol=0.05 * want.abs().max().item())
 

@@ -67,7 +67,7 @@ def test_values_of_the_papers_recipes():
         "pause",
     ):  # as the paper sets its baselines
         made = recipe.load(ROOT / f"recipes/llama-3.2-1b/{name}.yaml")
-        assert (made.model.lora.r, made.model.lora.target_modules) == (128, ["q_proj", "v_proj"])
+        assert (made.model.lora.r, list(made.model.lora.target_modules)) == (128, ["q_proj", "v_proj"])
         assert (made.training.learning_rate, made.training.lr_scheduler_type) == (1e-4, "constant")
     codi = recipe.load(ROOT / "recipes/llama-3.2-1b-authors/distill.yaml")
     assert len(codi.model.lora.target_modules) == 7

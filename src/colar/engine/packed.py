@@ -59,7 +59,7 @@ class PackedLinear(nn.Module):
 def can_pack(lm: LatentLM) -> bool:
     """Whether there is anything to gain: bfloat16 weights on a CPU whose oneDNN computes in bfloat16."""
     dtype = lm.causal_lm.get_input_embeddings().weight.dtype
-    return lm.device.type == "cpu" and dtype == torch.bfloat16 and _supported()
+    return lm.device.type == "cpu" and dtype == torch.bfloat16 and supported()
 
 
 def packed_copy(lm: LatentLM) -> LatentLM:
@@ -86,6 +86,7 @@ def _version(weight: Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-def _supported() -> bool:
+def supported() -> bool:
+    """Whether this machine's oneDNN computes in bfloat16."""
     available = bool(torch._C._has_mkldnn)
     return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
