@@ -23,13 +23,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import shared
@@ -107,7 +105,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
         "colar5-eager": partial(ours, compile=False),
     }.get(system, ours)
     examples = [
-        e for e in sources.load(args.source, "test", data_dir=_folder(args), skip_malformed=True) if e.steps
+        e for e in sources.load(args.source, "test", data_dir=args.data_dir, skip_malformed=True) if e.steps
     ]
     cells = {}
     for cell in [c for c in CELLS if system in c.systems and (not args.cells or c.name in args.cells)]:
@@ -156,12 +154,7 @@ RATIOS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str], float]] = {
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
     """Medians over the rounds, the ratios that matter, and everything that they come from."""
-    cells: dict[str, dict[str, dict[str, float]]] = {}
-    for system in args.systems:
-        mine = [run["cells"] for run in runs if run["system"] == system]
-        cells[system] = {
-            name: {key: median(run[name][key] for run in mine) for key in mine[0][name]} for name in mine[0]
-        }
+    cells = shared.medians(runs, args.systems)
 
     def value(where: tuple[str, str, str]) -> float | None:
         system, cell, quantity = where
@@ -183,8 +176,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "answer_tokens": ANSWER,
             "compression_factor": FACTOR,
         },
-        "provenance": files.provenance()
-        | {"command": shared.command(__file__), "accelerator": shared.accelerator()},
+        "provenance": shared.provenance(__file__),
         "ratios": ratios,
         "cells": cells,
         "runs": runs,
@@ -236,23 +228,9 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _folder(args: argparse.Namespace) -> Path | None:
-    return Path(args.data_dir) if args.data_dir else None
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", default="results/bench-generate", help="folder for report.json")
-    parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
-    parser.add_argument("--source", default="gsm8k-aug", help="a source (`colar data list`) or a file")
-    parser.add_argument("--data-dir", default=None, help="folder with upstream files; else $COLAR_DATA_DIR")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each system; medians are shown")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser = shared.any_model(shared.parser(__file__, __doc__, SYSTEMS, rounds=5))
     parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in CELLS], help="only these")
-    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import generate
@@ -44,19 +42,10 @@ def main() -> None:
         return
     _require("xllamacpp", "gguf")
     runs = []
-    for system in progress.track(list(SYSTEMS) * args.rounds, "llama_cpp"):
+    for system in progress.track(args.systems * args.rounds, "llama_cpp"):
         runs.append(shared.in_a_process(__file__, system))
         progress.say(f"{system}: {runs[-1]['seconds']:.0f} s")
-    cells = {
-        system: {
-            name: {
-                key: median(run["cells"][name][key] for run in runs if run["system"] == system)
-                for key in ("questions_per_second", "ms_per_step")
-            }
-            for name in CELLS
-        }
-        for system in SYSTEMS
-    }
+    cells = shared.medians(runs, args.systems)
     import xllamacpp
 
     report = {
@@ -67,12 +56,7 @@ def main() -> None:
             "precision": "bfloat16",
             "tokens": TOKENS,
         },
-        "provenance": files.provenance()
-        | {
-            "command": shared.command(__file__),
-            "accelerator": shared.accelerator(),
-            "xllamacpp": xllamacpp.__version__,
-        },
+        "provenance": shared.provenance(__file__) | {"xllamacpp": xllamacpp.__version__},
         "cells": cells,
         "runs": runs,
     }
@@ -88,8 +72,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.system != "llama.cpp":
         return generate.measure(args.system, args)
     started = time.perf_counter()
-    folder = Path(args.data_dir) if args.data_dir else None
-    examples = [e for e in sources.load("gsm8k-aug", "test", data_dir=folder, skip_malformed=True) if e.steps]
+    examples = [
+        e for e in sources.load("gsm8k-aug", "test", data_dir=args.data_dir, skip_malformed=True) if e.steps
+    ]
     questions = [e.question for e in examples]
     model = bfloat16_model()
     cells = {name: llama_cpp(model, questions, n, args.threads) for name, n in CELLS.items()}
@@ -167,7 +152,8 @@ def show(cells: dict[str, dict[str, dict[str, float]]]) -> None:
         table.add_column(column, justify="left" if column in ("cell", "system") else "right")
     for name in CELLS:
         for system, found in cells.items():
-            table.add_row(name, system, *(f"{value:.3g}" for value in found[name].values()))
+            shown = (found[name][key] for key in ("questions_per_second", "ms_per_step"))
+            table.add_row(name, system, *(f"{value:.3g}" for value in shown))
     Console(width=80).print(table)
 
 
@@ -180,15 +166,7 @@ def _require(*packages: str) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", default="results/bench-llama-cpp", help="folder for report.json")
-    parser.add_argument("--data-dir", default=None, help="folder with upstream files; else $COLAR_DATA_DIR")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each system; medians are shown")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = shared.parser(__file__, __doc__, SYSTEMS, rounds=3).parse_args()
     args.backbone, args.source, args.cells = "smollm2-135m", "gsm8k-aug", list(CELLS)
     return args
 

@@ -38,7 +38,8 @@ KINDS = {
     "guards and wrappers": ("TorchDynamo", "Torch-Compiled", "Pregraph", "AOTDispatcher", "colar::"),
 }
 """Kind -> beginnings of the profiler's names; what has none of them is "other small kernels"."""
-STEPS = 10
+WARMUP, STEPS = 10, 20
+"""The first steps also touch slots for the first time."""
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
     )
     parser.add_argument("--output", default="results/bench-generate", help="folder for the JSON file")
     parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
-    parser.add_argument("--data-dir", default=None, help="folder with upstream files; else $COLAR_DATA_DIR")
+    parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--eager", action="store_true", help="without compilation")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -56,8 +57,7 @@ def main() -> None:
     found = {n: measure(n, args) for n in progress.track(args.rows, "profile")}
     report = {
         "benchmark": "profile_step",
-        "provenance": files.provenance()
-        | {"command": shared.command(__file__), "accelerator": shared.accelerator()},
+        "provenance": shared.provenance(__file__),
         "rows": found,
     }
     name = "profile-eager.json" if args.eager else "profile.json"
@@ -75,13 +75,14 @@ def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
     method = registry.build("colar")
     registry.attach(lm, method, 0)
     method.prepare(lm, [])
-    folder = None if args.data_dir is None else Path(args.data_dir)
-    examples = [e for e in sources.load("gsm8k-aug", "test", data_dir=folder, skip_malformed=True) if e.steps]
+    examples = [
+        e for e in sources.load("gsm8k-aug", "test", data_dir=args.data_dir, skip_malformed=True) if e.steps
+    ]
     engine = Engine(lm, Unending(method), n, compile=not args.eager)
     for request in make_job(lm, method, examples, Cell("", n, n, 300), 5).requests:
         engine.submit(request)
     seconds = []
-    for _ in range(3 + STEPS):
+    for _ in range(WARMUP + STEPS):
         started = time.perf_counter()
         engine.step()
         seconds.append(time.perf_counter() - started)
@@ -93,7 +94,7 @@ def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
         kind = next((k for k, names in KINDS.items() if event.key.startswith(names)), "other small kernels")
         times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
     whole = sum(times.values())
-    return {"ms_per_step": 1e3 * median(seconds[3:])} | {k: v / whole for k, v in sorted(times.items())}
+    return {"ms_per_step": 1e3 * median(seconds[WARMUP:])} | {k: v / whole for k, v in sorted(times.items())}
 
 
 def show(found: dict[int, dict[str, float]]) -> None:

@@ -23,12 +23,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import shared
@@ -261,9 +258,8 @@ def _precision(args: argparse.Namespace) -> str:
 
 
 def _examples(args: argparse.Namespace) -> list[Any]:
-    folder = Path(args.data_dir) if args.data_dir else None
     limit = 4 * args.questions
-    found = sources.load(args.source, "test", data_dir=folder, limit=limit, skip_malformed=True)
+    found = sources.load(args.source, "test", data_dir=args.data_dir, limit=limit, skip_malformed=True)
     return [example for example in found if example.steps]
 
 
@@ -272,12 +268,7 @@ def _examples(args: argparse.Namespace) -> list[Any]:
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
     """Medians over the rounds, the ratios that matter, and everything that they come from."""
-    cells: dict[str, dict[str, dict[str, float]]] = {}
-    for system in args.systems:
-        mine = [run["cells"] for run in runs if run["system"] == system]
-        cells[system] = {
-            name: {key: median(run[name][key] for run in mine) for key in mine[0][name]} for name in mine[0]
-        }
+    cells = shared.medians(runs, args.systems)
     names = [f"c={factor}" for factor in args.compression_factors]
     for system in cells:
         for name in names if "ours" in cells else ():
@@ -302,8 +293,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "answer_tokens": ANSWER,
             "update_batch": args.batch,
         },
-        "provenance": files.provenance()
-        | {"command": shared.command(__file__), "accelerator": shared.accelerator()},
+        "provenance": shared.provenance(__file__),
         **ratios,
         "cells": cells,
         "runs": runs,
@@ -343,15 +333,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", default="results/bench-rollout", help="folder for report.json")
-    parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
-    parser.add_argument("--source", default="gsm8k-aug", help="a source (`colar data list`) or a file")
-    parser.add_argument("--data-dir", default=None, help="folder with upstream files; else $COLAR_DATA_DIR")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each system; medians are shown")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser = shared.any_model(shared.parser(__file__, __doc__, SYSTEMS, rounds=3))
     parser.add_argument("--questions", type=int, default=8, help='"rollout batch size of 8"')
     parser.add_argument("--num-generations", type=int, default=8, help='"group size G of 8"')
     parser.add_argument(
@@ -361,8 +343,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--batch", type=int, default=8, help="outputs of an update that are learnt from at once"
     )
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import tempfile
 import time
@@ -203,8 +202,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "threads": args.threads,
             "precision": "bf16 autocast over float32 weights",
         },
-        "provenance": files.provenance()
-        | {"command": shared.command(__file__), "accelerator": shared.accelerator()},
+        "provenance": shared.provenance(__file__),
         "ratios": ratios,
         "systems": systems,
         "runs": runs,
@@ -243,19 +241,9 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", default="results/bench-sft", help="folder for report.json")
-    parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
-    parser.add_argument("--source", default="gsm8k-aug", help="a source (`colar data list`) or a file")
-    parser.add_argument("--data-dir", default=None, help="folder with upstream files; else $COLAR_DATA_DIR")
+    parser = shared.any_model(shared.parser(__file__, __doc__, list(SYSTEMS), rounds=3))
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each system; medians are shown")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--system", choices=list(SYSTEMS), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

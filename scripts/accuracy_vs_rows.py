@@ -1,9 +1,10 @@
-"""Validation accuracy against training rows seen, from the histories of one or more runs.
+"""Accuracy against training rows seen, from the histories of one or more runs, or their checkpoints tested.
 
     python scripts/accuracy_vs_rows.py tiny=runs/curve/colar SmolLM2=runs/smollm2-135m/colar --output results/curves
 
-A run is its folder (`history.json`, `recipe.json`). Writes accuracy_vs_rows.png (a panel a run, a curve for each
-per-request value) and accuracy_vs_rows.json, the numbers in it.
+A run is its folder (`history.json`, `recipe.json`), or what `scripts/checkpoint_accuracy.py` wrote: tests instead of
+validation. Writes accuracy_vs_rows.png (a panel a run or test, a curve for each per-request value) and
+accuracy_vs_rows.json, the numbers in it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def draw(runs: dict[str, dict[str, list[dict[str, float]]]]) -> Any:
             colour, marker = canvas.style(index)
             x, y = [p["rows"] for p in points], [100 * p["accuracy"] for p in points]
             axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.3, label=label)
-        canvas.dress(axes, name, "training rows seen", "validation accuracy (%)" if axes is panels[0] else "")
+        canvas.dress(axes, name, "training rows seen", "accuracy (%)" if axes is panels[0] else "")
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
         axes.legend(fontsize=7, frameon=False)
@@ -61,7 +62,10 @@ def main() -> None:
     runs = {}
     for text in args.runs:
         name, _, folder = text.rpartition("=")
-        runs[name or folder] = read(Path(folder))
+        if folder.endswith(".json"):
+            runs |= {f"{name or folder}, {data}": curves for data, curves in files.read_json(folder).items()}
+        else:
+            runs[name or folder] = read(Path(folder))
     output = files.require_writable(args.output)
     files.write_json(output / "accuracy_vs_rows.json", runs)
     print(canvas.save(draw(runs), output / "accuracy_vs_rows.png"))

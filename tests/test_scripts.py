@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from colar import recipe
+from colar.data import sources
+from colar.evaluation.evaluate import Limits, score
+from colar.methods import registry
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -94,3 +99,45 @@ def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch
         assert cell["rollout_share"] == pytest.approx(cell["seconds"] / (cell["seconds"] + update))
     rollout.show(report)
     assert "published" in capsys.readouterr().out
+
+
+def test_every_checkpoint_of_a_run_is_tested_and_drawn(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"output: {tmp_path / 'run'}\n"
+        "data: {source: arithmetic, train_size: 16, validation_size: 4}\n"
+        "method: {name: colar}\n"
+        "training: {max_steps: 4, per_device_train_batch_size: 4, save_steps: 2, save_total_limit: 2}\n"
+        "validation: {params: [{compression_factor: 1}, {compression_factor: 2, snap: true}],"
+        " limits: {max_latents: 4, max_completion_length: 3}}\n"
+    )
+    result = recipe.run(recipe.load(path))
+    script = module("scripts/checkpoint_accuracy.py")
+    command = ["", str(tmp_path / "run"), "--data", "arithmetic", "--limit", "3"]
+    monkeypatch.setattr(sys, "argv", command)
+    script.main()
+    found = json.loads((tmp_path / "run" / "checkpoint_accuracy.json").read_text())
+    assert set(found["arithmetic"]) == {"c = 1", "c = 2, snap"}
+    points = [(point["step"], point["rows"], point["questions"]) for point in found["arithmetic"]["c = 1"]]
+    assert points == [(2, 8, 3), (4, 16, 3)]
+
+    # The last checkpoint is what the run ended with: the same questions, the same answers.
+    lm, method = registry.load(result.best)
+    examples = sources.load("arithmetic", "test", limit=3)
+    params = [registry.make_params(method, {"compression_factor": 1})]
+    scores = score(lm, method, examples, params, "greedy", Limits(max_latents=4, max_completion_length=3))
+    assert found["arithmetic"]["c = 1"][1]["accuracy"] == scores["accuracy"]
+
+    monkeypatch.setattr(script, "measure", None)  # all of it is known: nothing is measured again
+    script.main()
+    assert json.loads((tmp_path / "run" / "checkpoint_accuracy.json").read_text()) == found
+    monkeypatch.setattr(sys, "argv", [*command[:-1], "2"])
+    with pytest.raises(SystemExit, match="measured with 3 questions"):
+        script.main()
+
+    monkeypatch.setattr(
+        sys, "argv", ["", f"toy={tmp_path}/run/checkpoint_accuracy.json", "--output", str(tmp_path / "out")]
+    )
+    module("scripts/accuracy_vs_rows.py").main()
+    assert set(json.loads((tmp_path / "out" / "accuracy_vs_rows.json").read_text())) == {"toy, arithmetic"}
+    assert (tmp_path / "out" / "accuracy_vs_rows.png").stat().st_size > 5000

@@ -28,7 +28,7 @@ from torch import Tensor
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Request
-from colar.methods import base
+from colar.methods import base, checks
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
@@ -115,7 +115,7 @@ def build_all(
 ) -> list[Control]:
     """Several controls of the same requests, which are thought about once."""
     for kind in kinds:
-        base.check_choice("control", kind, tuple(KINDS))
+        checks.check_choice("control", kind, tuple(KINDS))
     if not requests or len({request.seed for request in requests}) < len(requests):
         raise ValueError("a control needs requests, each with a seed of its own")
     own = own_thoughts(lm, method, requests, max_batch)

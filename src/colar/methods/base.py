@@ -10,7 +10,6 @@ Shape suffixes: B rows, Q question, T reasoning tokens, A answer, N labels, S st
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.data.example import Example
+from colar.methods.segments import length_mask, pad, token_loss
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.prompts import Template
@@ -259,74 +259,6 @@ def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
     }
 
 
-PAD_TO = 8
-"""Sequences that go through the backbone are padded to multiples of this: few lengths means few kernels to make."""
-
-
-def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
-    """Lay each row's segments end to end, right-padded with zeros.
-
-    Each segment is (values (B, L, ...), lengths (B,)). Returns (B, longest total, ...), that length rounded up to
-    a `multiple`; gradients flow.
-    """
-    lengths = torch.stack([lengths for _, lengths in segments])
-    values = segments[0][0]
-    longest = -(-int(lengths.sum(0).max()) // multiple) * multiple
-    out = values.new_zeros(values.shape[0], longest, *values.shape[2:])
-    start_B = torch.zeros_like(lengths[0])
-    for values, lengths_B in segments:
-        row, column = torch.nonzero(length_mask(lengths_B, values.shape[1]), as_tuple=True)
-        out = out.index_put((row, start_B[row] + column), values[row, column].to(out.dtype))
-        start_B = start_B + lengths_B
-    return out
-
-
-def length_mask(lengths_B: Tensor, n: int) -> Tensor:
-    """(B, n) bool, true at a row's first `lengths_B[b]` positions."""
-    return torch.arange(n, device=lengths_B.device) < lengths_B[:, None]
-
-
-def shift(hidden_BTD: Tensor, start_B: Tensor, n: int) -> Tensor:
-    """Row b's hidden states at positions start_b, start_b + 1, ... (B, n, D), clamped at the end."""
-    index_BN = (start_B[:, None] + torch.arange(n, device=start_B.device)).clamp(max=hidden_BTD.shape[1] - 1)
-    return hidden_BTD.gather(1, index_BN[..., None].expand(-1, -1, hidden_BTD.shape[2]))
-
-
-def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
-    """Mean over each row's masked entries, (B,); 0 where a row has none."""
-    total_B = torch.where(mask_BN, values_BN, 0).sum(-1)
-    return total_B / mask_BN.sum(-1).clamp(min=1)
-
-
-def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
-    """Mean over each row's labelled positions of sum_g w_g * -log p(label_g), (B,).
-
-    A position is labelled where its weights are not all 0; there they sum to 1. One label of weight 1 is the
-    usual cross-entropy. Logits are made only at labelled positions.
-    """
-    logits_MV = lm.logits(hidden_BND[labelled(weights_BNG)])
-    return cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
-
-
-def labelled(weights_BNG: Tensor) -> Tensor:
-    """(B, N) bool: the positions that have a label."""
-    return weights_BNG.sum(-1) > 0
-
-
-def cross_entropy_from(logits_MV: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
-    """`cross_entropy` from the logits of the M labelled positions, row after row."""
-    mask_BN = labelled(weights_BNG)
-    log_probs_MV = logits_MV.log_softmax(-1)
-    losses_M = -(log_probs_MV.gather(1, labels_BNG[mask_BN]) * weights_BNG[mask_BN]).sum(-1)
-    empty_BN = losses_M.new_zeros(mask_BN.shape)
-    return row_mean(empty_BN.masked_scatter(mask_BN, losses_M), mask_BN)
-
-
-def token_loss(lm: LatentLM, hidden_BND: Tensor, ids_BN: Tensor, mask_BN: Tensor) -> Tensor:
-    """Mean over each row's masked positions of -log p(token), (B,)."""
-    return cross_entropy(lm, hidden_BND, ids_BN[..., None], mask_BN[..., None].float())
-
-
 def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy of what follows the closing separator, EOS included, (B,).
 
@@ -336,27 +268,3 @@ def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
     labels_BN = batch.answer_ids[:, 1:]
     mask_BN = length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
     return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)
-
-
-def check_number(name: str, value: object, low: float, high: float = math.inf, whole: bool = False) -> None:
-    """ValueError in words unless `value` is a finite number (a whole one) in [low, high]."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if number and low <= float(value) <= high and (not whole or float(value).is_integer()):  # type: ignore[arg-type]
-        return
-    bound = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
-    raise ValueError(f"{name} must be a {'whole ' * whole}number, {bound}, got {value!r}")
-
-
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """ValueError in words unless `value` is one of those allowed."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-
-
-def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids as (B, longest) int64, zeros on the right, and each row's length (B,)."""
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    ids = torch.zeros(len(rows), int(lengths.max()) if len(rows) else 0, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
-    return ids, lengths

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, checks, segments
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.unroll import unroll
 from colar.model.latent_lm import LatentLM
@@ -52,10 +52,10 @@ class CoconutConfig:
     """Epochs of plain CoT (stage 0) before; 0 where the weights come from CoT-SFT (the paper: 6)."""
 
     def __post_init__(self) -> None:
-        base.check_number("method.n_latents_per_step", self.n_latents_per_step, 1, whole=True)
-        base.check_number("method.n_stages", self.n_stages, 1, whole=True)
-        base.check_number("method.epochs_per_stage", self.epochs_per_stage, 1e-6)
-        base.check_number("method.cot_epochs", self.cot_epochs, 0)
+        checks.check_number("method.n_latents_per_step", self.n_latents_per_step, 1, whole=True)
+        checks.check_number("method.n_stages", self.n_stages, 1, whole=True)
+        checks.check_number("method.epochs_per_stage", self.epochs_per_stage, 1e-6)
+        checks.check_number("method.cot_epochs", self.cot_epochs, 0)
 
     @property
     def n_latents(self) -> int:
@@ -91,16 +91,16 @@ class Coconut(base.Base):
         blank_BK = batch.seeds.new_zeros(len(batch.seeds), int(batch.n_latents.max()))
         chain = (batch.chain_ids, batch.chain_lengths)
         answer = (batch.answer_ids, batch.answer_lengths)
-        tail_BN = base.pack((blank_BK, batch.n_latents), chain, answer, multiple=base.PAD_TO)
+        tail_BN = segments.pack((blank_BK, batch.n_latents), chain, answer, multiple=segments.PAD_TO)
         tail_BND, K = lm.embed(tail_BN), blank_BK.shape[1]
-        real_BN = base.length_mask(batch.n_latents + chain[1] + answer[1], tail_BN.shape[1])
+        real_BN = segments.length_mask(batch.n_latents + chain[1] + answer[1], tail_BN.shape[1])
         sequence, first_BKD, _ = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
         rest_BTD = sequence.feed(tail_BND[:, K:], real_BN[:, K:])
         hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[
             :, :-1
         ]  # column i is predicted one position before it
-        labelled_BN = real_BN & ~base.length_mask(batch.n_latents, tail_BN.shape[1])
-        return {"ce": base.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
+        labelled_BN = real_BN & ~segments.length_mask(batch.n_latents, tail_BN.shape[1])
+        return {"ce": segments.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
 
     @torch.no_grad()
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -108,8 +108,8 @@ class Coconut(base.Base):
         chain_BTD, n = lm.embed(batch.chain_ids), batch.n_latents
         blank_BKD = chain_BTD.new_zeros(len(n), int(n.max()), lm.width)
         counts_B = n + batch.chain_lengths
-        tail_BND = base.pack((blank_BKD, n), (chain_BTD, batch.chain_lengths))
-        real_BN = base.length_mask(counts_B, tail_BND.shape[1])
+        tail_BND = segments.pack((blank_BKD, n), (chain_BTD, batch.chain_lengths))
+        real_BN = segments.length_mask(counts_B, tail_BND.shape[1])
         _, _, fed_BKD = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
         return torch.cat([fed_BKD, tail_BND[:, fed_BKD.shape[1] :]], dim=1), counts_B
 

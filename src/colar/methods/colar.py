@@ -26,117 +26,24 @@ latent head's mean, plus `latent_temperature` times sigma times noise, times sig
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, segments
 from colar.methods.base import Batch, Row, ThinkState, Thought
-from colar.methods.latent_head import Head, LatentHead, LatentLoss, continued, gaussian_logps, latent_loss
+from colar.methods.colar_config import ColarConfig, ColarParams
+from colar.methods.latent_head import LatentHead, continued, gaussian_logps, latent_loss
 from colar.methods.outputs import LatentLogprob, Outputs, Scores, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-from colar.ops.compress import Merge, compress, lattice, members, pick_one, scale
+from colar.ops.compress import compress, lattice, members, pick_one, scale
 from colar.ops.sampling import sample_tokens, token_logps
 from colar.prompts import Template
-
-Stop = Literal["majority", "argmax"]
-ChainLabel = Literal["expected", "sampled"]
-
-
-@dataclass(frozen=True)
-class ColarParams:
-    """Per-request values."""
-
-    compression_factor: float = 2
-    """c: how many reasoning tokens a latent stands for, 1 or more."""
-
-    snap: bool = False
-    """Feed back the sum of c token embeddings that the LM head's distribution is nearest to, not the latent head's
-    mean: what the model was trained to read, so that small errors do not compound."""
-
-    def __post_init__(self) -> None:
-        if self.snap not in (True, False):
-            raise ValueError(f"snap must be true or false, got {self.snap!r}")
-        c = self.compression_factor
-        if not _is_number(c):
-            raise ValueError(f"compression_factor must be a number, got {c!r}")
-        if c < 1:
-            raise ValueError(f"compression_factor must be 1 or more, got {c:g}")
-
-
-@dataclass(frozen=True)
-class ColarConfig:
-    """The paper's choices; its ablations are values of these."""
-
-    compression_factors: tuple[float, ...] | str = "1..5"
-    """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), or a list, in which
-    a factor that stands twice is drawn twice as often."""
-    merge: Merge = "sqrt"
-    """Scale of a group's sum: "sqrt" of its size, or its "mean" (ablation MP)."""
-    head: Head = "gaussian"
-    """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
-    gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction."""
-    latent_loss: LatentLoss = "soft_mse"
-    """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
-    alpha: float = 0.02
-    """Weight of the entropy in soft-MSE; sigma settles at sqrt(alpha / 2) = 0.1 sigma_e, the exploration noise."""
-    supervise_chain: bool = True
-    """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
-    chain_label: ChainLabel = "expected"
-    """"sampled": one token of the group, drawn at random (the paper's); "expected": its expectation over the draw."""
-    own_latents: float = 0.0
-    """Share of the latents fed in training that the model predicted itself (one more forward, without gradient)."""
-    stop: Stop = "majority"
-    """When greedy thinking ends: "majority", the separator is more likely than not; "argmax", likelier than any one
-    token (the paper's), which ends early where c tokens share what is left."""
-    comp_weight: float = 1.0
-    """Weight of L_comp."""
-    latent_weight: float = 1.0
-    """Weight of L_latent ("we sum up L_comp and L_latent")."""
-    sigma_e: float | None = None
-    """Scale of the embeddings; null: measured on the backbone at the start and kept here."""
-
-    def __post_init__(self) -> None:
-        _one_of("merge", self.merge, get_args(Merge))
-        _one_of("head", self.head, get_args(Head))
-        _one_of("latent_loss", self.latent_loss, get_args(LatentLoss))
-        _one_of("chain_label", self.chain_label, get_args(ChainLabel))
-        _one_of("stop", self.stop, get_args(Stop))
-        if not (_is_number(self.own_latents) and 0 <= self.own_latents <= 1):
-            raise ValueError(f"method.own_latents must be between 0 and 1, got {self.own_latents!r}")
-        if self.head == "deterministic" and self.latent_loss == "nll":
-            raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
-        for name in ("alpha", "comp_weight", "latent_weight"):
-            value = getattr(self, name)
-            if not (_is_number(value) and value >= 0):
-                raise ValueError(f"method.{name} must be 0 or more, got {value}")
-        sigma_e = self.sigma_e
-        if sigma_e is not None and not (_is_number(sigma_e) and sigma_e > 0):
-            raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
-        if not self.factors:
-            raise ValueError("method.compression_factors is empty")
-        for c in self.factors:
-            ColarParams(c)
-
-    @property
-    def factors(self) -> tuple[float, ...]:
-        """The training factors as numbers."""
-        given = self.compression_factors
-        if isinstance(given, list | tuple):
-            return tuple(given)
-        low, dots, high = str(given).partition("..")
-        if not (dots and low.strip().isdigit() and high.strip().isdigit() and int(low) <= int(high)):
-            raise ValueError(
-                f'method.compression_factors must be a list or a range such as "1..5", got {given!r}'
-            )
-        return tuple(range(int(low), int(high) + 1))
 
 
 class Colar(base.Base):
@@ -193,13 +100,13 @@ class Colar(base.Base):
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
         fed_BKD = self._fed(lm, batch, question, latents_BKD, counts_B)
-        hidden_BTD = lm.hidden(base.pack(question, (fed_BKD, counts_B), answer, multiple=base.PAD_TO))
+        hidden_BTD = lm.hidden(segments.pack(question, (fed_BKD, counts_B), answer, multiple=segments.PAD_TO))
         labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
-        hidden_BND = base.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
-        labelled_BN = base.labelled(weights_BNG)
+        hidden_BND = segments.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
+        labelled_BN = segments.labelled(weights_BNG)
         logits_MV = lm.logits(hidden_BND[labelled_BN])
-        ce_B = base.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
-        mask_BK = base.length_mask(counts_B, latents_BKD.shape[1])
+        ce_B = segments.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
+        mask_BK = segments.length_mask(counts_B, latents_BKD.shape[1])
         mask_BN = nn.functional.pad(mask_BK, (0, labelled_BN.shape[1] - mask_BK.shape[1]))
         made = self.config.head == "anchored" and self.config.supervise_chain  # its logits are made already
         anchor_MV = logits_MV[mask_BN[labelled_BN]] if made else None
@@ -219,8 +126,8 @@ class Colar(base.Base):
         K = latents_BKD.shape[1]
         if not (self.config.own_latents and K):
             return latents_BKD
-        hidden_BTD = lm.hidden(base.pack(question, (latents_BKD, counts_B), multiple=base.PAD_TO))
-        hidden_BKD = base.shift(hidden_BTD, batch.question_lengths - 1, K)
+        hidden_BTD = lm.hidden(segments.pack(question, (latents_BKD, counts_B), multiple=segments.PAD_TO))
+        hidden_BKD = segments.shift(hidden_BTD, batch.question_lengths - 1, K)
         c_BK = batch.params["compression_factor"][:, None].expand(-1, K)
         mean, _ = self._predict(lm, hidden_BKD.flatten(0, 1), c_BK.flatten())
         own_BK = noise.uniform(noise.keys(batch.seeds, noise.OWN), K) < self.config.own_latents
@@ -260,8 +167,8 @@ class Colar(base.Base):
         )
         if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
             ids_BKG, weights_BKG = answer_BA1[:, :0], weight_BA1[:, :0]
-        labels_BNG = base.pack((ids_BKG, counts_B), (answer_BA1, batch.answer_lengths))
-        return labels_BNG, base.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
+        labels_BNG = segments.pack((ids_BKG, counts_B), (answer_BA1, batch.answer_lengths))
+        return labels_BNG, segments.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
 
     def _latent_loss(
         self,
@@ -279,7 +186,7 @@ class Colar(base.Base):
 
         def per_row(values_M: Tensor) -> Tensor:
             values_BK = values_M.new_zeros(mask_BK.shape).masked_scatter(mask_BK, values_M)
-            return base.row_mean(values_BK, mask_BK)
+            return segments.row_mean(values_BK, mask_BK)
 
         return {
             "latent": self.config.latent_weight * per_row(loss_M),
@@ -354,12 +261,3 @@ class Colar(base.Base):
         ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose)
         total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
         return total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"method.{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, checks, segments
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.unroll import Unrolled, unroll
 from colar.model.latent_lm import LatentLM
@@ -66,10 +66,10 @@ class DistillConfig:
     """Leave the chain's last step out of the teacher's row."""
 
     def __post_init__(self) -> None:
-        base.check_number("method.n_latents", self.n_latents, 1, whole=True)
+        checks.check_number("method.n_latents", self.n_latents, 1, whole=True)
         for name in ("student_weight", "teacher_weight", "align_weight"):
-            base.check_number(f"method.{name}", getattr(self, name), 0)
-        base.check_choice("method.align_loss", self.align_loss, get_args(AlignLoss))
+            checks.check_number(f"method.{name}", getattr(self, name), 0)
+        checks.check_choice("method.align_loss", self.align_loss, get_args(AlignLoss))
 
 
 class Projection(nn.Sequential):
@@ -108,26 +108,26 @@ class Distill(base.Base):
         """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
         question = (batch.question_ids, batch.question_lengths)
         tail = ((batch.chain_ids, batch.chain_lengths), (batch.answer_ids, batch.answer_lengths))
-        layers = lm.layers(lm.embed(base.pack(question, *tail, multiple=base.PAD_TO)))
-        labels_BN = base.pack(*tail)
-        hidden_BND = base.shift(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
-        mask_BN = base.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
+        layers = lm.layers(lm.embed(segments.pack(question, *tail, multiple=segments.PAD_TO)))
+        labels_BN = segments.pack(*tail)
+        hidden_BND = segments.shift(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
+        mask_BN = segments.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
         separator_B = batch.question_lengths + batch.chain_lengths
-        at_separator = [base.shift(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
-        return base.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
+        at_separator = [segments.shift(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
+        return segments.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
 
     def _student(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The same of the student, whose labels are the answer's."""
         sequence, _, _ = self._unroll(lm, batch)
-        answer_BA = base.pack((batch.answer_ids, batch.answer_lengths), multiple=base.PAD_TO)
-        real_BA = base.length_mask(batch.answer_lengths, answer_BA.shape[1])
+        answer_BA = segments.pack((batch.answer_ids, batch.answer_lengths), multiple=segments.PAD_TO)
+        real_BA = segments.length_mask(batch.answer_lengths, answer_BA.shape[1])
         layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
         return base.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
 
     def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
         n = self.config.n_latents
         blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
-        real_BK = base.length_mask(torch.full_like(batch.seeds, n), n)
+        real_BK = segments.length_mask(torch.full_like(batch.seeds, n), n)
         fixed = replace(batch, n_latents=torch.full_like(batch.seeds, n))
         return unroll(lm, fixed, blank_BKD, real_BK, lambda hidden_BD: self.project(lm, hidden_BD))
 

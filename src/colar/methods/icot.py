@@ -32,7 +32,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, checks
 from colar.methods.base import Row, ThinkState, Thought
 from colar.methods.cot import Cot
 from colar.model.latent_lm import LatentLM
@@ -59,14 +59,14 @@ class IcotConfig:
     """Epochs of plain CoT before anything is removed; 0 where the weights come from CoT-SFT."""
 
     def __post_init__(self) -> None:
-        base.check_choice("method.unit", self.unit, get_args(Unit))
-        base.check_number("method.removed_per_epoch", self.removed_per_epoch, 1e-6)
-        base.check_number("method.remove_all_at", self.remove_all_at, 1, whole=True)
+        checks.check_choice("method.unit", self.unit, get_args(Unit))
+        checks.check_number("method.removed_per_epoch", self.removed_per_epoch, 1e-6)
+        checks.check_number("method.remove_all_at", self.remove_all_at, 1, whole=True)
         if self.most_removed is not None:
-            base.check_number("method.most_removed", self.most_removed, 0, whole=True)
+            checks.check_number("method.most_removed", self.most_removed, 0, whole=True)
         if self.smoothing_lambda is not None:
-            base.check_number("method.smoothing_lambda", self.smoothing_lambda, 1e-6)
-        base.check_number("method.cot_epochs", self.cot_epochs, 0)
+            checks.check_number("method.smoothing_lambda", self.smoothing_lambda, 1e-6)
+        checks.check_number("method.cot_epochs", self.cot_epochs, 0)
 
 
 class Icot(Cot):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, checks, segments
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
@@ -43,9 +43,9 @@ class PauseConfig:
     """Scale of the embeddings, above 0; null: measured on the backbone at the start and kept here."""
 
     def __post_init__(self) -> None:
-        base.check_number("method.n_pauses", self.n_pauses, 1, whole=True)
+        checks.check_number("method.n_pauses", self.n_pauses, 1, whole=True)
         if self.sigma_e is not None:
-            base.check_number("method.sigma_e", self.sigma_e, 1e-12)
+            checks.check_number("method.sigma_e", self.sigma_e, 1e-12)
 
 
 class Pause(base.Base):
@@ -83,9 +83,11 @@ class Pause(base.Base):
         pauses_BKD, counts_B = self.thoughts(lm, batch)
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        hidden_BTD = lm.hidden(base.pack(question, (pauses_BKD, counts_B), answer, multiple=base.PAD_TO))
+        hidden_BTD = lm.hidden(
+            segments.pack(question, (pauses_BKD, counts_B), answer, multiple=segments.PAD_TO)
+        )
         separator_B = batch.question_lengths + counts_B
-        hidden_BAD = base.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
+        hidden_BAD = segments.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": base.answer_loss(lm, hidden_BAD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:

@@ -29,7 +29,7 @@ from random import Random
 from typing import ClassVar, Literal, get_args
 
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, checks
 from colar.methods.base import Row
 from colar.methods.cot import Cot
 from colar.methods.importance import LLMLingua2, surprisal
@@ -47,7 +47,7 @@ class TokenSkipParams:
     """Share of the chain's tokens that is to be written, above 0 and at most 1."""
 
     def __post_init__(self) -> None:
-        base.check_number("ratio", self.ratio, 1e-6, 1)
+        checks.check_number("ratio", self.ratio, 1e-6, 1)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TokenSkipConfig:
             raise ValueError(f"method.ratios must be a list of numbers, got {self.ratios!r}")
         for ratio in self.ratios:
             TokenSkipParams(ratio)
-        base.check_choice("method.scorer", self.scorer, get_args(Scorer))
+        checks.check_choice("method.scorer", self.scorer, get_args(Scorer))
 
 
 @dataclass(frozen=True)

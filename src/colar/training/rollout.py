@@ -19,8 +19,9 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Request, prompt_ids
 from colar.methods import registry
-from colar.methods.base import Method, pad, param_columns
+from colar.methods.base import Method, param_columns
 from colar.methods.outputs import LatentLogprob, Outputs
+from colar.methods.segments import pad
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 from colar.training.grpo_config import GrpoConfig
