@@ -743,6 +743,7 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
             "model": {"backbone": "some-org/some-model"},
             "data": {"source": "gsm8k-aug", "data_dir": "/secret/place", "train_size": 7},
             "method": {"name": "colar", "alpha": 0.02},
+            "validation": {"params": [{"compression_factor": 1}, {"compression_factor": 5, "snap": True}]},
         },
         "training": {"learning_rate": 1e-4},
         "metrics": {"accuracy": 0.25, "length": 3.5},
@@ -759,11 +760,13 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
         "gsm8k-aug",
         '"alpha": 0.02',
         "colar generate",
-        "--compression_factor 2",
+        "--compression_factor 5 --snap true",  # as it was validated
         "control",
     ):
         assert part in written
     assert "secret" not in written
+    del run_info["recipe"]["validation"]
+    assert '?" --compression_factor 2\n' in card.text(lm, "colar", run_info, {"compression_factor": 2})
     local = dataclasses.replace(backbones.load("tiny"), name=str(tmp_path))
     assert "base_model" not in yaml.safe_load(
         card.text(LatentLM.from_backbone(local), "cot", {}).split("---")[1]

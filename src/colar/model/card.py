@@ -16,9 +16,11 @@ from colar.model.latent_lm import LatentLM
 def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> str:
     """Front matter and sections. `run` is the run's record as colar.json keeps it; what it lacks is left out.
 
-    `params` are the method's per-request values with their defaults, shown in the command.
+    `params` are the method's per-request values with their defaults; the command shows them, or those that the run
+    validated last with, where it names some.
     """
     recipe = run.get("recipe") or {}
+    validated = ((recipe.get("validation") or {}).get("params") or [{}])[-1]
     config = recipe.get("method") or {"name": method}
     parts = [
         _front_matter(lm, method, run),
@@ -26,7 +28,7 @@ def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str,
         f"A causal language model fine-tuned with colar to reason by the "
         f"method `{method}`. Backbone: `{_short(lm.name)}` "
         f"({'LoRA adapter' if lm.has_adapter else 'all weights trained'}).",
-        _use(params or {}),
+        _use({**(params or {}), **validated}),
         _section("Validation", _metrics(run)),
         _section("Method", _json(config)),
         _section("Data", _json(_public(recipe.get("data")))),
@@ -49,7 +51,11 @@ def _front_matter(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:
 
 
 def _use(params: Mapping[str, Any]) -> str:
-    asked = "".join(f" --{name} {value:g}" for name, value in params.items() if value is not False)
+    asked = "".join(
+        f" --{name} {'true' if value is True else f'{value:g}'}"
+        for name, value in params.items()
+        if value is not False
+    )
     return (
         "## How to use\n\nWith colar installed:\n\n```sh\n"
         f'colar generate THIS_FOLDER "Ann has 3 pens and buys 4 more. How many has she?"{asked}\n```'
