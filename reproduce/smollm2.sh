@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics: CoT-SFT, CoLaR-SFT from its weights, the four test sets, and where
-# it loses (docs/results.md). About three hours on 2 cores. Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else
+# it loses (docs/results.md). About five hours on 2 cores. Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else
 # the Hub. Everything is left in runs/smollm2-135m (or $1). Stopped and run again, it goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,11 +10,14 @@ common=(--skip_malformed --dtype bfloat16 --max_latents 128 --max_completion_len
 
 colar train recipes/smollm2-135m/cot.yaml --output "$out/cot"
 colar train recipes/smollm2-135m/cot-generated.yaml --output "$out/cot-generated" --model.init_from "$out/cot/best"
-colar train recipes/smollm2-135m/colar-generated.yaml --output "$out/colar-generated" \
-  --model.init_from "$out/cot-generated/best"
-models=(cot="$out/cot-generated/best" colar="$out/colar-generated/best")
-colar evaluate "${models[@]}" --data "${sets[@]}" --limit 500 --compression_factor 1 2 3 5 --snap true \
-  "${common[@]}" --batch_size 64 --output "$out/report-generated"
-colar diagnose "${models[@]}" --data gsm8k-aug --limit 100 --compression_factor 1 2 5 --snap true "${common[@]}" \
-  --output "$out/diagnosis-generated"
-colar export "$out/colar-generated/best" "$out/export" --dtype bfloat16
+# All speeds in one model, and c = 1 and 2 in another.
+for name in colar-generated colar-pairs; do
+  colar train "recipes/smollm2-135m/$name.yaml" --output "$out/$name" --model.init_from "$out/cot-generated/best"
+  models=(cot="$out/cot-generated/best" colar="$out/$name/best")
+  colar evaluate "${models[@]}" --data "${sets[@]}" --limit 500 --compression_factor 1 2 3 5 --snap true \
+    "${common[@]}" --batch_size 64 --compile --output "$out/report${name#colar}"
+  colar diagnose "${models[@]}" --data gsm8k-aug --limit 100 --compression_factor 1 2 5 --snap true "${common[@]}" \
+    --output "$out/diagnosis${name#colar}"
+done
+python scripts/checkpoint_accuracy.py "$out/colar-pairs" --data multiarith arithmetic --limit 100
+colar export "$out/colar-pairs/best" "$out/export" --dtype bfloat16
