@@ -39,7 +39,8 @@ def measure(run: recipe.Recipe, folder: Path, tests: dict[str, list[Example]]) -
     found = {}
     for name, examples in tests.items():
         scores = score(lm, method, examples, params, "greedy", run.validation.limits)
-        found[name] = {key: value for key, value in scores.items() if key.startswith("accuracy/")}
+        of_params = {key: value for key, value in scores.items() if key.startswith("accuracy/")}
+        found[name] = of_params or {"accuracy": scores["accuracy"]}  # a method may have no per-request values
     return found
 
 
@@ -91,8 +92,8 @@ def known(curves: dict[str, Any], name: str, step: int, limit: int) -> bool:
 
 
 def label(key: str) -> str:
-    """accuracy/compression_factor=2/snap -> c = 2, snap."""
-    return key.partition("/")[2].replace("compression_factor=", "c = ").replace("/", ", ")
+    """accuracy/compression_factor=2/snap -> c = 2, snap; accuracy alone stays."""
+    return key.removeprefix("accuracy/").replace("compression_factor=", "c = ").replace("/", ", ")
 
 
 if __name__ == "__main__":

@@ -141,3 +141,22 @@ def test_every_checkpoint_of_a_run_is_tested_and_drawn(tmp_path, monkeypatch, ca
     module("scripts/accuracy_vs_rows.py").main()
     assert set(json.loads((tmp_path / "out" / "accuracy_vs_rows.json").read_text())) == {"toy, arithmetic"}
     assert (tmp_path / "out" / "accuracy_vs_rows.png").stat().st_size > 5000
+
+
+def test_a_method_without_params_has_one_curve(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"output: {tmp_path / 'run'}\n"
+        "data: {source: arithmetic, train_size: 8, validation_size: 0}\n"
+        "method: {name: cot}\n"
+        "training: {max_steps: 1, per_device_train_batch_size: 4, save_steps: 1}\n"
+        "validation: {limits: {max_latents: 4, max_completion_length: 3}}\n"
+    )
+    run = recipe.load(path)
+    recipe.run(run)
+    script = module("scripts/checkpoint_accuracy.py")
+    tests = {"arithmetic": sources.load("arithmetic", "test", limit=2)}
+    found = script.measure(run, tmp_path / "run" / "checkpoints" / "checkpoint-1", tests)
+    assert list(found["arithmetic"]) == ["accuracy"]
+    assert script.label("accuracy") == "accuracy"
+    assert script.label("accuracy/compression_factor=2/snap") == "c = 2, snap"

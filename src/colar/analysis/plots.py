@@ -91,6 +91,11 @@ def draw_accuracy(rows: Iterable[Row]) -> Any:
     return figure
 
 
+def has_curves(history: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether there is anything to draw: a run shorter than its first log has nothing."""
+    return bool(_series(history))
+
+
 def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
     """The figure of `learning_curves`."""
     series = _series(history)

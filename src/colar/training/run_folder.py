@@ -58,7 +58,7 @@ class RunFolder:
         """history.json and the picture; numbers that are not finite become null."""
         clean = [{key: _finite(value) for key, value in row.items()} for row in history]
         files.write_json(self.history, clean)
-        if any("step" in row and len(row) > 2 for row in clean):
+        if plots.has_curves(clean):
             plots.learning_curves(clean, self.curves, title)
 
     def _newest_first(self) -> list[Path]:
