@@ -60,7 +60,8 @@ all
 for s in "${seeds[@]}"; do
   train "nll-$s" colar-nll --model.init_from "$out/cot-$s/best"
   train "dl-$s" colar-nll --model.init_from "$out/cot-$s/best" --label DL \
-    --method.head deterministic --method.latent_loss soft_mse
+    --method.head deterministic --method.latent_loss soft_mse \
+    --method.nll_beta 0 --method.latent_weight 1
 done
 all
 for s in "${seeds[@]}"; do

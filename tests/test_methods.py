@@ -85,7 +85,8 @@ def naive_colar(lm, config, row, c):
             losses.append(((mean - target) ** 2).mean())
         elif config.latent_loss == "nll":
             constant = 0.5 * math.log(2 * math.pi)
-            losses.append((-Normal(mean, log_std.exp()).log_prob(target) - constant).mean())
+            nll = -Normal(mean, log_std.exp()).log_prob(target) - constant
+            losses.append((nll * log_std.exp() ** (2 * config.nll_beta)).mean())
         else:
             entropy = Normal(mean, log_std.exp()).entropy()
             losses.append(((mean - target) ** 2 + log_std.exp() ** 2 - config.alpha * entropy).mean())
@@ -95,6 +96,7 @@ def naive_colar(lm, config, row, c):
 CONFIGS = [
     {"latent_loss": "soft_mse", "alpha": 0.5},
     {"latent_loss": "nll"},
+    {"latent_loss": "nll", "nll_beta": 0.5},
     {"head": "deterministic"},
     {"merge": "mean", "latent_weight": 0.25, "comp_weight": 3.0},
     {"merge": "mean", "latent_loss": "nll", "supervise_chain": False},
@@ -463,6 +465,17 @@ def test_nll_is_the_gaussians():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_beta_nll_scales_the_gradients_of_the_nll_by_sigma(beta):
+    """At 1 the mean has half the squared error's; sigma is least where it is the error, at any beta."""
+    mean, log_std, target = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    mean.requires_grad_(), log_std.requires_grad_()
+    latent_loss(mean, log_std, target, "nll", nll_beta=beta).sum().backward()
+    sigma, error = log_std.detach().exp(), mean.detach() - target
+    torch.testing.assert_close(mean.grad, error * sigma ** (2 * beta - 2))
+    torch.testing.assert_close(log_std.grad, (1 - (error / sigma) ** 2) * sigma ** (2 * beta))
+
+
 # Gradients
 
 
@@ -602,6 +615,8 @@ def test_factors_beyond_what_was_trained():
         ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
         ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, anchored, got 'gauss'"),
         ({"own_latents": 1.5}, "method.own_latents must be between 0 and 1, got 1.5"),
+        ({"nll_beta": 2.0}, "method.nll_beta must be between 0 and 1, got 2.0"),
+        ({"nll_beta": 0.5}, "method.nll_beta is a value of latent_loss nll; this one is soft_mse"),
         ({"stop": "never"}, "method.stop must be one of majority, argmax, got 'never'"),
         ({"latent_loss": "mse"}, "method.latent_loss must be one of soft_mse, nll, got 'mse'"),
         ({"head": "deterministic", "latent_loss": "nll"}, "method.latent_loss nll needs a spread"),

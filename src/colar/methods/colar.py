@@ -182,14 +182,16 @@ class Colar(base.Base):
         c_M = batch.params["compression_factor"][:, None].expand_as(mask_BK)[mask_BK]
         mean, log_std = self._predict(lm, hidden_BND[:, : mask_BK.shape[1]][mask_BK], c_M, logits_MV)
         target_MD = latents_BKD[mask_BK].float() / self.sigma_e
-        loss_M = latent_loss(mean, log_std, target_MD, self.loss_kind, self.config.alpha).mean(-1)
+        loss_MD = latent_loss(
+            mean, log_std, target_MD, self.loss_kind, self.config.alpha, self.config.nll_beta
+        )
 
         def per_row(values_M: Tensor) -> Tensor:
             values_BK = values_M.new_zeros(mask_BK.shape).masked_scatter(mask_BK, values_M)
             return segments.row_mean(values_BK, mask_BK)
 
         return {
-            "latent": self.config.latent_weight * per_row(loss_M),
+            "latent": self.config.latent_weight * per_row(loss_MD.mean(-1)),
             "_sigma": per_row(log_std.detach().exp().mean(-1)),
             "_latent_mse": per_row((mean.detach() - target_MD).square().mean(-1)),
         }

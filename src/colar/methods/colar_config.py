@@ -50,6 +50,9 @@ class ColarConfig:
     """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
     alpha: float = 0.02
     """Weight of the entropy in soft-MSE; sigma settles at sqrt(alpha / 2) = 0.1 sigma_e, the exploration noise."""
+    nll_beta: float = 0.0
+    """Weighs the NLL by sigma^(2 nll_beta), 0 (the paper's) to 1 (beta-NLL, Seitzer et al. 2022): at 0 its gradient
+    grows with 1 / sigma^2, until little else is left of a clipped one; 0.5 learns the mean as well as soft_mse."""
     supervise_chain: bool = True
     """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
     chain_label: ChainLabel = "expected"
@@ -72,10 +75,14 @@ class ColarConfig:
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
         check_choice("method.stop", self.stop, get_args(Stop))
-        if not (is_number(self.own_latents) and 0 <= self.own_latents <= 1):
-            raise ValueError(f"method.own_latents must be between 0 and 1, got {self.own_latents!r}")
+        for name in ("own_latents", "nll_beta"):
+            value = getattr(self, name)
+            if not (is_number(value) and 0 <= value <= 1):
+                raise ValueError(f"method.{name} must be between 0 and 1, got {value!r}")
         if self.head == "deterministic" and self.latent_loss == "nll":
             raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
+        if self.nll_beta and self.latent_loss != "nll":
+            raise ValueError(f"method.nll_beta is a value of latent_loss nll; this one is {self.latent_loss}")
         for name in ("alpha", "comp_weight", "latent_weight"):
             value = getattr(self, name)
             if not (is_number(value) and value >= 0):

@@ -56,13 +56,23 @@ def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
 
 
 def latent_loss(
-    mean: Tensor, log_std: Tensor, target: Tensor, kind: Literal["mse", "soft_mse", "nll"], alpha: float = 0.0
+    mean: Tensor,
+    log_std: Tensor,
+    target: Tensor,
+    kind: Literal["mse", "soft_mse", "nll"],
+    alpha: float = 0.0,
+    nll_beta: float = 0.0,
 ) -> Tensor:
-    """Elementwise loss of a prediction, in units of sigma_e squared; `mse` has no use for the spread."""
+    """Elementwise loss of a prediction, in units of sigma_e squared; `mse` has no use for the spread.
+
+    `nll_beta` weighs the NLL by sigma^(2 beta) without a gradient (beta-NLL, Seitzer et al. 2022, equation 5): at 0 the
+    mean learns with (mean - target) / sigma^2, at 1 as by half of the squared error.
+    """
     error = (mean - target).square()
     if kind == "mse":
         return error
     if kind == "nll":
-        return 0.5 * error * torch.exp(-2 * log_std) + log_std
+        nll = 0.5 * error * torch.exp(-2 * log_std) + log_std
+        return nll if nll_beta == 0 else nll * torch.exp(2 * nll_beta * log_std.detach())
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
     return error + torch.exp(2 * log_std) - alpha * entropy
