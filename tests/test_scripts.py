@@ -63,6 +63,38 @@ def test_ends_of_a_run_are_its_first_and_last_fifth():
     assert report.ends(history, "reward") == [0.5, 8.5]
 
 
+def test_reinforced_runs_side_by_side(tmp_path, monkeypatch, capsys):
+    """The first and last fifth of five logs, and medians, by hand."""
+    script = module("scripts/grpo_stability.py")
+    history = [{"step": 0, "eval_accuracy": 0.5, "eval_length": 14.0}]
+    for step in range(1, 6):
+        logged = {
+            "reward": step / 10,
+            "latents/mean_length": 10.0,
+            **dict.fromkeys(script.METRICS, float(step**2)),
+        }
+        history.append({"step": step, **logged})
+    history += [
+        {"step": 3, "eval_accuracy": 0.8, "eval_length": 12.0},
+        {"step": 5, "eval_accuracy": 0.25, "eval_length": 13.0},
+    ]
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "history.json").write_text(json.dumps(history))
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["", *(str(tmp_path / n) for n in ("first", "second")), "--output", str(tmp_path / "out")],
+    )
+    script.main()
+    capsys.readouterr()
+    table = (tmp_path / "out" / "report.md").read_text()
+    for name in ("first", "second"):
+        row = "5 | 50.0 → 25.0 | 80.0 | 14.00 → 13.00 | 0.10 → 0.50 | 9.000 | 9.00 | 9.000 | 9 |"
+        assert f"| {name} | {row}" in table
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
+
+
 def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, capsys):
     for name, steps, seconds in (("sft", 1000, 50.0), ("rl", 300, 125.0)):
         folder = tmp_path / name / "checkpoints" / f"checkpoint-{steps}"

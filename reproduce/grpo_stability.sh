@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# What makes reinforcement of latents stable: one change each from recipes/tiny/grpo.yaml, 60 updates, the same start and
+# questions. Takes up the first training seed of table2.sh (its CoT and NLL weights), and trains two soft-MSE heads beside it.
+#
+#   bash reproduce/grpo_stability.sh [--smoke] [FOLDER [TABLE2]]     runs/grpo-stability, runs/table2; goes on where it was
+#   PROCS=2                                                          trainings at a time, a thread each
+#
+# Ends with results/grpo-stability (RESULTS): a table, the curves, and every logged value.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+less=() out=runs/grpo-stability
+if [[ ${1:-} == --smoke ]]; then
+  shift
+  less=(--training.max_steps 2) out=runs/grpo-stability-smoke
+fi
+out=${1:-$out} from=${2:-runs/table2}
+results=${RESULTS:-results/grpo-stability}
+source reproduce/jobs.sh
+for name in cot-0 nll-0; do
+  if [[ ! -d $from/$name/best ]]; then
+    echo "$from/$name/best is not there: run reproduce/table2.sh first (SEEDS=0 will do)" >&2
+    exit 1
+  fi
+done
+
+soft() { # NAME ALPHA: SFT with a spread that is the same everywhere, sqrt(alpha / 2)
+  add "$1" colar train recipes/tiny/colar-nll.yaml --output "$out/$1" --model.init_from "$from/cot-0/best" --label "$1" \
+    --method.latent_loss soft_mse --method.nll_beta 0 --method.latent_weight 1 --method.alpha "$2" ${less[@]+"${less[@]}"}
+}
+soft sft-narrow 0.02
+soft sft-wide 0.5
+run_all "fine-tuning two soft-MSE heads"
+
+tried=()
+try() { # NAME OVERRIDE...
+  add "$1" colar train recipes/tiny/grpo.yaml --output "$out/$1" --model.init_from "$from/nll-0/best" --label "$1" \
+    --training.max_steps 60 "${@:2}" ${less[@]+"${less[@]}"}
+  tried+=("$1")
+}
+try recipe
+try lr-1e-5 --training.learning_rate 1.0e-5
+try lr-3e-4 --training.learning_rate 3.0e-4
+try lr-1e-3 --training.learning_rate 1.0e-3
+try lr-3e-3 --training.learning_rate 3.0e-3
+try outputs-32 --training.per_device_train_batch_size 32
+try group-4 --grpo.num_generations 4
+try no-resampling --grpo.dynamic_sampling 0
+try sum --grpo.latent_logprob sum
+try used-4-times --grpo.num_iterations 4
+try used-4-times-sum --grpo.num_iterations 4 --grpo.latent_logprob sum
+try used-4-times-sequence --grpo.num_iterations 4 --grpo.importance_sampling_level sequence
+try kl --grpo.beta 0.04
+try dapo --grpo.loss_type dapo
+try hot-latents --grpo.latent_temperature 3.0
+try soft-mse-narrow --model.init_from "$out/sft-narrow/best"
+try soft-mse-wide --model.init_from "$out/sft-wide/best"
+run_all "reinforcing"
+
+python scripts/grpo_stability.py "${tried[@]/#/$out/}" --output "$results"

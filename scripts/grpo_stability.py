@@ -1,0 +1,106 @@
+"""Reinforced runs side by side: where each began, where it was best and where it ended, and what its metrics said.
+
+    python scripts/grpo_stability.py runs/grpo-stability/* --output results/grpo-stability
+
+Reads the history of each run folder. Writes report.md, report.json (every logged value) and curves.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from colar import files
+from colar.analysis import canvas
+
+METRICS = (
+    "latents/sigma",
+    "frac_reward_zero_std",
+    "clip_ratio/region_mean",
+    "grad_norm",
+    "sampling/logp_difference",
+)
+PANELS = ("eval_accuracy", "reward", "latents/mean_length", "latents/sigma")
+
+
+def series(history: Sequence[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    """(update, value) wherever it was logged."""
+    return [(row["step"], row[key]) for row in history if key in row]
+
+
+def summary(name: str, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row: validation at the start, at its best and at the end; length and reward, first and last fifth."""
+    accuracy = [value for _, value in series(history, "eval_accuracy")]
+    length = [value for _, value in series(history, "eval_length")]
+    reward = [value for _, value in series(history, "reward")]
+    fifth = max(len(reward) // 5, 1)
+    found = {key: [value for _, value in series(history, key)] for key in METRICS}
+    return {
+        "run": name,
+        "updates": history[-1]["step"],
+        "accuracy": {"first": accuracy[0], "best": max(accuracy), "last": accuracy[-1]},
+        "length": {"first": length[0], "last": length[-1]},
+        "reward": {"first": fmean(reward[:fifth]), "last": fmean(reward[-fifth:])},
+        "median": {key: median(values) for key, values in found.items() if values},
+    }
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "# Reinforcement, one change at a time",
+        "",
+        "Accuracy (%) and #L on the validation rows, greedy: before the first update, at its best, after the last. "
+        "Reward: first and last fifth of a run. The rest are medians over what was logged. One training seed.",
+        "",
+        "| run | updates | accuracy | best | #L | reward | sigma | groups without spread | clipped | gradient |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        accuracy, length, reward, found = row["accuracy"], row["length"], row["reward"], row["median"]
+        lines.append(
+            f"| {row['run']} | {row['updates']} | {100 * accuracy['first']:.1f} → {100 * accuracy['last']:.1f} | "
+            f"{100 * accuracy['best']:.1f} | {length['first']:.2f} → {length['last']:.2f} | "
+            f"{reward['first']:.2f} → {reward['last']:.2f} | {found['latents/sigma']:.3f} | "
+            f"{found['frac_reward_zero_std']:.2f} | {found['clip_ratio/region_mean']:.3f} | {found['grad_norm']:.2g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(histories: dict[str, list[dict[str, Any]]]) -> Any:
+    """A panel for each quantity, a line for each run."""
+    figure = canvas.figure(13.0, 7.4)
+    panels = figure.subplots(2, 2).flat
+    for axes, key in zip(panels, PANELS, strict=True):
+        for index, (name, history) in enumerate(histories.items()):
+            colour, marker = canvas.style(index)
+            points = series(history, key)
+            if points:
+                axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=3, linewidth=1.1,
+                          label=name)  # fmt: skip
+        canvas.dress(axes, key, "update", size=8)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center", fontsize=7, frameon=False)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, in the order of the table")
+    parser.add_argument("--output", required=True, help="folder for table and picture")
+    args = parser.parse_args()
+    output = files.require_writable(args.output)
+    histories = {run.name: files.read_json(run / "history.json") for run in args.runs}
+    rows = [summary(name, history) for name, history in histories.items()]
+    files.write_json(output / "report.json", {"runs": rows, "histories": histories})
+    files.write_text(output / "report.md", markdown(rows))
+    picture = canvas.save(draw(histories), output / "curves.png")
+    print(f"table    {output / 'report.md'}\npicture  {picture}")
+
+
+if __name__ == "__main__":
+    main()
