@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # The paper's two curve figures at the tiny scale: CoLaR trained with a random c against one model for each c, and
 # trained with c in {1, 3, 5, 7} and asked for 2, 4 and 6 as well. The recipes are those of table1.sh, and so are the CoT
-# weights, which are taken from runs/arena where they are. Everything is left in runs/c-curves (or the folder given).
+# weights, which are taken from runs/arena (ARENA) where they are. Everything is left in runs/c-curves (or the folder given).
 # Stopped and run again, it goes on where it was.
 #
 #   reproduce/c_curves.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
-limit=500 seeds=(${SEEDS:-0 1 2}) out=runs/c-curves less=() arena=runs/arena
+limit=500 seeds=(${SEEDS:-0 1 2}) out=runs/c-curves less=() arena=${ARENA:-runs/arena}
 if [[ ${1:-} == --smoke ]]; then
   shift
-  limit=8 seeds=(${SEEDS:-0}) out=runs/c-curves-smoke arena=runs/arena-smoke
+  limit=8 seeds=(${SEEDS:-0}) out=runs/c-curves-smoke arena=${ARENA:-runs/arena-smoke}
   less=(--data.train_size 32 --data.train_skip 0 --data.validation_size 4 --training.max_steps 2)
 fi
 out=${1:-$out}
@@ -54,8 +54,13 @@ for seed in "${seeds[@]}"; do
   for name in random odd only1 only2 only3 only4 only5; do answered+=("$out/eval/$name-seed$seed"); done
 done
 run_all "answering the test questions"
-# Paired differences are those to the random c, which bears no label.
-colar report "${answered[@]}" --draw_labelled --title "Compression factors: random, one, left out" --output "$out/report"
+pairs=()
+for c in 1 2 3 4 5; do pairs+=(--pair "tiny c=$c" "tiny c=$c (one c)"); done       # a random c against that c alone
+for c in 2 4; do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$c"); done      # left out, against drawn
+for c in 2 4 6; do                                                                 # left out, against its neighbours
+  for near in $((c - 1)) $((c + 1)); do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$near (c in 1 3 5 7)"); done
+done
+colar report "${answered[@]}" --draw_labelled "${pairs[@]}" --title "Compression factors: random, one, left out" --output "$out/report"
 echo
 echo "table    $out/report/report.md"
 echo "picture  $out/report/accuracy_vs_length.png"

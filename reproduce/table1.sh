@@ -57,7 +57,19 @@ for seed in "${seeds[@]}"; do
 done
 run_all "answering the test questions"
 
-colar report "${answered[@]}" --nearest colar --title "The arena at the tiny scale" --output "$out/report"
+pairs=()
+pair() { # SYSTEM BASELINE...: what is claimed, each by its name in the tables
+  local system=$1 other
+  shift
+  for other in "$@"; do pairs+=(--pair "$system" "$other"); done
+}
+pair "colar c=4" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot # 4 to 6 thoughts each
+pair "colar c=5" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot "cot (control-cut-5)"
+for name in distill "distill (from scratch)" coconut "coconut (from scratch)" pause icot; do pair "$name" no_cot; done
+for c in 2 5; do pair "colar c=$c" "colar c=$c (MP)" "colar c=$c (OC)" "colar c=$c (DL)" "colar c=$c (NLL)"; done
+for name in coconut distill "colar c=5" "colar c=2"; do pair "$name" "$name (control-shuffled)"; done
+
+colar report "${answered[@]}" --nearest colar "${pairs[@]}" --title "The arena at the tiny scale" --output "$out/report"
 echo
 echo "table    $out/report/report.md"
 echo "picture  $out/report/accuracy_vs_length.png"

@@ -289,6 +289,48 @@ def test_runs_are_paired_together_and_one_run_each_pools_nothing() -> None:
     assert (alone["pooled"], alone["pooled_comparisons"]) == ([], [])
 
 
+def test_pairs_are_asked_for_by_name() -> None:
+    """Two runs, two datasets: all runs' answers paired by question, and each run's difference by itself."""
+    answers = {"CoT": {0: "7788", 1: "7878"}, "Fast": {0: "7778", 1: "7777"}}
+    records = [
+        row
+        for model, runs in answers.items()
+        for run, text in runs.items()
+        for dataset in ("sums", "tales")
+        for row in system(model, text, dataset=dataset, train_seed=run, id=None)
+    ]
+    records = [{**row, "id": f"{row['dataset']}/{i % 4}"} for i, row in enumerate(records)]
+    made = fold([*records, *system("Other", "77", dataset="new")], pairs=[("Fast", "CoT"), ("CoT", "Fast")])
+    found = pick(made["pairs"], dataset="sums", pair=["Fast", "CoT"])
+    assert (found["n"], found["difference"], found["by_run"], found["runs_interval"]) == (4, 0.375, {}, None)
+    average = pick(made["pairs"], dataset="average", pair=["Fast", "CoT"])
+    assert (average["difference"], average["by_run"]) == (0.375, {0: 0.25, 1: 0.5})
+    assert average["se"] == pytest.approx(found["se"] / math.sqrt(2))
+    assert average["runs_interval"] == pytest.approx(12.7062 * 0.125, rel=1e-4)
+    assert pick(made["pairs"], dataset="average", pair=["CoT", "Fast"])["difference"] == -0.375
+    text = report.render_markdown(made, "t")
+    assert (
+        "| Fast | CoT | greedy | +37.5 ± 24.5 \\* | +37.5 ± 24.5 \\* | +37.5 ± 17.3 \\* | ± 158.8 |" in text
+    )
+    assert fold(records)["pairs"] == []
+    assert "Pairs asked for" not in report.render_markdown(fold(records), "t")
+    one_run = fold([row for row in records if row["train_seed"] == 0], pairs=[("Fast", "CoT")])
+    assert pick(one_run["pairs"], dataset="average")["difference"] == 0.25
+    assert "| runs |" not in report.render_markdown(one_run, "t")
+
+
+def test_a_pair_that_cannot_be_says_what_there_is() -> None:
+    records = [
+        *system("CoT", "78"),
+        *system("Fast", "78", compression_factor=2),
+        *system("Other", "7", dataset="new"),
+    ]
+    with pytest.raises(ValueError, match="no system is called 'Fast'; there are CoT, Fast c=2, Other"):
+        fold(records, pairs=[("Fast", "CoT")])
+    with pytest.raises(ValueError, match="'Other' and 'CoT' have no question in common"):
+        fold(records, pairs=[("Other", "CoT")])
+
+
 def test_an_incomplete_run_is_seen_among_the_others() -> None:
     records = [r for t, a in enumerate(("7788", "77")) for r in system("CoT", a, train_seed=t)]
     made = fold(records)

@@ -27,6 +27,15 @@ def add_parser(commands: Any) -> None:
     report.add_argument(
         "--draw_labelled", action="store_true", help="draw ablations and controls too in the picture"
     )
+    report.add_argument(
+        "--pair",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("SYSTEM", "BASELINE"),
+        help='a table of the paired difference between these two, by their names in the tables: "colar c=5" coconut; '
+        "may come several times",
+    )
     report.set_defaults(run=run)
 
 
@@ -38,4 +47,6 @@ def run(args: argparse.Namespace) -> None:
         paths += found[:1] if path.is_dir() else [path]
         if path.is_dir() and not found:
             raise ValueError(f"{path} holds no records.jsonl")
-    write_report(paths, files.require_writable(args.output), args.title, args.nearest, args.draw_labelled)
+    pairs = [(system, baseline) for system, baseline in args.pair]
+    output = files.require_writable(args.output)
+    write_report(paths, output, args.title, args.nearest, args.draw_labelled, pairs)

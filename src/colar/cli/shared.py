@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,7 @@ def write_report(
     title: str | None = None,
     nearest: str | None = None,
     draw_labelled: bool = False,
+    pairs: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Fold records into `output`; how they were made (`evaluation.json` beside them) goes into the provenance."""
     from rich.console import Console
@@ -190,6 +192,7 @@ def write_report(
         provenance=provenance,
         nearest=nearest,
         draw_labelled=draw_labelled,
+        pairs=pairs,
     )
     Console().print(report.render_console(made))
     progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")

@@ -35,12 +35,12 @@ def compare(
     pairs: defaultdict[Key, list[dict[str, Any]]] = defaultdict(list)
     for key, members in cells.items():
         for other in _opponents(key, lengths, baseline, nearest):
-            row = _difference(key, members, other, cells[other])
+            row = difference(key, members, other, cells[other])
             if row is not None:
                 pair = (*(row[name] for name in CELL if name != "dataset"), *row["baseline"].values())
                 pairs[pair].append(row)
                 compared.append(row)
-    return compared + [_average(rows) for rows in pairs.values()]
+    return compared + [average(rows) for rows in pairs.values()]
 
 
 def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: str | None) -> list[Key]:
@@ -81,7 +81,7 @@ def _lengths(cells: Mapping[Key, Sequence[Record]]) -> dict[Key, float]:
     return {key: fmean(by_system[system[key]]) for key in cells}
 
 
-def _difference(
+def difference(
     key: Key, members: Sequence[Record], other: Key, others: Sequence[Record]
 ) -> dict[str, Any] | None:
     """One row of `comparisons`; None where the two share no question."""
@@ -102,7 +102,7 @@ def _difference(
     }
 
 
-def _average(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def average(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The macro-average of one pair's differences over its datasets."""
     mean = stats.average([row["difference"] for row in rows], [row["se"] for row in rows])
     return {

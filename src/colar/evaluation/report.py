@@ -1,7 +1,7 @@
 """The report: a pure fold over records. The same records, in any order, give the same report.
 
     load_records -> fold -> {"provenance", "baseline", "nearest", "rows", "comparisons", "train_seeds", "pooled",
-                             "pooled_comparisons"} -> write
+                             "pooled_comparisons", "pairs"} -> write
 
 A row is one system (model, method, label, compression factor, decoding, training seed) on one dataset, or its
 macro-average: the plain mean over the datasets that THIS system was asked (`datasets` names them; a system added
@@ -24,17 +24,20 @@ Where a system was trained more than once, `pooled` has a row for all of its run
 `train_seeds` their list): a question's answers of all runs are one cluster, and accuracy_se stays over questions;
 runs_interval is the t interval over the runs' accuracies. `pooled_comparisons` are the paired differences of these.
 Tables and pictures then show them. Both lists are empty where every system was trained once.
+
+`pairs` are the differences that were asked for by name, of all runs together and of each (`evaluation/pairs.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from colar import files
 from colar.analysis import plots
 from colar.evaluation.compare import compare
+from colar.evaluation.pairs import compare_pairs
 from colar.evaluation.records import CELL, Record, by_cell, load_records
 from colar.evaluation.rows import averages, pooled_cells, pooled_rows, row, train_seeds
 from colar.evaluation.tables import render_console, render_markdown
@@ -50,11 +53,13 @@ def fold(
     provenance: Mapping[str, Any],
     baseline: str = "cot",
     nearest: str | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """What `report.json` holds. `baseline` and `nearest` are the methods that the others are compared with.
+    """What `report.json` holds. `baseline` and `nearest` are the methods that the others are compared with; `pairs` are
+    (system, baseline) by the names in the tables.
 
-    Raises ValueError for a record that lacks a key, contradicts itself or comes twice, where there is none, and for a
-    `nearest` that no record is of.
+    Raises ValueError for a record that lacks a key, contradicts itself or comes twice, where there is none, for a
+    `nearest` that no record is of, and for a pair of systems that are not there.
     """
     cells = by_cell(records)
     methods = sorted({key[CELL.index("method")] for key in cells})
@@ -63,6 +68,7 @@ def fold(
     rows = [row(key, members) for key, members in cells.items()]
     rows += averages(rows, cells)
     runs = pooled_cells(cells)
+    pooled = pooled_rows(runs, rows)
     return {
         "provenance": dict(provenance),
         "baseline": baseline,
@@ -70,8 +76,9 @@ def fold(
         "rows": rows,
         "comparisons": compare(cells, baseline, nearest),
         "train_seeds": train_seeds(rows),
-        "pooled": pooled_rows(runs, rows),
+        "pooled": pooled,
         "pooled_comparisons": compare(runs, baseline, nearest),
+        "pairs": compare_pairs(cells, runs, pooled or rows, pairs),
     }
 
 
@@ -83,6 +90,7 @@ def write(
     baseline: str = "cot",
     nearest: str | None = None,
     draw_labelled: bool = False,
+    pairs: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
@@ -90,7 +98,7 @@ def write(
     Pictures show the unlabelled systems, or all where every one is a control or an ablation, or with `draw_labelled`.
     """
     folder = Path(folder)
-    report = fold(records, files.provenance() if provenance is None else provenance, baseline, nearest)
+    report = fold(records, files.provenance() if provenance is None else provenance, baseline, nearest, pairs)
     files.write_json(folder / "report.json", report)
     pictures = []
     shown = report["pooled"] or report["rows"]

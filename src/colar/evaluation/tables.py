@@ -52,7 +52,7 @@ def grids(report: Report) -> list[Grid]:
     made = [_accuracy(report, decoding) for decoding in decodings]
     made += [_training_runs(report, decoding) for decoding in decodings]
     made += [_differences(report, decoding) for decoding in decodings]
-    made += [_several_samples(report), _cost(report)]
+    made += [_pairs(report), _several_samples(report), _cost(report)]
     return [grid for grid in made if grid.rows]
 
 
@@ -97,6 +97,30 @@ def _differences(report: Report, decoding: str) -> Grid:
     ]
     head = ["system", "baseline", *datasets]
     return Grid(f"Paired differences, {decoding} decoding", head, body, notes, words=2)
+
+
+def _pairs(report: Report) -> Grid:
+    """The pairs that were asked for: a line for each and decoding."""
+    lines: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in report.get("pairs", ()):
+        lines.setdefault((*row["pair"], row["decoding"]), {})[row["dataset"]] = row
+    datasets = _with_average(datasets_of(report.get("pairs", ())))
+    several = any(cells[AVERAGE]["runs_interval"] is not None for cells in lines.values())
+    body = []
+    for names, cells in lines.items():
+        half = cells[AVERAGE]["runs_interval"]
+        shown = [points(cells.get(dataset)) + _mark(cells.get(dataset), datasets) for dataset in datasets]
+        body.append(
+            [*names, *shown, *([BLANK if half is None else f"± {100 * half:.1f}"] if several else [])]
+        )
+    notes = [
+        f"System minus baseline, in points of accuracy, on the questions that both answered; {CLUSTERED} * the 95% "
+        "interval leaves out 0 (each by itself, no correction for their number).",
+        *(["Runs: half the 95% t interval of the average over training runs."] if several else []),
+        *_partly(body),
+    ]
+    head = ["system", "baseline", "decoding", *datasets, *(["runs"] if several else [])]
+    return Grid("Pairs asked for", head, body, notes, words=3)
 
 
 def _several_samples(report: Report) -> Grid:
