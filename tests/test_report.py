@@ -302,9 +302,9 @@ def test_pairs_are_asked_for_by_name() -> None:
     records = [{**row, "id": f"{row['dataset']}/{i % 4}"} for i, row in enumerate(records)]
     made = fold([*records, *system("Other", "77", dataset="new")], pairs=[("Fast", "CoT"), ("CoT", "Fast")])
     found = pick(made["pairs"], dataset="sums", pair=["Fast", "CoT"])
-    assert (found["n"], found["difference"], found["by_run"], found["runs_interval"]) == (4, 0.375, {}, None)
+    assert (found["n"], found["difference"], found["by_run"], found["runs_interval"]) == (4, 0.375, [], None)
     average = pick(made["pairs"], dataset="average", pair=["Fast", "CoT"])
-    assert (average["difference"], average["by_run"]) == (0.375, {0: 0.25, 1: 0.5})
+    assert (average["difference"], average["train_seeds"], average["by_run"]) == (0.375, [0, 1], [0.25, 0.5])
     assert average["se"] == pytest.approx(found["se"] / math.sqrt(2))
     assert average["runs_interval"] == pytest.approx(12.7062 * 0.125, rel=1e-4)
     assert pick(made["pairs"], dataset="average", pair=["CoT", "Fast"])["difference"] == -0.375

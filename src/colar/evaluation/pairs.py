@@ -25,9 +25,9 @@ def compare_pairs(
     """For each (system, baseline) and decoding a row a dataset that both were asked, and one for their average.
 
     Systems go by the names that the tables give them (`rows` are the tables'). A row has compare's keys, `pair` (the
-    two names), `by_run` (the average's difference in each training run that both have; {} elsewhere) and
-    `runs_interval`, half of their t interval. Raises ValueError for a name that no table has, and for two systems that
-    have no question in common.
+    two names), `train_seeds` (on the average's row the training runs that both have; [] elsewhere), `by_run` (its
+    difference in each of them) and `runs_interval`, half of their t interval. Raises ValueError for a name that no
+    table has, and for two systems that have no question in common.
     """
     named = {system_name(row, rows): tuple(row[name] for name in NAMED) for row in rows}
     made = []
@@ -56,7 +56,7 @@ def _rows(
     decoding: str,
 ) -> list[dict[str, Any]]:
     """One pair at one decoding: its datasets, then their average."""
-    plain: dict[str, Any] = {"by_run": {}, "runs_interval": None}
+    plain: dict[str, Any] = {"train_seeds": [], "by_run": [], "runs_interval": None}
     found = _by_dataset(shown, one, other, decoding)
     if not found:
         return []
@@ -65,9 +65,9 @@ def _rows(
         for seed in sorted({key[RUN] for key in cells if key[RUN] is not None})
         if one[-1] is None and (rows := _by_dataset(cells, (*one[:-1], seed), (*other[:-1], seed), decoding))
     }
-    return [row | plain for row in found] + [
-        average(found) | {"by_run": runs, "runs_interval": stats.t_interval(list(runs.values()))}
-    ]
+    by_run = list(runs.values())
+    over_runs = {"train_seeds": list(runs), "by_run": by_run, "runs_interval": stats.t_interval(by_run)}
+    return [row | plain for row in found] + [average(found) | over_runs]
 
 
 def _by_dataset(
