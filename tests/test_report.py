@@ -510,13 +510,20 @@ def test_names_hold_what_tells_systems_apart() -> None:
 def test_the_console_shows_the_numbers_of_the_markdown() -> None:
     made = fold(grid_of_systems())
     out = io.StringIO()
-    Console(file=out, width=200).print(report.render_console(made))
+    Console(file=out, width=200).print(report.render_console(made, 200))
     row = pick(made["rows"], model="CoT", dataset="sums", decoding="sampled")
     assert f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}" in out.getvalue()
     assert "Paired differences, greedy decoding" in out.getvalue()
     narrow = io.StringIO()
-    Console(file=narrow, width=80).print(report.render_console(made))
-    assert "…" not in narrow.getvalue()  # a narrow terminal folds cells and never cuts a number
+    Console(file=narrow, width=80).print(report.render_console(made, 80))
+    assert "…" not in narrow.getvalue()  # a narrow terminal never cuts a number
+    average = pick(made["rows"], model="Fast", dataset="average", decoding="sampled", compression_factor=1)
+    (line,) = [
+        line for line in narrow.getvalue().splitlines() if f" {100 * average['accuracy']:.1f} ±" in line
+    ][:1]
+    assert "Fast c=1" in line  # on one line, and without the data sets' own columns
+    assert f"{100 * row['accuracy']:.1f} ±" not in narrow.getvalue().partition("Paired")[0]
+    assert "4 more columns do not fit this terminal" in narrow.getvalue()
 
 
 def test_reference_length_is_the_reference_chain_at_that_speed() -> None:

@@ -194,7 +194,8 @@ def write_report(
         draw_labelled=draw_labelled,
         pairs=pairs,
     )
-    Console().print(report.render_console(made))
+    console = Console()
+    console.print(report.render_console(made, console.width))
     progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")
 
 

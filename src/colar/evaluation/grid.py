@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +24,8 @@ class Grid:
     notes: Sequence[str] = ()
     words: int = 1
     """How many columns, from the left, hold words; the others hold numbers and are set flush right."""
+    last: int = 0
+    """How many columns, from the right, a terminal too narrow for all of them shows, 0 for all of them, folded."""
 
 
 def markdown(grid: Grid) -> str:
@@ -35,6 +37,18 @@ def markdown(grid: Grid) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def narrowed(grid: Grid, width: int) -> Grid:
+    """The grid with no more than its words and its last columns, where all do not fit into `width` characters."""
+    lines = (grid.head, *grid.rows)
+    needed = 1 + sum(3 + max(map(len, column)) for column in zip(*lines, strict=True))
+    left_out = len(grid.head) - grid.words - grid.last
+    if needed <= width or not grid.last or left_out <= 0:
+        return grid
+    head, *rows = ([*line[: grid.words], *line[-grid.last :]] for line in lines)
+    note = f"{left_out} more columns do not fit this terminal; they are in report.md."
+    return replace(grid, head=head, rows=rows, notes=[*grid.notes, note])
 
 
 def rich_table(grid: Grid) -> Table:

@@ -16,6 +16,7 @@ from colar.evaluation.grid import (
     BLANK,
     Grid,
     markdown,
+    narrowed,
     number,
     percent,
     plus_minus,
@@ -39,9 +40,9 @@ def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) ->
     return "\n\n".join(parts) + "\n"
 
 
-def render_console(report: Report) -> Group:
-    """The same tables for a terminal."""
-    return Group(*(rich_table(grid) for grid in grids(report)))
+def render_console(report: Report, width: int) -> Group:
+    """The same tables for a terminal of `width` characters; where they do not fit, no more than the averages."""
+    return Group(*(rich_table(narrowed(grid, width)) for grid in grids(report)))
 
 
 def grids(report: Report) -> list[Grid]:
@@ -71,7 +72,11 @@ def _accuracy(report: Report, decoding: str) -> Grid:
     notes = [f"Accuracy in %; {CLUSTERED} #L: embeddings emitted while thinking, mean."]
     notes += [_runs_note(rows)] if report.get("pooled") else []
     return Grid(
-        f"Accuracy, {decoding} decoding", head, body, [*notes, *_partly(body), *_warnings(report, rows)]
+        f"Accuracy, {decoding} decoding",
+        head,
+        body,
+        [*notes, *_partly(body), *_warnings(report, rows)],
+        last=2,
     )
 
 
@@ -96,7 +101,7 @@ def _differences(report: Report, decoding: str) -> Grid:
         *_partly(body),
     ]
     head = ["system", "baseline", *datasets]
-    return Grid(f"Paired differences, {decoding} decoding", head, body, notes, words=2)
+    return Grid(f"Paired differences, {decoding} decoding", head, body, notes, words=2, last=1)
 
 
 def _pairs(report: Report) -> Grid:
@@ -120,7 +125,7 @@ def _pairs(report: Report) -> Grid:
         *_partly(body),
     ]
     head = ["system", "baseline", "decoding", *datasets, *(["runs"] if several else [])]
-    return Grid("Pairs asked for", head, body, notes, words=3)
+    return Grid("Pairs asked for", head, body, notes, words=3, last=2 if several else 1)
 
 
 def _several_samples(report: Report) -> Grid:
@@ -155,7 +160,7 @@ def _training_runs(report: Report, decoding: str) -> Grid:
             body.append([name, f"{len(runs)}", *(BLANK if c is None else _over_runs(c) for c in shown)])
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
     head = ["system", "runs", *datasets]
-    return Grid(f"Several training runs, {decoding} decoding", head, body, notes)
+    return Grid(f"Several training runs, {decoding} decoding", head, body, notes, last=1)
 
 
 def _over_runs(row: Row) -> str:
@@ -185,7 +190,7 @@ def _cost(report: Report) -> Grid:
         "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
         "batches it ran in."
     ]
-    return Grid("Unparsable, truncated, cost of a question", head, body, notes, words=2)
+    return Grid("Unparsable, truncated, cost of a question", head, body, notes, words=2, last=3)
 
 
 def _by_system(report: Report, rows: Iterable[Row]) -> list[tuple[str, dict[str, Row]]]:
