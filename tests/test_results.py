@@ -1,5 +1,6 @@
 """Every committed result can be recomputed: its report is the fold over its records, number by number."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,14 @@ def test_a_report_is_the_fold_over_its_records(path):
     for part in saved.keys() - {"provenance"}:
         assert folded[part] == saved[part]
     assert saved["provenance"]["command"].startswith("colar ")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/*.md")), ids=lambda path: path.name)
+def test_the_tables_in_docs_are_those_of_the_results(path):
+    spec = importlib.util.spec_from_file_location("write_tables", ROOT / "scripts" / "write_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.filled(path.read_text()) == path.read_text(), "run scripts/write_tables.py"
 
 
 def test_the_table_in_readme_is_the_demos():

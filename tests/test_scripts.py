@@ -11,6 +11,7 @@ import torch
 from colar import recipe
 from colar.data import sources
 from colar.evaluation.evaluate import Limits, score
+from colar.evaluation.report import write as write_report
 from colar.methods import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +94,68 @@ def test_reinforced_runs_side_by_side(tmp_path, monkeypatch, capsys):
         row = "5 | 50.0 → 25.0 | 80.0 | 14.00 → 13.00 | 0.10 → 0.50 | 9.000 | 9.00 | 9.000 | 9 |"
         assert f"| {name} | {row}" in table
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
+
+
+def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
+    """A line a system, the best first; a control beside what it was made from; pairs with their runs."""
+    script = module("scripts/write_tables.py")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+
+    def answers(method, text, run, **more):
+        base = {"model": "m", "method": method, "label": "", "dataset": "sums", "compression_factor": None, "seed": 0,
+                "decoding": "greedy", "train_seed": run, "completion": "", "truncated": False, "length": 4,
+                "forward_passes": 9, "seconds": 0.5}  # fmt: skip
+        return [
+            {**base, **more, "id": str(i), "parsed": digit, "correct": digit == "7"}
+            for i, digit in enumerate(text)
+        ]
+
+    records = [row for run in (0, 1) for row in answers("cot", "7778", run)]
+    records += [row for run, text in ((0, "7888"), (1, "7788")) for row in answers("fast", text, run)]
+    records += [row for run in (0, 1) for row in answers("fast", "8888", run, label="control-zeroed")]
+    write_report(tmp_path / "results" / "here", records, provenance={}, pairs=[("cot", "fast")])
+    page = "before\n" + "".join(
+        f"<!-- results/here {kind} -->\nstale\n<!-- end -->\nbetween\n"
+        for kind in ("accuracy", "controls", "pairs")
+    )
+    filled = script.filled(page)
+    assert script.filled(filled) == filled
+    assert "stale" not in filled
+    lines = [line for line in filled.splitlines() if line.startswith("|") and "---" not in line]
+    assert lines == [
+        "| system | #L | sums | average | runs | average, sampled |",
+        "| cot | 4.0 | 75.0 | 75.0 ± 49.0 | ± 0.0 | – |",
+        "| fast | 4.0 | 37.5 | 37.5 ± 46.9 | ± 158.8 | – |",
+        "| system | #L | its own | zeroed |",
+        "| fast | 4.0 | 37.5 ± 46.9 | 0.0 ± 0.0 |",
+        "| system | baseline | greedy | runs | sampled |",
+        "| cot | fast | +37.5 ± 46.9 | ± 158.8 | – |",
+    ]
+
+
+def test_curves_of_an_arena_count_what_the_cot_weights_saw(tmp_path, monkeypatch, capsys):
+    for seed, accuracy in ((0, 0.5), (1, 0.7)):
+        for name, label in (("colar", ""), ("colar-mp", "MP")):
+            run = tmp_path / f"seed{seed}" / name
+            run.mkdir(parents=True)
+            made = {
+                "data": {"train_skip": 100},
+                "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+                "method": {"name": "colar"},
+                "label": label,
+            }
+            (run / "recipe.json").write_text(json.dumps(made))
+            logged = {"step": 10, "eval_accuracy": 0.9, "eval_accuracy/compression_factor=2": accuracy}
+            (run / "history.json").write_text(json.dumps([{"step": 5, "loss": 1.0}, logged]))
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "out")])
+    module("scripts/arena_curves.py").main()
+    capsys.readouterr()
+    points = {"180": [0.5, 0.7]}
+    assert json.loads((tmp_path / "out" / "learning_curves.json").read_text()) == {
+        "methods": {"colar c=2": points},
+        "ablations": {"CoLaR": points, "MP": points},
+    }
+    assert (tmp_path / "out" / "learning_curves.png").stat().st_size > 10_000
 
 
 def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,127 @@
+"""Write the tables in docs that come from committed results, each between its own pair of marks:
+
+    <!-- results/arena-tiny accuracy -->
+    ...
+    <!-- end -->
+
+    python scripts/write_tables.py             `tests/test_results.py` checks that they are up to date
+
+`accuracy` is a line a system (controls left out), `controls` the controls beside what they were made from, `pairs` the
+paired differences that were asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from colar import files
+from colar.analysis.naming import AVERAGE, Row, datasets_of, system_name
+from colar.evaluation.grid import BLANK, Grid, markdown, number, percent, points, share
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = re.compile(r"<!-- (results/\S+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
+
+Report = Mapping[str, Any]
+
+
+def rows_of(report: Report) -> Sequence[Row]:
+    return report["pooled"] or report["rows"]
+
+
+def systems(report: Report) -> Iterator[tuple[str, dict[tuple[str, str], Row]]]:
+    """(name, rows by decoding and dataset) of each system, in the report's order."""
+    rows = rows_of(report)
+    found: dict[str, dict[tuple[str, str], Row]] = {}
+    for row in rows:
+        found.setdefault(system_name(row, rows), {})[row["decoding"], row["dataset"]] = row
+    yield from found.items()
+
+
+def half_runs(row: Row | None) -> str:
+    half = None if row is None else row.get("runs_interval")
+    return BLANK if half is None else f"± {100 * half:.1f}"
+
+
+def accuracy(report: Report) -> Grid:
+    """#L, greedy accuracy on each data set and on average, its two intervals, and the sampled average."""
+    datasets = datasets_of(rows_of(report))
+    body = []
+    for name, cells in systems(report):
+        average = cells.get(("greedy", AVERAGE))
+        if average is None or "control-" in average["label"]:
+            continue
+        shown = [
+            percent(cells["greedy", d]["accuracy"] if ("greedy", d) in cells else None) for d in datasets
+        ]
+        sampled = share(cells.get(("sampled", AVERAGE)))
+        body.append([name, number(average["length"]), *shown, share(average), half_runs(average), sampled])
+    head = ["system", "#L", *datasets, "average", "runs", "average, sampled"]
+    return Grid("", head, sorted(body, key=lambda line: -float(line[-3].split()[0])))
+
+
+def controls(report: Report) -> Grid:
+    """Greedy averages: each method with its own thoughts, and with what a control feeds instead."""
+    plain: dict[str, list[str]] = {}
+    kinds: list[str] = []
+    found: dict[str, dict[str, str]] = {}
+    for name, cells in systems(report):
+        average = cells.get(("greedy", AVERAGE))
+        if average is None:
+            continue
+        base, _, kind = name.partition(" (control-")
+        if not kind:
+            plain[name] = [name, number(average["length"]), share(average)]
+        else:
+            kind = kind.rstrip(")")
+            kinds += [] if kind in kinds else [kind]
+            found.setdefault(base, {})[kind] = share(average)
+    kinds = [kind for kind in kinds if not kind.startswith("cut")]
+    body = [
+        [*plain[base], *(given.get(kind, BLANK) for kind in kinds)]
+        for base, given in found.items()
+        if any(kind in given for kind in kinds)
+    ]
+    return Grid("", ["system", "#L", "its own", *kinds], body)
+
+
+def pairs(report: Report) -> Grid:
+    """The averages of the paired differences: greedy, over training runs, sampled."""
+    lines: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in report["pairs"]:
+        if row["dataset"] == AVERAGE:
+            lines.setdefault((row["pair"][0], row["pair"][1]), {})[row["decoding"]] = row
+    body = [
+        [*names, points(cells.get("greedy")), half_runs(cells.get("greedy")), points(cells.get("sampled"))]
+        for names, cells in lines.items()
+    ]
+    return Grid("", ["system", "baseline", "greedy", "runs", "sampled"], body, words=2)
+
+
+TABLES: dict[str, Callable[[Report], Grid]] = {"accuracy": accuracy, "controls": controls, "pairs": pairs}
+
+
+def filled(text: str) -> str:
+    """The page with every table made anew from its result."""
+
+    def table(match: re.Match[str]) -> str:
+        folder, kind, _ = match.groups()
+        grid = TABLES[kind](files.read_json(ROOT / folder / "report.json"))
+        body = markdown(grid).partition("\n\n")[2]
+        return f"<!-- {folder} {kind} -->\n\n{body}\n\n<!-- end -->"
+
+    return MARK.sub(table, text)
+
+
+def main() -> None:
+    for path in sorted(ROOT.glob("docs/*.md")):
+        text = path.read_text()
+        if MARK.search(text):
+            files.write_text(path, filled(text))
+            print(path)
+
+
+if __name__ == "__main__":
+    main()
