@@ -120,3 +120,18 @@ def test_a_variant_is_a_row_of_its_own(system, tmp_path):
     assert evaluate.evaluate(grid, {"x": EXAMPLES}, path, LIMITS) == 2 * len(EXAMPLES)
     metrics = evaluate.score(system.lm, system.method, EXAMPLES, asked, "greedy", LIMITS)
     assert {"accuracy/compression_factor=2", "accuracy/compression_factor=2/snap"} < set(metrics)
+
+
+def test_validation_shows_the_default_of_several_values_by_itself():
+    """TokenSkip at its default ratio and at another one: the mean of both must not be taken for the first's."""
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build("tokenskip")
+    registry.attach(lm, method, 0)
+    both = [registry.make_params(method, {}), registry.make_params(method, {"ratio": 0.75})]
+    metrics = evaluate.score(lm, method, EXAMPLES, both, "greedy", LIMITS)
+    assert set(metrics) == {
+        f"{kind}{of}" for kind in ("accuracy", "length") for of in ("", "/default", "/ratio=0.75")
+    }
+    assert metrics["length"] == pytest.approx((metrics["length/default"] + metrics["length/ratio=0.75"]) / 2)
+    alone = evaluate.score(lm, method, EXAMPLES, both[:1], "greedy", LIMITS)
+    assert alone == {"accuracy": metrics["accuracy/default"], "length": metrics["length/default"]}

@@ -223,6 +223,7 @@ def score(
         factor = getattr(param, "compression_factor", None)
         suffix = "" if factor is None else f"/compression_factor={factor:g}"
         suffix += f"/{variant(param)}" if variant(param) else ""
+        suffix = suffix or ("/default" if len(params) > 1 else "")
         out[f"accuracy{suffix}"] = sum(record["correct"] for record in records) / len(records)
         out[f"length{suffix}"] = sum(record["length"] for record in records) / len(records)
     for name in ("accuracy", "length"):
