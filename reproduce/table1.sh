@@ -69,7 +69,8 @@ for name in distill "distill (from scratch)" coconut "coconut (from scratch)" pa
 for c in 2 5; do pair "colar c=$c" "colar c=$c (MP)" "colar c=$c (OC)" "colar c=$c (DL)" "colar c=$c (NLL)"; done
 for name in coconut distill "colar c=5" "colar c=2"; do pair "$name" "$name (control-shuffled)"; done
 
-colar report "${answered[@]}" --nearest colar "${pairs[@]}" --title "The arena at the tiny scale" --output "$out/report"
+colar report "${answered[@]}" --nearest colar --draw_labelled "from scratch" "${pairs[@]}" \
+  --title "The arena at the tiny scale" --output "$out/report"
 echo
 echo "table    $out/report/report.md"
 echo "picture  $out/report/accuracy_vs_length.png"

@@ -476,6 +476,10 @@ def test_the_picture_leaves_controls_out(tmp_path: Path) -> None:
         (tmp_path / name / "accuracy_vs_length.png").read_bytes() for name in ("all", "bare", "fewer")
     ]
     assert pictures[0] == pictures[1] != pictures[2]
+    for labels in (True, ["control-zeroed"], ["another"]):
+        report.write(tmp_path / f"{labels}", records, provenance={}, draw_labelled=labels)
+        pictures.append((tmp_path / f"{labels}" / "accuracy_vs_length.png").read_bytes())
+    assert pictures[3] == pictures[4] != pictures[0] == pictures[5]
 
 
 def test_differences_are_starred_only_where_the_interval_leaves_out_zero() -> None:

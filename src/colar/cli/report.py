@@ -25,7 +25,10 @@ def add_parser(commands: Any) -> None:
         help="compare every system also with this method's at the nearest #L, e.g. colar",
     )
     report.add_argument(
-        "--draw_labelled", action="store_true", help="draw ablations and controls too in the picture"
+        "--draw_labelled",
+        nargs="*",
+        metavar="LABEL",
+        help="draw ablations and controls too in the picture: all, or those with these labels",
     )
     report.add_argument(
         "--pair",
@@ -49,4 +52,5 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(f"{path} holds no records.jsonl")
     pairs = [(system, baseline) for system, baseline in args.pair]
     output = files.require_writable(args.output)
-    write_report(paths, output, args.title, args.nearest, args.draw_labelled, pairs)
+    labels = args.draw_labelled
+    write_report(paths, output, args.title, args.nearest, labels is not None and (labels or True), pairs)

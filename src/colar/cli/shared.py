@@ -173,7 +173,7 @@ def write_report(
     output: Path,
     title: str | None = None,
     nearest: str | None = None,
-    draw_labelled: bool = False,
+    draw_labelled: bool | Sequence[str] = False,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Fold records into `output`; how they were made (`evaluation.json` beside them) goes into the provenance."""

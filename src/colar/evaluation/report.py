@@ -89,13 +89,14 @@ def write(
     provenance: Mapping[str, Any] | None = None,
     baseline: str = "cot",
     nearest: str | None = None,
-    draw_labelled: bool = False,
+    draw_labelled: bool | Sequence[str] = False,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png.
-    Pictures show the unlabelled systems, or all where every one is a control or an ablation, or with `draw_labelled`.
+    Pictures show the unlabelled systems, or all where every one is a control or an ablation; `draw_labelled`: all too,
+    or also those with these labels.
     """
     folder = Path(folder)
     report = fold(records, files.provenance() if provenance is None else provenance, baseline, nearest, pairs)
@@ -104,7 +105,10 @@ def write(
     shown = report["pooled"] or report["rows"]
     for index, decoding in enumerate(sorted({each["decoding"] for each in shown})):
         rows = [each for each in shown if each["decoding"] == decoding]
-        unlabelled = [each for each in rows if draw_labelled or not each["label"]]
+        labels = draw_labelled if isinstance(draw_labelled, Sequence) else ()
+        unlabelled = [
+            row for row in rows if draw_labelled is True or not row["label"] or row["label"] in labels
+        ]
         name = f"{PICTURE}-{decoding}.png" if index else f"{PICTURE}.png"
         pictures.append(plots.accuracy_vs_length(unlabelled or rows, folder / name).name)
     files.write_text(
