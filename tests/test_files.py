@@ -206,9 +206,13 @@ def test_an_output_folder_is_tried_before_long_work(tmp_path):
 # Provenance
 
 
-def test_provenance_says_where_a_result_came_from():
+def test_provenance_says_where_a_result_came_from(monkeypatch):
     found = json.loads(json.dumps(files.provenance()))
     assert found["versions"]["torch"]
     assert found["machine"]["cores"] == os.cpu_count()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["command"].startswith("colar")
+    monkeypatch.setattr(sys, "argv", ["/bin/colar", "report", "--pair", "colar c=4", "coconut"])
+    assert (
+        files.provenance()["command"] == "colar report --pair 'colar c=4' coconut"
+    )  # to be run again as it stands

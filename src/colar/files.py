@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -163,7 +164,7 @@ def require_writable(folder: str | Path) -> Path:
 def provenance() -> dict[str, Any]:
     """Where and how a result was made: command, versions, machine, commit, time (UTC)."""
     return {
-        "command": " ".join(["colar", *sys.argv[1:]]),
+        "command": shlex.join(["colar", *sys.argv[1:]]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "python": platform.python_version(),
