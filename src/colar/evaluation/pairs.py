@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from colar.analysis.naming import AVERAGE, Row, system_name
-from colar.evaluation.compare import average, difference
+from colar.analysis.naming import Row, system_name
+from colar.evaluation.compare import OTHER, average, difference
 from colar.evaluation.records import CELL, Key, Record
 from colar.ops import stats
 
 RUN, DATASET, DECODING = (CELL.index(name) for name in ("train_seed", "dataset", "decoding"))
-NAMED = ("model", "method", "label", "compression_factor", "train_seed")
+NAMED = (*OTHER, "train_seed")
 """What a name stands for: the fields of CELL but dataset and decoding."""
 
 
@@ -81,6 +81,6 @@ def _by_dataset(
         }
 
     ours, theirs = of(one), of(other)
-    both = [dataset for dataset in ours if dataset in theirs and dataset != AVERAGE]
+    both = [dataset for dataset in ours if dataset in theirs]
     found = [difference(ours[d], cells[ours[d]], theirs[d], cells[theirs[d]]) for d in both]
     return [row for row in found if row is not None]

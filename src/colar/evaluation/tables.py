@@ -30,6 +30,10 @@ Report = Mapping[str, Any]
 FEW = 30  # questions below which the normal interval is visibly too narrow
 PARTLY = "† mean over fewer datasets than the table has: not comparable with the others."
 CLUSTERED = "± is 1.96 x the standard error clustered by question."
+PAIRED = (
+    f"System minus baseline, in points of accuracy, on the questions that both answered; {CLUSTERED} * the 95% "
+    "interval leaves out 0 (each by itself, no correction for their number)."
+)
 
 
 def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) -> str:
@@ -96,8 +100,7 @@ def _differences(report: Report, decoding: str) -> Grid:
         for pair, cells in pairs.items()
     ]
     notes = [
-        "System minus baseline, in points of accuracy, on the questions that both answered; "
-        f"{CLUSTERED} * the 95% interval leaves out 0 (each by itself, no correction for their number).",
+        PAIRED,
         *_partly(body),
     ]
     head = ["system", "baseline", *datasets]
@@ -119,8 +122,7 @@ def _pairs(report: Report) -> Grid:
             [*names, *shown, *([BLANK if half is None else f"± {100 * half:.1f}"] if several else [])]
         )
     notes = [
-        f"System minus baseline, in points of accuracy, on the questions that both answered; {CLUSTERED} * the 95% "
-        "interval leaves out 0 (each by itself, no correction for their number).",
+        PAIRED,
         *(["Runs: half the 95% t interval of the average over training runs."] if several else []),
         *_partly(body),
     ]
