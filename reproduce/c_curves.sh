@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The paper's two curve figures at the tiny scale: CoLaR trained with a random c against one model for each c, and
-# trained with c in {1, 3, 5, 7} and asked for 2, 4 and 6 as well. The recipes are those of table1.sh, and so are the CoT
+# The paper's two curve figures at the tiny scale: CoLaR trained with a random c against one model for each c, of as many
+# rows and of a fifth of them, which is what a random c has of each; and trained with c in {1, 3, 5, 7} and asked for
+# 2, 4 and 6 as well. The recipes are those of table1.sh, and so are the CoT
 # weights, which are taken from runs/arena (ARENA) where they are. Everything is left in runs/c-curves (or the folder given).
 # Stopped and run again, it goes on where it was.
 #
@@ -16,10 +17,10 @@ fi
 out=${1:-$out}
 source reproduce/jobs.sh
 
-train() { # NAME SEED LABEL FACTORS ASKED
+train() { # NAME SEED LABEL FACTORS ASKED OPTION...
   local run=seed$2/$1
   add "$run" colar train recipes/arena/colar.yaml --output "$out/$run" --training.seed "$2" --label "$3" \
-    --method.compression_factors "$4" --validation.params "$5" --model.init_from "$(cot "$2")" ${less[@]+"${less[@]}"}
+    --method.compression_factors "$4" --validation.params "$5" --model.init_from "$(cot "$2")" "${@:6}" ${less[@]+"${less[@]}"}
 }
 
 cot() { # SEED: its CoT weights
@@ -36,7 +37,10 @@ run_all "training CoT"
 for seed in "${seeds[@]}"; do
   train random "$seed" "" "[1, 2, 3, 4, 5]" "[{compression_factor: 1}, {compression_factor: 5}]"
   train odd "$seed" "c in 1 3 5 7" "[1, 3, 5, 7]" "[{compression_factor: 1}, {compression_factor: 7}]"
-  for c in 1 2 3 4 5; do train "only$c" "$seed" "one c" "[$c]" "[{compression_factor: $c}]"; done
+  for c in 1 2 3 4 5; do
+    train "only$c" "$seed" "one c" "[$c]" "[{compression_factor: $c}]"
+    train "fifth$c" "$seed" "one c, a fifth" "[$c]" "[{compression_factor: $c}]" --data.train_size 8800
+  done
 done
 run_all "training CoLaR"
 
@@ -51,11 +55,13 @@ for seed in "${seeds[@]}"; do
   ask random "$seed" 1 2 3 4 5
   ask odd "$seed" 1 2 3 4 5 6 7
   for c in 1 2 3 4 5; do ask "only$c" "$seed" "$c"; done
-  for name in random odd only1 only2 only3 only4 only5; do answered+=("$out/eval/$name-seed$seed"); done
+  for c in 1 2 3 4 5; do ask "fifth$c" "$seed" "$c"; done
+  for name in random odd {only,fifth}{1,2,3,4,5}; do answered+=("$out/eval/$name-seed$seed"); done
 done
 run_all "answering the test questions"
 pairs=()
 for c in 1 2 3 4 5; do pairs+=(--pair "tiny c=$c" "tiny c=$c (one c)"); done       # a random c against that c alone
+for c in 1 2 3 4 5; do pairs+=(--pair "tiny c=$c" "tiny c=$c (one c, a fifth)"); done   # ... as many rows of it
 for c in 2 4; do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$c"); done      # left out, against drawn
 for c in 2 4 6; do                                                                 # left out, against its neighbours
   for near in $((c - 1)) $((c + 1)); do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$near (c in 1 3 5 7)"); done

@@ -40,35 +40,43 @@ def systems(report: Report) -> Iterator[tuple[str, dict[tuple[str, str], Row]]]:
     yield from found.items()
 
 
+def overall_of(rows: Sequence[Row]) -> str:
+    """What stands for all of a report: the average, or its only data set."""
+    datasets = {row["dataset"] for row in rows}
+    return AVERAGE if AVERAGE in datasets or not datasets else min(datasets)
+
+
 def half_runs(row: Row | None) -> str:
     half = None if row is None else row.get("runs_interval")
     return BLANK if half is None else f"± {100 * half:.1f}"
 
 
 def accuracy(report: Report) -> Grid:
-    """#L, greedy accuracy on each data set and on average, its two intervals, and the sampled average."""
-    datasets = datasets_of(rows_of(report))
+    """#L, greedy accuracy on each data set and overall, its two intervals, and the sampled one."""
+    overall = overall_of(rows_of(report))
+    datasets = [d for d in datasets_of(rows_of(report)) if d != overall]
     body = []
     for name, cells in systems(report):
-        average = cells.get(("greedy", AVERAGE))
+        average = cells.get(("greedy", overall))
         if average is None or "control-" in average["label"]:
             continue
         shown = [
             percent(cells["greedy", d]["accuracy"] if ("greedy", d) in cells else None) for d in datasets
         ]
-        sampled = share(cells.get(("sampled", AVERAGE)))
+        sampled = share(cells.get(("sampled", overall)))
         body.append([name, number(average["length"]), *shown, share(average), half_runs(average), sampled])
-    head = ["system", "#L", *datasets, "average", "runs", "average, sampled"]
+    head = ["system", "#L", *datasets, overall, "runs", f"{overall}, sampled"]
     return Grid("", head, sorted(body, key=lambda line: -float(line[-3].split()[0])))
 
 
 def controls(report: Report) -> Grid:
     """Greedy averages: each method with its own thoughts, and with what a control feeds instead."""
+    overall = overall_of(rows_of(report))
     plain: dict[str, list[str]] = {}
     kinds: list[str] = []
     found: dict[str, dict[str, str]] = {}
     for name, cells in systems(report):
-        average = cells.get(("greedy", AVERAGE))
+        average = cells.get(("greedy", overall))
         if average is None:
             continue
         base, _, kind = name.partition(" (control-")
@@ -88,10 +96,11 @@ def controls(report: Report) -> Grid:
 
 
 def pairs(report: Report) -> Grid:
-    """The averages of the paired differences: greedy, over training runs, sampled."""
+    """The paired differences on average: greedy, over training runs, sampled."""
+    overall = overall_of(report["pairs"])
     lines: dict[tuple[str, str], dict[str, Row]] = {}
     for row in report["pairs"]:
-        if row["dataset"] == AVERAGE:
+        if row["dataset"] == overall:
             lines.setdefault((row["pair"][0], row["pair"][1]), {})[row["decoding"]] = row
     body = [
         [*names, points(cells.get("greedy")), half_runs(cells.get("greedy")), points(cells.get("sampled"))]
