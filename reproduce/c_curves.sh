@@ -50,12 +50,13 @@ ask() { # NAME SEED FACTOR...
     --output "$out/eval/$1-seed$2"
 }
 
-answered=()
+answered=() odd=()
 for seed in "${seeds[@]}"; do
   ask random "$seed" 1 2 3 4 5
   ask odd "$seed" 1 2 3 4 5 6 7
   for c in 1 2 3 4 5; do ask "only$c" "$seed" "$c"; done
   for c in 1 2 3 4 5; do ask "fifth$c" "$seed" "$c"; done
+  odd+=("$out/eval/odd-seed$seed/records.jsonl")
   for name in random odd {only,fifth}{1,2,3,4,5}; do answered+=("$out/eval/$name-seed$seed"); done
 done
 run_all "answering the test questions"
@@ -67,6 +68,8 @@ for c in 2 4 6; do                                                              
   for near in $((c - 1)) $((c + 1)); do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$near (c in 1 3 5 7)"); done
 done
 colar report "${answered[@]}" --draw_labelled "${pairs[@]}" --title "Compression factors: random, one, left out" --output "$out/report"
+python scripts/left_out.py "${odd[@]}" --trained 1 3 5 7 --output "$out/report" >/dev/null
 echo
 echo "table    $out/report/report.md"
+echo "lengths  $out/report/lengths.md"
 echo "picture  $out/report/accuracy_vs_length.png"

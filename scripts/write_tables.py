@@ -6,8 +6,8 @@
 
     python scripts/write_tables.py             `tests/test_results.py` checks that they are up to date
 
-`accuracy` is a line a system (controls left out), `controls` the controls beside what they were made from, `pairs` the
-paired differences that were asked for.
+`accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `controls`
+the controls beside what they were made from, `pairs` the paired differences that were asked for.
 """
 
 from __future__ import annotations
@@ -69,6 +69,23 @@ def accuracy(report: Report) -> Grid:
     return Grid("", head, sorted(body, key=lambda line: -float(line[-3].split()[0])))
 
 
+def factors(report: Report) -> Grid:
+    """Greedy accuracy overall: a line a compression factor asked for, a column a label."""
+    rows = [row for row in rows_of(report) if row["decoding"] == "greedy"]
+    overall = overall_of(rows)
+    cells = {(row["compression_factor"], row["label"]): row for row in rows if row["dataset"] == overall}
+    asked, labels = sorted({c for c, _ in cells}), list(dict.fromkeys(label for _, label in cells))
+    body = [
+        [str(c)]
+        + [
+            f"{share(cells.get((c, x)))} ({half_runs(cells.get((c, x)))})" if (c, x) in cells else BLANK
+            for x in labels
+        ]
+        for c in asked
+    ]
+    return Grid("", ["c asked for", *(label or "random c" for label in labels)], body)
+
+
 def controls(report: Report) -> Grid:
     """Greedy averages: each method with its own thoughts, and with what a control feeds instead."""
     overall = overall_of(rows_of(report))
@@ -106,10 +123,17 @@ def pairs(report: Report) -> Grid:
         [*names, points(cells.get("greedy")), half_runs(cells.get("greedy")), points(cells.get("sampled"))]
         for names, cells in lines.items()
     ]
-    return Grid("", ["system", "baseline", "greedy", "runs", "sampled"], body, words=2)
+    head = ["system", "baseline", "greedy", "runs", "sampled"]
+    kept = [i for i in range(len(head)) if any(line[i] != BLANK for line in body)]
+    return Grid("", [head[i] for i in kept], [[line[i] for i in kept] for line in body], words=2)
 
 
-TABLES: dict[str, Callable[[Report], Grid]] = {"accuracy": accuracy, "controls": controls, "pairs": pairs}
+TABLES: dict[str, Callable[[Report], Grid]] = {
+    "accuracy": accuracy,
+    "factors": factors,
+    "controls": controls,
+    "pairs": pairs,
+}
 
 
 def filled(text: str) -> str:

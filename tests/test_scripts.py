@@ -255,3 +255,25 @@ def test_a_method_without_params_has_one_curve(tmp_path):
     assert list(found["arithmetic"]) == ["accuracy"]
     assert script.label("accuracy") == "accuracy"
     assert script.label("accuracy/compression_factor=2/snap") == "c = 2, snap"
+
+
+def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
+    found = module("scripts/left_out.py")
+    lengths = {1: [4, 6, 8], 3: [2, 2, 3], 2: [2, 3, 8]}  # at c = 2: as at 3, as asked, as at 1
+    rows = [
+        {"train_seed": 0, "seed": 0, "dataset": "d", "id": f"q{i}", "label": "odd"}
+        | {"compression_factor": c, "length": length, "gold_length": [4, 6, 8][i]}
+        for c, row in lengths.items()
+        for i, length in enumerate(row)
+    ]
+    assert found.shares(rows, [1, 3]) == [
+        {"asked": 1, "expected": 1.0, "as_at": {1: 1.0, 3: 0.0}},
+        {"asked": 2, "expected": 2 / 3, "as_at": {1: 1 / 3, 3: 1 / 3}},
+        {"asked": 3, "expected": 1.0, "as_at": {1: 0.0, 3: 1.0}},
+    ]
+    committed = ROOT / "results/c-curves"
+    given = [committed / "records.jsonl.gz", "--label", "c in 1 3 5 7", "--trained", 1, 3, 5, 7]
+    monkeypatch.setattr(sys, "argv", ["left_out.py", *map(str, given), "--output", str(tmp_path)])
+    found.main()
+    for name in ("lengths.md", "lengths.json"):
+        assert (tmp_path / name).read_bytes() == (committed / name).read_bytes()
