@@ -311,6 +311,18 @@ def test_a_checkpoint_without_its_last_file_is_passed_over(tmp_path: Path, state
     ]
 
 
+def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (folder.checkpoints / "checkpoint-2").mkdir(parents=True)  # being written
+    with folder.alone(), pytest.raises(ValueError, match="another process is training in"):
+        run(tmp_path)
+    assert (folder.checkpoints / "checkpoint-2").exists()
+    _, result = run(tmp_path)  # the other one has ended, in whatever way
+    assert result.steps > 0
+    with folder.alone():  # and nothing is left held
+        pass
+
+
 def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:
     short = {**LONG, "lr_scheduler_type": "constant", "num_train_epochs": 1.5}
     lm, first = run(tmp_path / "run", **short)

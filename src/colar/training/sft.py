@@ -112,17 +112,19 @@ def run_trainer(
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
-    if trainer.args.should_save:  # only now that nothing is wrong with the call
-        folder.drop_torn() if resume else folder.clear()
-    trainer.accelerator.wait_for_everyone()
-    last = folder.last_checkpoint() if resume else None
-    before = run_folder.read_state(last) if last else TrainerState()
-    objective = trainer.objective
-    publisher = Publisher(objective.lm, objective.method, folder, info, _clock(trainer, before, config))
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    state = _go_on(trainer, config, publisher, last, before, over(before))
-    return _finish(trainer, publisher, state)
+    writes = trainer.args.should_save
+    with folder.alone() if writes else contextlib.nullcontext():
+        if writes:  # only now that nothing is wrong with the call
+            folder.drop_torn() if resume else folder.clear()
+        trainer.accelerator.wait_for_everyone()
+        last = folder.last_checkpoint() if resume else None
+        before = run_folder.read_state(last) if last else TrainerState()
+        objective = trainer.objective
+        publisher = Publisher(objective.lm, objective.method, folder, info, _clock(trainer, before, config))
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        state = _go_on(trainer, config, publisher, last, before, over(before))
+        return _finish(trainer, publisher, state)
 
 
 def _go_on(
