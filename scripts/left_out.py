@@ -23,9 +23,14 @@ Record = dict[str, Any]
 
 
 def shares(records: Sequence[Record], trained: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each factor asked for: `asked`, `expected` (a share) and `as_at`, shares by trained factor."""
+    """A row for each factor asked for: `asked`, `expected` (a share) and `as_at`, shares by trained factor.
+
+    Questions without a reference chain are left out.
+    """
     lengths: dict[int, dict[tuple[Any, ...], Record]] = {}
     for record in records:
+        if record["gold_length"] is None:
+            continue
         question = (record["train_seed"], record["seed"], record["dataset"], record["id"])
         lengths.setdefault(record["compression_factor"], {})[question] = record
     rows = []

@@ -2,6 +2,7 @@
 in an order that works, and is the arena's budget the same for all?"""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,9 +22,13 @@ if [ "$FAIL_AT" ] && [ "$2" = "$FAIL_AT" ]; then echo "colar: error: no luck" >&
 def run(script, folder, *args, fail_at=""):
     """(exit code, stderr, the commands asked for) of a script."""
     stub = folder / "bin" / "colar"
-    stub.parent.mkdir(exist_ok=True)
+    shutil.rmtree(stub.parent, ignore_errors=True)
+    stub.parent.mkdir()
     stub.write_text(STUB)
     stub.chmod(0o755)
+    python = stub.parent / "python"  # scripts/, which read what colar wrote
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
     asked = folder / "asked"
     asked.unlink(missing_ok=True)
     environment = os.environ | {
