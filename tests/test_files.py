@@ -203,6 +203,22 @@ def test_an_output_folder_is_tried_before_long_work(tmp_path):
         files.require_writable(tmp_path / "file" / "sub")
 
 
+def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path):
+    program = (
+        "import sys; from colar import files\n"
+        "with files.alone(sys.argv[1]):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="another process is writing to"), files.alone(tmp_path):
+            pass
+        holder.kill()
+    with pytest.raises(NotImplementedError), files.alone(tmp_path):
+        raise NotImplementedError  # what fails inside is not taken for a file system without locks
+
+
 # Provenance
 
 

@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
@@ -159,6 +160,21 @@ def require_writable(folder: str | Path) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder
+
+
+@contextmanager
+def alone(folder: str | Path) -> Iterator[None]:
+    """Keep other processes out of `folder` inside the block; ValueError where one is writing there already."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(FileLock(Path(folder) / ".lock").acquire(timeout=0))
+        except Timeout:
+            raise ValueError(
+                f"another process is writing to {folder}: let it end, or name another output folder"
+            ) from None
+        except NotImplementedError:  # a file system without locks
+            pass
+        yield
 
 
 def provenance() -> dict[str, Any]:

@@ -65,9 +65,14 @@ def add_parser(commands: Any, method_options: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    output = files.require_writable(args.output)
+    with files.alone(output):
+        _evaluate(args, output)
+
+
+def _evaluate(args: argparse.Namespace, output: Path) -> None:
     from colar.evaluation import controlled, evaluate
 
-    output = files.require_writable(args.output)
     limits = evaluate.Limits(args.max_latents, args.max_completion_length, args.batch_size, args.compile)
     datasets = _datasets(args)
     checkpoints = _checkpoints(args)

@@ -74,7 +74,7 @@ def train(
     last = folder.last_checkpoint() if resume else None
     args.eval_on_start = last is None and validate is not None
     if folder.samples.exists():
-        with folder.alone():  # another process's outputs are not ours to drop
+        with files.alone(folder.path):  # another process's outputs are not ours to drop
             forget(folder.samples, 0 if last is None else run_folder.read_state(last).global_step)
     stopping = EarlyStopping(grpo.early_stopping_patience)
     info = {"seed": config.seed, "training": dataclasses.asdict(config), "grpo": dataclasses.asdict(grpo)}

@@ -11,15 +11,12 @@ completions.jsonl     outputs to read, where a run samples (GRPO)
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from transformers import TrainerState
 
 from colar import files, progress
@@ -38,21 +35,6 @@ class RunFolder:
         self.logs, self.history = self.path / "logs", self.path / "history.json"
         self.curves = self.path / "learning_curves.png"
         self.samples = self.path / "completions.jsonl"
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes out inside the block; ValueError where one is training here already."""
-        lock = FileLock(self.path / ".lock")
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(lock.acquire(timeout=0))
-            except Timeout:
-                raise ValueError(
-                    f"another process is training in {self.path}: let it end, or give this run its own output"
-                ) from None
-            except NotImplementedError:  # a file system without locks
-                pass
-            yield
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else that lies there."""

@@ -113,7 +113,7 @@ def run_trainer(
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
     writes = trainer.args.should_save
-    with folder.alone() if writes else contextlib.nullcontext():
+    with files.alone(folder.path) if writes else contextlib.nullcontext():
         if writes:  # only now that nothing is wrong with the call
             folder.drop_torn() if resume else folder.clear()
         trainer.accelerator.wait_for_everyone()
