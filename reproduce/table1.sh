@@ -51,6 +51,7 @@ for seed in "${seeds[@]}"; do
   ask "$seed" "ablations$seed" "colar-dl colar-oc colar-mp colar-nll" "${drawn[@]}" --compression_factor 2 5
   ask "$seed" "controls$seed" "coconut distill pause colar" --control zeroed shuffled random --max_latents 64 \
     --compression_factor 2 5
+  ask "$seed" "controls-scratch$seed" "coconut-scratch distill-scratch" --control zeroed shuffled random --max_latents 64
   for n in 5 6 11; do # as many thoughts as CoLaR has at c = 5, Coconut and Distill, CoLaR at c = 2
     ask "$seed" "cut$n-seed$seed" cot --max_latents "$n" --label "control-cut-$n"
   done
@@ -63,13 +64,18 @@ pair() { # SYSTEM BASELINE...: what is claimed, each by its name in the tables
   shift
   for other in "$@"; do pairs+=(--pair "$system" "$other"); done
 }
+pair distill coconut
+pair "distill (from scratch)" "coconut (from scratch)" distill
+pair "coconut (from scratch)" coconut
 pair "colar c=4" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot # 4 to 6 thoughts each
 pair "colar c=5" coconut "coconut (from scratch)" distill "distill (from scratch)" pause no_cot "cot (control-cut-5)"
 for name in distill "distill (from scratch)" coconut "coconut (from scratch)" pause icot; do pair "$name" no_cot; done
 for c in 2 5; do pair "colar c=$c" "colar c=$c (MP)" "colar c=$c (OC)" "colar c=$c (DL)" "colar c=$c (NLL)"; done
 for name in coconut distill "colar c=5" "colar c=2"; do pair "$name" "$name (control-shuffled)"; done
+for name in coconut distill; do pair "$name (from scratch)" "$name (from scratch, control-shuffled)"; done
+for name in coconut distill; do pair "$name (control-shuffled)" icot; done # CoT weights and no thoughts at all
 
-colar report "${answered[@]}" --nearest colar --draw_labelled "from scratch" "${pairs[@]}" \
+colar report "${answered[@]}" --nearest colar --draw_labelled "from scratch" "ratio=0.7" "${pairs[@]}" \
   --title "The arena at the tiny scale" --output "$out/report"
 echo
 echo "table    $out/report/report.md"

@@ -31,7 +31,7 @@ def shares(records: Sequence[Record], trained: Sequence[int]) -> list[dict[str, 
     for record in records:
         if record["gold_length"] is None:
             continue
-        question = (record["train_seed"], record["seed"], record["dataset"], record["id"])
+        question = tuple(record[key] for key in ("train_seed", "decoding", "seed", "dataset", "id"))
         lengths.setdefault(record["compression_factor"], {})[question] = record
     rows = []
     for asked, found in sorted(lengths.items()):

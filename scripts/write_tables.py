@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.analysis.naming import AVERAGE, Row, datasets_of, system_name
+from colar.analysis.naming import AVERAGE, Row, datasets_of, is_control, system_name, without_control
 from colar.evaluation.grid import BLANK, Grid, markdown, number, percent, points, share
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,40 +41,32 @@ def systems(report: Report) -> Iterator[tuple[str, dict[tuple[str, str], Row]]]:
     yield from found.items()
 
 
-def overall_of(rows: Sequence[Row]) -> str:
-    """What stands for all of a report: the average, or its only data set."""
-    datasets = {row["dataset"] for row in rows}
-    return AVERAGE if AVERAGE in datasets or not datasets else min(datasets)
-
-
 def half_runs(row: Row | None) -> str:
     half = None if row is None else row.get("runs_interval")
     return BLANK if half is None else f"± {100 * half:.1f}"
 
 
 def accuracy(report: Report) -> Grid:
-    """#L, greedy accuracy on each data set and overall, its two intervals, and the sampled one."""
-    overall = overall_of(rows_of(report))
-    datasets = [d for d in datasets_of(rows_of(report)) if d != overall]
+    """#L, greedy accuracy on each data set and on average, its two intervals, and the sampled average."""
+    datasets = datasets_of(rows_of(report))
     body = []
     for name, cells in systems(report):
-        average = cells.get(("greedy", overall))
+        average = cells.get(("greedy", AVERAGE))
         if average is None or "control-" in average["label"]:
             continue
         shown = [
             percent(cells["greedy", d]["accuracy"] if ("greedy", d) in cells else None) for d in datasets
         ]
-        sampled = share(cells.get(("sampled", overall)))
+        sampled = share(cells.get(("sampled", AVERAGE)))
         body.append([name, number(average["length"]), *shown, share(average), half_runs(average), sampled])
-    head = ["system", "#L", *datasets, overall, "runs", f"{overall}, sampled"]
+    head = ["system", "#L", *datasets, "average", "runs", "average, sampled"]
     return Grid("", head, sorted(body, key=lambda line: -float(line[-3].split()[0])))
 
 
 def factors(report: Report) -> Grid:
-    """Greedy accuracy overall: a line a compression factor asked for, a column a label."""
+    """Greedy averages: a line a compression factor asked for, a column a label."""
     rows = [row for row in rows_of(report) if row["decoding"] == "greedy"]
-    overall = overall_of(rows)
-    cells = {(row["compression_factor"], row["label"]): row for row in rows if row["dataset"] == overall}
+    cells = {(row["compression_factor"], row["label"]): row for row in rows if row["dataset"] == AVERAGE}
     asked, labels = sorted({c for c, _ in cells}), list(dict.fromkeys(label for _, label in cells))
     body = [
         [str(c)]
@@ -87,45 +80,36 @@ def factors(report: Report) -> Grid:
 
 
 def controls(report: Report) -> Grid:
-    """Greedy averages: each method with its own thoughts, and with what a control feeds instead."""
-    overall = overall_of(rows_of(report))
+    """Greedy averages: each method with its own thoughts, and with what a control feeds instead (% truncated)."""
+    rows = rows_of(report)
     plain: dict[str, list[str]] = {}
-    kinds: list[str] = []
     found: dict[str, dict[str, str]] = {}
     for name, cells in systems(report):
-        average = cells.get(("greedy", overall))
-        if average is None:
+        row = cells.get(("greedy", AVERAGE))
+        if row is None:
             continue
-        base, _, kind = name.partition(" (control-")
-        if not kind:
-            plain[name] = [name, number(average["length"]), share(average)]
-        else:
-            kind = kind.rstrip(")")
-            kinds += [] if kind in kinds else [kind]
-            found.setdefault(base, {})[kind] = share(average)
-    kinds = [kind for kind in kinds if not kind.startswith("cut")]
-    body = [
-        [*plain[base], *(given.get(kind, BLANK) for kind in kinds)]
-        for base, given in found.items()
-        if any(kind in given for kind in kinds)
-    ]
+        base = system_name({**row, "label": without_control(row["label"])}, rows)
+        kind = row["label"].rpartition("control-")[2].partition(",")[0]
+        if not is_control(row["label"]):
+            plain[name] = [name, number(row["length"]), share(row)]
+        elif not kind.startswith("cut"):
+            found.setdefault(base, {})[kind] = f"{share(row)} ({percent(row['truncated'])})"
+    kinds = list(dict.fromkeys(kind for given in found.values() for kind in given))
+    body = [[*plain[base], *(given.get(kind, BLANK) for kind in kinds)] for base, given in found.items()]
     return Grid("", ["system", "#L", "its own", *kinds], body)
 
 
 def pairs(report: Report) -> Grid:
-    """The paired differences on average: greedy, over training runs, sampled."""
-    overall = overall_of(report["pairs"])
+    """The averages of the paired differences: greedy, over training runs, sampled."""
     lines: dict[tuple[str, str], dict[str, Row]] = {}
     for row in report["pairs"]:
-        if row["dataset"] == overall:
+        if row["dataset"] == AVERAGE:
             lines.setdefault((row["pair"][0], row["pair"][1]), {})[row["decoding"]] = row
     body = [
         [*names, points(cells.get("greedy")), half_runs(cells.get("greedy")), points(cells.get("sampled"))]
         for names, cells in lines.items()
     ]
-    head = ["system", "baseline", "greedy", "runs", "sampled"]
-    kept = [i for i in range(len(head)) if any(line[i] != BLANK for line in body)]
-    return Grid("", [head[i] for i in kept], [[line[i] for i in kept] for line in body], words=2)
+    return Grid("", ["system", "baseline", "greedy", "runs", "sampled"], body, words=2)
 
 
 TABLES: dict[str, Callable[[Report], Grid]] = {
@@ -137,12 +121,14 @@ TABLES: dict[str, Callable[[Report], Grid]] = {
 
 
 def filled(text: str) -> str:
-    """The page with every table made anew from its result."""
+    """The page with every table made anew from its result, without columns that have nothing in them."""
 
     def table(match: re.Match[str]) -> str:
         folder, kind, _ = match.groups()
         grid = TABLES[kind](files.read_json(ROOT / folder / "report.json"))
-        body = markdown(grid).partition("\n\n")[2]
+        kept = [i for i in range(len(grid.head)) if any(line[i] != BLANK for line in grid.rows)]
+        head, *rows = ([line[i] for i in kept] for line in (grid.head, *grid.rows))
+        body = markdown(replace(grid, head=head, rows=rows)).partition("\n\n")[2]
         return f"<!-- {folder} {kind} -->\n\n{body}\n\n<!-- end -->"
 
     return MARK.sub(table, text)

@@ -368,6 +368,12 @@ def test_the_nearest_length_is_chosen_over_all_datasets() -> None:
     }
     with pytest.raises(ValueError, match="no records of method 'slow'; there are cot, fast, none, six"):
         fold(records, nearest="slow")
+    labelled = [
+        *made("Six", (6, 6)), *made("Fast", (6, 6), label="control-zeroed, snap"),
+        *made("Fast", (5, 3), compression_factor=5, label="snap"), *made("Fast", (8, 8), compression_factor=2, label="snap"),
+    ]  # fmt: skip
+    nearest = [r for r in fold(labelled, nearest="fast")["comparisons"] if r["model"] == "Six"]
+    assert {(r["baseline"]["label"], r["baseline"]["compression_factor"]) for r in nearest} == {("snap", 5)}
 
 
 @pytest.mark.parametrize(
@@ -480,6 +486,15 @@ def test_the_picture_leaves_controls_out(tmp_path: Path) -> None:
         report.write(tmp_path / f"{labels}", records, provenance={}, draw_labelled=labels)
         pictures.append((tmp_path / f"{labels}" / "accuracy_vs_length.png").read_bytes())
     assert pictures[3] == pictures[4] != pictures[0] == pictures[5]
+
+
+def test_the_picture_has_a_method_all_of_whose_systems_have_a_label(tmp_path: Path) -> None:
+    cot, snapped = system("CoT", "78"), system("Fast", "78", label="snap")
+    control = system("Fast", "88", label="control-zeroed, snap")
+    for name, records in (("a", [*cot, *snapped, *control]), ("b", [*cot, *snapped]), ("c", cot)):
+        report.write(tmp_path / name, records, provenance={})
+    a, b, c = ((tmp_path / name / "accuracy_vs_length.png").read_bytes() for name in "abc")
+    assert a == b != c
 
 
 def test_differences_are_starred_only_where_the_interval_leaves_out_zero() -> None:

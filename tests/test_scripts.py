@@ -112,7 +112,12 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
 
     records = [row for run in (0, 1) for row in answers("cot", "7778", run)]
     records += [row for run, text in ((0, "7888"), (1, "7788")) for row in answers("fast", text, run)]
-    records += [row for run in (0, 1) for row in answers("fast", "8888", run, label="control-zeroed")]
+    for label in ("control-zeroed", "control-cut-3"):
+        records += [row for run in (0, 1) for row in answers("fast", "8888", run, label=label)]
+    for label in ("snap", "control-zeroed, snap"):  # a method all of whose requests have a label
+        records += [row for run in (0, 1) for row in answers("snappy", "7888", run, label=label)]
+    cut = [row for row in records if row["label"] == "control-zeroed, snap"][:2]
+    cut[0]["truncated"] = cut[1]["truncated"] = True
     write_report(tmp_path / "results" / "here", records, provenance={}, pairs=[("cot", "fast")])
     page = "before\n" + "".join(
         f"<!-- results/here {kind} -->\nstale\n<!-- end -->\nbetween\n"
@@ -123,13 +128,15 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     assert "stale" not in filled
     lines = [line for line in filled.splitlines() if line.startswith("|") and "---" not in line]
     assert lines == [
-        "| system | #L | sums | average | runs | average, sampled |",
-        "| cot | 4.0 | 75.0 | 75.0 ± 49.0 | ± 0.0 | – |",
-        "| fast | 4.0 | 37.5 | 37.5 ± 46.9 | ± 158.8 | – |",
+        "| system | #L | sums | average | runs |",
+        "| cot | 4.0 | 75.0 | 75.0 ± 49.0 | ± 0.0 |",
+        "| fast | 4.0 | 37.5 | 37.5 ± 46.9 | ± 158.8 |",
+        "| snappy (snap) | 4.0 | 25.0 | 25.0 ± 49.0 | ± 0.0 |",
         "| system | #L | its own | zeroed |",
-        "| fast | 4.0 | 37.5 ± 46.9 | 0.0 ± 0.0 |",
-        "| system | baseline | greedy | runs | sampled |",
-        "| cot | fast | +37.5 ± 46.9 | ± 158.8 | – |",
+        "| fast | 4.0 | 37.5 ± 46.9 | 0.0 ± 0.0 (0.0) |",
+        "| snappy (snap) | 4.0 | 25.0 ± 49.0 | 25.0 ± 49.0 (25.0) |",
+        "| system | baseline | greedy | runs |",
+        "| cot | fast | +37.5 ± 46.9 | ± 158.8 |",
     ]
 
 
@@ -261,7 +268,7 @@ def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
     found = module("scripts/left_out.py")
     lengths = {1: [4, 6, 8], 3: [2, 2, 3], 2: [2, 3, 8]}  # at c = 2: as at 3, as asked, as at 1
     rows = [
-        {"train_seed": 0, "seed": 0, "dataset": "d", "id": f"q{i}", "label": "odd"}
+        {"train_seed": 0, "decoding": "greedy", "seed": 0, "dataset": "d", "id": f"q{i}", "label": "odd"}
         | {"compression_factor": c, "length": length, "gold_length": [4, 6, 8][i]}
         for c, row in lengths.items()
         for i, length in enumerate(row)

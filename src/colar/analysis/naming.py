@@ -55,6 +55,15 @@ def system_name(row: Row, rows: Iterable[Row]) -> str:
     return f"{name}, run {row['train_seed']}" if len(runs) > 1 else name
 
 
+def is_control(label: str) -> bool:
+    return without_control(label) != label
+
+
+def without_control(label: str) -> str:
+    """What a control was made from: "DL, control-zeroed" from DL."""
+    return ", ".join(part for part in label.split(", ") if not part.startswith("control-"))
+
+
 def datasets_of(rows: Iterable[Row]) -> list[str]:
     """The datasets in `rows`, sorted, without the average."""
     return sorted({row["dataset"] for row in rows} - {AVERAGE})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from colar.analysis.naming import AVERAGE
+from colar.analysis.naming import AVERAGE, is_control, without_control
 from colar.evaluation.records import CELL, Key, Record
 from colar.ops import stats
 
@@ -27,8 +27,8 @@ def compare(
     Each system against the first cell of method `baseline` with the same dataset, decoding and training seed (the
     same model's where it has one, else the first by name), each labelled system, a control or an ablation, against
     the one without its label (a control of an ablation against that ablation), and with `nearest`, a method, each
-    system of another one, controls excepted, against that method's whose #L is nearest to its own, on average over
-    datasets. A positive difference: the system is better than its `baseline`.
+    system of another one, controls excepted, against that method's (unlabelled, where it has such) whose #L is
+    nearest to its own, on average over datasets. A positive difference: the system is better than its `baseline`.
     """
     lengths = _lengths(cells)
     compared = []
@@ -53,11 +53,13 @@ def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: s
     ]
 
     def of(method: str | None) -> list[dict[str, Any]]:
-        found = [other for other in alike if (other["method"], other["label"]) == (method, "")]
+        """The method's own, those without a label before those that have one for all their requests."""
+        found = [other for other in alike if other["method"] == method and not is_control(other["label"])]
+        found = [other for other in found if not other["label"]] or found
         return [other for other in found if other["model"] == me["model"]] or found
 
-    control = "control-" in me["label"]
-    plain = {**me, "label": _without_control(me["label"]) if control else ""}
+    control = is_control(me["label"])
+    plain = {**me, "label": without_control(me["label"]) if control else ""}
     chosen = [*of(baseline)[:1], *(other for other in alike if other == plain)]
     if nearest is not None and me["method"] != nearest and not control:
         by_distance = sorted(
@@ -65,11 +67,6 @@ def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: s
         )
         chosen += by_distance[:1]
     return [other for other in dict.fromkeys(tuple(cell.values()) for cell in chosen) if other != key]
-
-
-def _without_control(label: str) -> str:
-    """What a control was made from: "DL, control-zeroed" from DL."""
-    return ", ".join(part for part in label.split(", ") if not part.startswith("control-"))
 
 
 def _lengths(cells: Mapping[Key, Sequence[Record]]) -> dict[Key, float]:

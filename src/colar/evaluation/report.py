@@ -36,6 +36,7 @@ from typing import Any
 
 from colar import files
 from colar.analysis import plots
+from colar.analysis.naming import is_control
 from colar.evaluation.compare import compare
 from colar.evaluation.pairs import compare_pairs
 from colar.evaluation.records import CELL, Record, by_cell, load_records
@@ -95,7 +96,7 @@ def write(
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png.
-    Pictures show the unlabelled systems, or all where every one is a control or an ablation; `draw_labelled`: all too,
+    Pictures show the unlabelled systems, and of a method without such those that are no controls; `draw_labelled`: all,
     or also those with these labels.
     """
     folder = Path(folder)
@@ -105,13 +106,24 @@ def write(
     shown = report["pooled"] or report["rows"]
     for index, decoding in enumerate(sorted({each["decoding"] for each in shown})):
         rows = [each for each in shown if each["decoding"] == decoding]
-        labels = draw_labelled if isinstance(draw_labelled, Sequence) else ()
-        unlabelled = [
-            row for row in rows if draw_labelled is True or not row["label"] or row["label"] in labels
-        ]
         name = f"{PICTURE}-{decoding}.png" if index else f"{PICTURE}.png"
-        pictures.append(plots.accuracy_vs_length(unlabelled or rows, folder / name).name)
+        pictures.append(plots.accuracy_vs_length(_drawn(rows, draw_labelled) or rows, folder / name).name)
     files.write_text(
         folder / "report.md", render_markdown(report, TITLE if title is None else title, pictures)
     )
     return report
+
+
+def _drawn(rows: Sequence[Mapping[str, Any]], draw_labelled: bool | Sequence[str]) -> list[Mapping[str, Any]]:
+    """The rows that a picture shows."""
+    if draw_labelled is True:
+        return list(rows)
+    labels = draw_labelled or ()
+    unlabelled = {(row["model"], row["method"]) for row in rows if not row["label"]}
+    return [
+        row
+        for row in rows
+        if not row["label"]
+        or row["label"] in labels
+        or ((row["model"], row["method"]) not in unlabelled and not is_control(row["label"]))
+    ]
