@@ -370,7 +370,7 @@ def test_the_nearest_length_is_chosen_over_all_datasets() -> None:
         fold(records, nearest="slow")
     labelled = [
         *made("Six", (6, 6)), *made("Fast", (6, 6), label="control-zeroed, snap"),
-        *made("Fast", (5, 3), compression_factor=5, label="snap"), *made("Fast", (8, 8), compression_factor=2, label="snap"),
+        *made("Fast", (5, 5), compression_factor=5, label="snap"), *made("Fast", (8, 8), compression_factor=2, label="snap"),
     ]  # fmt: skip
     nearest = [r for r in fold(labelled, nearest="fast")["comparisons"] if r["model"] == "Six"]
     assert {(r["baseline"]["label"], r["baseline"]["compression_factor"]) for r in nearest} == {("snap", 5)}
