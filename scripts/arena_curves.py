@@ -4,7 +4,7 @@
 
 Reads what reproduce/table1.sh leaves (`seed*/NAME`). Problems that the CoT weights saw count. Writes
 learning_curves.png (a curve a method and speed, its mean over training seeds with the least and the most of them
-shaded; CoLaR's ablations apart) and learning_curves.json, the numbers in it.
+shaded; CoLaR's ablations apart) and learning_curves.json, the numbers in it and each run's seconds of training.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 from colar import files
 from colar.analysis import canvas
+from colar.training import run_folder
+from colar.training.run_folder import RunFolder
 
 Curves = dict[str, dict[int, list[float]]]
 """Name -> problems seen -> accuracy of each training seed."""
@@ -54,6 +56,17 @@ def read(folder: Path) -> tuple[Curves, Curves]:
     return methods, ablations
 
 
+def seconds(folder: Path) -> dict[str, float]:
+    """Wall-clock of each run, validation included, by its place in the folder."""
+    taken = {}
+    for path in sorted(folder.glob("seed*/*/recipe.json")):
+        last = RunFolder(path.parent).last_checkpoint()
+        if last is not None:
+            clock = run_folder.clock_of(run_folder.read_state(last))
+            taken[path.parent.relative_to(folder).as_posix()] = round(clock["seconds"], 1)
+    return taken
+
+
 def draw(panels: dict[str, Curves]) -> Any:
     figure = canvas.figure(6.6 * len(panels), 4.2)
     for axes, (title, curves) in zip(
@@ -85,7 +98,8 @@ def main() -> None:
     args = parser.parse_args()
     output = files.require_writable(args.output)
     methods, ablations = read(args.folder)
-    files.write_json(output / "learning_curves.json", {"methods": methods, "ablations": ablations})
+    found = {"methods": methods, "ablations": ablations, "seconds": seconds(args.folder)}
+    files.write_json(output / "learning_curves.json", found)
     panels = {"methods": methods, "CoLaR and its ablations, c = 2": ablations}
     print(
         canvas.save(

@@ -140,6 +140,14 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     ]
 
 
+def write_clock(run, steps, seconds):
+    folder = run / "checkpoints" / f"checkpoint-{steps}"
+    folder.mkdir(parents=True)
+    clock = {"Clock": {"args": {}, "attributes": {"seconds": seconds, "rows_per_update": 16}}}
+    state = {"global_step": steps, "max_steps": steps, "stateful_callbacks": clock}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+
+
 def test_curves_of_an_arena_count_what_the_cot_weights_saw(tmp_path, monkeypatch, capsys):
     for seed, accuracy in ((0, 0.5), (1, 0.7)):
         for name, label in (("colar", ""), ("colar-mp", "MP")):
@@ -154,6 +162,7 @@ def test_curves_of_an_arena_count_what_the_cot_weights_saw(tmp_path, monkeypatch
             (run / "recipe.json").write_text(json.dumps(made))
             logged = {"step": 10, "eval_accuracy": 0.9, "eval_accuracy/compression_factor=2": accuracy}
             (run / "history.json").write_text(json.dumps([{"step": 5, "loss": 1.0}, logged]))
+    write_clock(tmp_path / "seed0" / "colar", 10, 12.34)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "out")])
     module("scripts/arena_curves.py").main()
     capsys.readouterr()
@@ -161,17 +170,14 @@ def test_curves_of_an_arena_count_what_the_cot_weights_saw(tmp_path, monkeypatch
     assert json.loads((tmp_path / "out" / "learning_curves.json").read_text()) == {
         "methods": {"colar c=2": points},
         "ablations": {"CoLaR": points, "MP": points},
+        "seconds": {"seed0/colar": 12.3},
     }
     assert (tmp_path / "out" / "learning_curves.png").stat().st_size > 10_000
 
 
 def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, capsys):
     for name, steps, seconds in (("sft", 1000, 50.0), ("rl", 300, 125.0)):
-        folder = tmp_path / name / "checkpoints" / f"checkpoint-{steps}"
-        folder.mkdir(parents=True)
-        clock = {"Clock": {"args": {}, "attributes": {"seconds": seconds, "rows_per_update": 16}}}
-        state = {"global_step": steps, "max_steps": steps, "stateful_callbacks": clock}
-        (folder / "trainer_state.json").write_text(json.dumps(state))
+        write_clock(tmp_path / name, steps, seconds)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "sft"), "--as-long-as", str(tmp_path / "rl")])
     module("scripts/updates_in.py").main()
     assert capsys.readouterr().out == "2500\n"
