@@ -99,7 +99,7 @@ def test_labels_cover_neither_each_other_nor_leave_the_panel() -> None:
 
 
 def test_styles_are_all_different() -> None:
-    assert len({canvas.style(index) for index in range(64)}) == 64
+    assert len({canvas.style(index) for index in range(80)}) == 80
 
 
 def history() -> list[dict[str, Any]]:

@@ -21,7 +21,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 # Okabe and Ito 2008: eight colours that colour-blind readers tell apart; their yellow, faint on white, is a grey here.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777", "#882255", "#999933",
+)  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "v", "p", "h", "*")
 INK, FAINT = "#222222", "#dddddd"
 DPI = 160
@@ -66,7 +68,7 @@ def dress(axes: Any, title: str, x: str = "", y: str = "", size: float = 9) -> N
 
 
 def style(index: int) -> tuple[str, str]:
-    """(colour, marker) of curve `index`: 64 pairs before one comes back."""
+    """(colour, marker) of curve `index`: 80 pairs before one comes back."""
     return COLOURS[index % len(COLOURS)], MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
 
 
