@@ -8,7 +8,7 @@
 #   PROCS=1 ROWS=385000 reproduce/table1_smollm2.sh      one command at a time, all rows: on a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
-limit=500 fewer=200 out=runs/arena-smollm2 less=(--data.train_size "${ROWS:-3000}")
+limit=500 fewer=100 out=runs/arena-smollm2 less=(--data.train_size "${ROWS:-3000}")
 if [[ ${1:-} == --smoke ]]; then
   shift
   limit=4 fewer=2 out=runs/arena-smollm2-smoke
