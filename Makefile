@@ -1,6 +1,6 @@
 # make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 6 minutes)
 # make test   lint, types and tests
-# make table1, make c-curves   the arena of docs/arena.md (hours)
+# make table1, make c-curves, make table1-smollm2   the arena of docs/arena.md (hours)
 #
 # Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export COLAR_DATA_DIR ?= $(abspath ../shared/data)
 endif
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo table1 c-curves test lint install smollm2 clean
+.PHONY: demo table1 c-curves table1-smollm2 test lint install smollm2 clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,9 @@ table1: install
 
 c-curves: install
 	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/c_curves.sh
+
+table1-smollm2: smollm2
+	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/table1_smollm2.sh
 
 # Two processes with a thread each: most tests are too small for two threads.
 test: lint

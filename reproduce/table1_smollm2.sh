@@ -5,7 +5,7 @@
 # it goes on where it was.
 #
 #   reproduce/table1_smollm2.sh [--smoke] [OUTPUT]
-#   PROCS=1 ROWS=385000 reproduce/table1_smollm2.sh      one command at a time, all rows: on a GPU
+#   PROCS=1 ROWS=385000 reproduce/table1_smollm2.sh      one command at a time (2: 6 GB each), all rows: on a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
 limit=500 fewer=100 out=runs/arena-smollm2 less=(--data.train_size "${ROWS:-3000}")
@@ -15,6 +15,7 @@ if [[ ${1:-} == --smoke ]]; then
   less=(--data.train_size 32 --data.validation_size 2 --training.max_steps 2 --training.compile false)
 fi
 out=${1:-$out}
+export PROCS=${PROCS:-2}
 source reproduce/jobs.sh
 
 train() { # NAME OVERRIDE...
@@ -52,6 +53,9 @@ for c in 2 5; do
 done
 for name in coconut distill cot; do pairs+=(--pair "$name" no_cot); done
 for name in coconut distill; do pairs+=(--pair "$name" "$name (control-shuffled)"); done
+for c in 2 5; do
+  pairs+=(--pair "colar c=$c (snap)" "colar c=$c (control-shuffled, snap)" --pair "colar c=$c (snap)" "cot (control-cut-6)")
+done
 colar report "${answered[@]}" --nearest colar "${pairs[@]}" --title "The arena on SmolLM2-135M" --output "$out/report"
 echo
 echo "table    $out/report/report.md"

@@ -25,7 +25,7 @@ Record = dict[str, Any]
 def shares(records: Sequence[Record], trained: Sequence[int]) -> list[dict[str, Any]]:
     """A row for each factor asked for: `asked`, `expected` (a share) and `as_at`, shares by trained factor.
 
-    Questions without a reference chain are left out.
+    Questions without a reference chain, or without an answer at some factor, are left out.
     """
     lengths: dict[int, dict[tuple[Any, ...], Record]] = {}
     for record in records:
@@ -33,6 +33,8 @@ def shares(records: Sequence[Record], trained: Sequence[int]) -> list[dict[str, 
             continue
         question = tuple(record[key] for key in ("train_seed", "decoding", "seed", "dataset", "id"))
         lengths.setdefault(record["compression_factor"], {})[question] = record
+    answered = set.intersection(*map(set, lengths.values()))
+    lengths = {c: {question: found[question] for question in answered} for c, found in lengths.items()}
     rows = []
     for asked, found in sorted(lengths.items()):
         right = [record["length"] == math.ceil(record["gold_length"] / asked) for record in found.values()]
@@ -54,12 +56,14 @@ def main() -> None:
     parser.add_argument("--trained", type=int, nargs="+", required=True, metavar="C")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args()
-    records = [record for record in load_records(args.records) if args.label in (None, record["label"])]
-    labels = sorted({record["label"] or "" for record in records})
-    if len(labels) != 1:
-        raise SystemExit(
-            f"--label must name one model; the records have {', '.join(map(repr, labels)) or 'no such'}"
-        )
+    records = [
+        record
+        for record in load_records(args.records)
+        if record["compression_factor"] is not None and args.label in (None, record["label"])
+    ]
+    found = sorted({" ".join((r["model"], r["method"], r["label"] or "")).strip() for r in records})
+    if len(found) != 1:
+        raise SystemExit(f"one model, please (--label); the records have {', '.join(found) or 'none such'}")
     missing = set(args.trained) - {record["compression_factor"] for record in records}
     if missing:
         raise SystemExit(f"no answers at c = {', '.join(map(str, sorted(missing)))}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +17,18 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("needs the published data sets: set COLAR_DATA_DIR to their folder")
     return Path(folder)
+
+
+@pytest.fixture
+def taken() -> Callable[[Path], contextlib.AbstractContextManager[None]]:
+    """Holds a folder's lock as another process would, inside the block."""
+    fcntl = pytest.importorskip("fcntl")
+
+    @contextlib.contextmanager
+    def hold(folder: Path) -> Iterator[None]:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+
+    return hold

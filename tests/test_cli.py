@@ -217,6 +217,13 @@ def evaluate_args(checkpoints, out, *more):
     ]  # fmt: skip
 
 
+def test_two_evaluations_do_not_write_into_one_folder(checkpoints, tmp_path, capsys, taken):
+    with taken(tmp_path / "out"):
+        assert main(evaluate_args(checkpoints, tmp_path / "out")) == 2
+    assert "another process is writing to" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "records.jsonl").exists()
+
+
 def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(evaluate_args(checkpoints, out)) == 0

@@ -1,5 +1,6 @@
 """Files against kills: writes that happen or do not, records cut at any byte, folders replaced as a whole."""
 
+import errno
 import json
 import os
 import subprocess
@@ -215,8 +216,22 @@ def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path):
         with pytest.raises(ValueError, match="another process is writing to"), files.alone(tmp_path):
             pass
         holder.kill()
-    with pytest.raises(NotImplementedError), files.alone(tmp_path):
-        raise NotImplementedError  # what fails inside is not taken for a file system without locks
+    with files.alone(tmp_path), files.alone(tmp_path / "."):  # one process may ask twice
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, number):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.fcntl, "flock", refused)
+    inside = False
+    with files.alone(tmp_path):
+        inside = True
+    assert inside
+    with pytest.raises(OSError, match="of the block itself"), files.alone(tmp_path):
+        raise OSError("of the block itself")
 
 
 # Provenance

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -766,6 +766,14 @@ LONG_GRPO = {
 def judge_by_weight(lm: LatentLM, method: Method) -> dict[str, float]:
     """Moves with the weights, as an accuracy does."""
     return {"accuracy": float(lm.extra["latent_head"].mean.bias.sum().sigmoid())}
+
+
+def test_another_processs_outputs_are_not_dropped(tmp_path: Path, taken: Callable[[Path], Any]) -> None:
+    samples = RunFolder(tmp_path).samples
+    samples.write_text('{"step": 5}\n')
+    with taken(tmp_path), pytest.raises(ValueError, match="another process is writing to"):
+        run(tmp_path)
+    assert samples.read_text() == '{"step": 5}\n'
 
 
 @pytest.mark.parametrize(("kill", "last"), [({"at_reward": 3}, 6), ({"at_forward": 6}, 3)])

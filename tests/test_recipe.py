@@ -230,6 +230,13 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
 
 
+def test_a_second_process_leaves_the_recipe_of_a_run_as_it_is(tiny, tmp_path, taken):
+    made = recipe.load(tiny)
+    with taken(Path(made.output)), pytest.raises(ValueError, match="another process is writing to"):
+        recipe.run(made)
+    assert sorted(path.name for path in Path(made.output).iterdir()) == [".lock"]
+
+
 def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "q", "steps": [], "answer": "1"}\n')

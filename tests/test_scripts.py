@@ -284,6 +284,8 @@ def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
         {"asked": 2, "expected": 2 / 3, "as_at": {1: 1 / 3, 3: 1 / 3}},
         {"asked": 3, "expected": 1.0, "as_at": {1: 0.0, 3: 1.0}},
     ]
+    without = [row for row in rows if (row["id"], row["compression_factor"]) != ("q2", 3)]  # unanswered there
+    assert found.shares(without, [1, 3])[1] == {"asked": 2, "expected": 1.0, "as_at": {1: 0.0, 3: 0.5}}
     committed = ROOT / "results/c-curves"
     given = [committed / "records.jsonl.gz", "--label", "c in 1 3 5 7", "--trained", 1, 3, 5, 7]
     monkeypatch.setattr(sys, "argv", ["left_out.py", *map(str, given), "--output", str(tmp_path)])

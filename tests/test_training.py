@@ -28,7 +28,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerControl, TrainerState
 
-from colar import files
 from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.methods import registry
@@ -312,15 +311,15 @@ def test_a_checkpoint_without_its_last_file_is_passed_over(tmp_path: Path, state
     ]
 
 
-def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_has_one_process_at_a_time(tmp_path: Path, taken: Callable[[Path], Any]) -> None:
     folder = RunFolder(tmp_path)
     (folder.checkpoints / "checkpoint-2").mkdir(parents=True)  # being written
-    with files.alone(tmp_path), pytest.raises(ValueError, match="another process is writing to"):
+    with taken(tmp_path), pytest.raises(ValueError, match="another process is writing to"):
         run(tmp_path)
     assert (folder.checkpoints / "checkpoint-2").exists()
     _, result = run(tmp_path)  # the other one has ended, in whatever way
     assert result.steps > 0
-    with files.alone(tmp_path):  # and nothing is left held
+    with taken(tmp_path):  # and nothing is left held
         pass
 
 

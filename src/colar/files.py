@@ -18,13 +18,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
@@ -162,19 +166,34 @@ def require_writable(folder: str | Path) -> Path:
     return folder
 
 
+_held: set[Path] = set()
+
+
 @contextmanager
 def alone(folder: str | Path) -> Iterator[None]:
-    """Keep other processes out of `folder` inside the block; ValueError where one is writing there already."""
-    with ExitStack() as held:
+    """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
+
+    The lock is the process's own (blocks may be nested) and ends with it, however it ends. A system or a file
+    system without locks keeps nobody out.
+    """
+    folder = Path(folder).resolve()
+    if fcntl is None or folder in _held:
+        yield
+        return
+    with open(folder / ".lock", "ab") as stream:
         try:
-            held.enter_context(FileLock(Path(folder) / ".lock").acquire(timeout=0))
-        except Timeout:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             raise ValueError(
                 f"another process is writing to {folder}: let it end, or name another output folder"
             ) from None
-        except NotImplementedError:  # a file system without locks
+        except OSError:  # a file system without locks
             pass
-        yield
+        _held.add(folder)
+        try:
+            yield
+        finally:
+            _held.discard(folder)
 
 
 def provenance() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 # Okabe and Ito 2008: eight colours that colour-blind readers tell apart; their yellow, faint on white, is a grey here.
+# Two more of Paul Tol's muted scheme.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777", "#882255", "#999933",
 )  # fmt: skip

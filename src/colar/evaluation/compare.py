@@ -53,10 +53,10 @@ def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: s
     ]
 
     def of(method: str | None) -> list[dict[str, Any]]:
-        """The method's own, those without a label before those that have one for all their requests."""
+        """The method's, the same model's before others', those without a label before those that all have one."""
         found = [other for other in alike if other["method"] == method and not is_control(other["label"])]
-        found = [other for other in found if not other["label"]] or found
-        return [other for other in found if other["model"] == me["model"]] or found
+        found = [other for other in found if other["model"] == me["model"]] or found
+        return [other for other in found if not other["label"]] or found
 
     control = is_control(me["label"])
     plain = {**me, "label": without_control(me["label"]) if control else ""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ from colar.training.sft import TrainResult, train
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says. Everything that can be wrong with it is found before the first step."""
     output = files.require_writable(recipe.output)
+    with files.alone(output) if progress.is_main() else nullcontext():
+        return _run(recipe, output, resume)
+
+
+def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     claim(recipe, output)
     examples, validation = load_examples(recipe.data)
     lm, method = load_model(recipe)
