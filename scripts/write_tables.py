@@ -7,11 +7,13 @@
     python scripts/write_tables.py             `tests/test_results.py` checks that they are up to date
 
 `accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `controls`
-the controls beside what they were made from, `pairs` the paired differences that were asked for.
+the controls beside what they were made from, `pairs` the paired differences that were asked for. Any other word is the
+name of a file there: `<!-- results/grpo-tiny differences -->` has the first table of its differences.md.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -120,11 +122,20 @@ TABLES: dict[str, Callable[[Report], Grid]] = {
 }
 
 
+def first_table(text: str) -> str:
+    """The first Markdown table of a page, as it stands there."""
+    lines = itertools.dropwhile(lambda line: not line.startswith("|"), text.splitlines())
+    return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), lines))
+
+
 def filled(text: str) -> str:
     """The page with every table made anew from its result, without columns that have nothing in them."""
 
     def table(match: re.Match[str]) -> str:
         folder, kind, _ = match.groups()
+        if kind not in TABLES:
+            body = first_table((ROOT / folder / f"{kind}.md").read_text())
+            return f"<!-- {folder} {kind} -->\n\n{body}\n\n<!-- end -->"
         grid = TABLES[kind](files.read_json(ROOT / folder / "report.json"))
         kept = [i for i in range(len(grid.head)) if any(line[i] != BLANK for line in grid.rows)]
         head, *rows = ([line[i] for i in kept] for line in (grid.head, *grid.rows))

@@ -121,7 +121,10 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     write_report(tmp_path / "results" / "here", records, provenance={}, pairs=[("cot", "fast")])
     page = "before\n" + "".join(
         f"<!-- results/here {kind} -->\nstale\n<!-- end -->\nbetween\n"
-        for kind in ("accuracy", "controls", "pairs")
+        for kind in ("accuracy", "controls", "pairs", "notes")
+    )
+    (tmp_path / "results" / "here" / "notes.md").write_text(
+        "# A page\n\n| as | it |\n| --- | --- |\n| is | – |\n\n| no |\n"
     )
     filled = script.filled(page)
     assert script.filled(filled) == filled
@@ -137,6 +140,8 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
         "| snappy (snap) | 4.0 | 25.0 ± 49.0 | 25.0 ± 49.0 (25.0) |",
         "| system | baseline | greedy | runs |",
         "| cot | fast | +37.5 ± 46.9 | ± 158.8 |",
+        "| as | it |",
+        "| is | – |",
     ]
 
 
