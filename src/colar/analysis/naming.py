@@ -56,6 +56,7 @@ def system_name(row: Row, rows: Iterable[Row]) -> str:
 
 
 def is_control(label: str) -> bool:
+    """Whether a system with this label answers with other thoughts than its own."""
     return without_control(label) != label
 
 
