@@ -79,9 +79,9 @@ def main() -> None:
             "Questions, in %, whose chain is as long as c asks for, and as long as the same model's at a trained c."
         ],
     )
-    args.output.mkdir(parents=True, exist_ok=True)
-    files.write_json(args.output / "lengths.json", rows)
-    files.write_text(args.output / "lengths.md", markdown(grid) + "\n")
+    output = files.require_writable(args.output)
+    files.write_json(output / "lengths.json", rows)
+    files.write_text(output / "lengths.md", markdown(grid) + "\n")
     print(markdown(grid))
 
 

@@ -54,7 +54,7 @@ def accuracy(report: Report) -> Grid:
     body = []
     for name, cells in systems(report):
         average = cells.get(("greedy", AVERAGE))
-        if average is None or "control-" in average["label"]:
+        if average is None or is_control(average["label"]):
             continue
         shown = [
             percent(cells["greedy", d]["accuracy"] if ("greedy", d) in cells else None) for d in datasets
