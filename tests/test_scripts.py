@@ -145,6 +145,22 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     ]
 
 
+def test_a_line_a_factor_and_a_column_a_label_by_hand():
+    def row(factor, label, accuracy, **more):
+        return {"compression_factor": factor, "label": label, "accuracy": accuracy, "accuracy_se": 0.01,
+                "runs_interval": 0.02, "decoding": "greedy", "dataset": "average", **more}  # fmt: skip
+
+    rows = [row(5, "", 0.4), row(1, "", 0.9), row(1, "one c", 0.95), row(1, "", 0.1, dataset="sums")]
+    rows += [row(1, "", 0.2, decoding="sampled")]
+    grid = module("scripts/write_tables.py").factors({"pooled": rows, "rows": []})
+    assert list(grid.head) == ["c asked for", "random c", "one c"]
+    assert [[cell.split()[0] for cell in line] for line in grid.rows] == [
+        ["1", "90.0", "95.0"],
+        ["5", "40.0", "–"],
+    ]
+    assert grid.rows[0][1].endswith("(± 2.0)")
+
+
 def write_clock(run, steps, seconds):
     folder = run / "checkpoints" / f"checkpoint-{steps}"
     folder.mkdir(parents=True)
