@@ -47,12 +47,13 @@ train() {  # NAME-SEED RECIPE [OVERRIDES...]
   job "$name" colar train "recipes/tiny/$recipe.yaml" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
 }
 
-# The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took.
+# The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. Like
+# RL's, what is tested is the best of its validations.
 continued() {  # SEED
   local steps
   steps=$(python scripts/updates_in.py "$out/nll-$1" --as-long-as "$out/rl-$1")
   train "continued-$1" colar-nll --model.init_from "$out/nll-$1/best" --label "SFT continued" --data.seed 3 \
-    --data.train_size $((steps * 16)) --training.max_steps "$steps"
+    --data.train_size $((steps * 16)) --training.max_steps "$steps" --training.load_best_model_at_end true
 }
 
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done

@@ -400,6 +400,22 @@ def test_the_best_weights_are_published_and_really_in_the_model(
         assert torch.equal(value, seen[3][name]), name  # the last weights where nothing chooses
 
 
+def test_the_last_weights_are_published_where_they_are_asked_for(tmp_path: Path) -> None:
+    seen: list[dict[str, Tensor]] = []
+    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 3, "load_best_model_at_end": False}
+    lm, result = run(tmp_path, validate=scripted([0.2, 0.6, 0.1], seen), **budget)
+    for name, value in weights(lm).items():
+        assert torch.equal(value, seen[2][name]), name
+    info = json.loads((result.best / "colar.json").read_text())["run"]
+    assert (info["step"], info["metrics"], result.metrics["accuracy"]) == (9, result.metrics, 0.1)
+    shutil.rmtree(result.best)  # as if killed before it was published
+    again, _ = run(tmp_path, validate=scripted([], []), **budget)
+    assert_same(again, lm)
+    _, judged = run(tmp_path, validate=scripted([0.3], []), **{**budget, "num_train_epochs": 4})
+    best = json.loads((judged.best / "colar.json").read_text())["run"]
+    assert (best["step"], best["metrics"]["accuracy"]) == (12, 0.3)  # worse than 0.6, and later
+
+
 def test_losses_on_held_out_rows_are_logged_and_change_nothing(tmp_path: Path) -> None:
     method = Colar(ColarConfig())
     budget = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "save_steps": 5}

@@ -63,6 +63,8 @@ class TrainingConfig:
     """Validations an epoch (0.5: every second epoch); one more at the end. Unused where eval_steps is given."""
     eval_steps: float | None = None
     """Updates between two validations; below 1: a share of all."""
+    load_best_model_at_end: bool = True
+    """Publish the weights that were best on validation; false: the last ones, whatever validation says of them."""
     save_steps: float = 0.05
     """Updates between two checkpoints to resume from; below 1: a share of all. One more at the end."""
     save_total_limit: int = 1

@@ -1,6 +1,7 @@
 """The folder of a run, and what survives a kill at any moment.
 
-best/                 the published checkpoint: replaced as a whole when validation accuracy improves
+best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
+                      last weights, with load_best_model_at_end false)
 checkpoints/          Trainer's resume state; `trainer_state.json` is written last, so a folder with it is whole
 logs/                 TensorBoard
 history.json          everything logged, one row a log

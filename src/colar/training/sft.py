@@ -68,7 +68,8 @@ def train(
     """Train `lm` by `method` on `examples` in the run folder `output`, or go on where that run stopped.
 
     `validate` returns at least {"accuracy": 0..1}; the checkpoint with the highest is published in `best/`, the
-    first of equals (without it, the last weights), and `lm` ends with those weights. The loss on the examples
+    first of equals (without it, or with `load_best_model_at_end` false, the last weights), and `lm` ends with those
+    weights. The loss on the examples
     `held_out` is logged at each validation. `run_info` is kept in its colar.json. With `resume` false what an earlier
     run left in the folder is removed.
 
@@ -124,7 +125,7 @@ def run_trainer(
         for callback in callbacks:
             trainer.add_callback(callback)
         state = _go_on(trainer, config, publisher, last, before, over(before))
-        return _finish(trainer, publisher, state)
+        return _finish(trainer, publisher, state, last=not config.load_best_model_at_end)
 
 
 def _go_on(
@@ -161,7 +162,7 @@ def _warn_of_stages(method: Method, max_steps: int, per_epoch: int) -> None:
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     """Trainer's arguments: the configuration's fields under their names, and what is ours to decide."""
     own = {"max_hours", "modules_learning_rate", "gradient_checkpointing", "evals_per_epoch", "eval_steps"}
-    own |= {"reset_optimizer_at_stage", "report_to", "compile"}
+    own |= {"reset_optimizer_at_stage", "report_to", "compile", "load_best_model_at_end"}
     named = {key: value for key, value in dataclasses.asdict(config).items() if key not in own}
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
@@ -192,7 +193,8 @@ def _session(
     trainer.add_callback(Epochs(trainer.order, publisher.method, per_epoch, config.reset_optimizer_at_stage))
     if trainer.validate is not None:
         trainer.add_callback(Evaluations(per_epoch, config.evals_per_epoch, config.eval_steps))
-    for callback in (publisher.clock, KeepBest(publisher, per_epoch), bar):
+    keep = KeepBest(publisher, per_epoch, last=not config.load_best_model_at_end)
+    for callback in (publisher.clock, keep, bar):
         trainer.add_callback(callback)
     if config.report_to == "tensorboard":
         board = TensorBoardCallback()
@@ -215,10 +217,10 @@ def _session(
             _checkpointing(publisher.lm, "disable")
 
 
-def _finish(trainer: LatentTrainer, publisher: Publisher, state: TrainerState) -> TrainResult:
-    """Publish where no evaluation did, and end with the best weights in the model."""
+def _finish(trainer: LatentTrainer, publisher: Publisher, state: TrainerState, last: bool) -> TrainResult:
+    """Publish where no evaluation did, or the last weights, and end with what was published in the model."""
     if trainer.is_world_process_zero():
-        if state.best_metric is None or not publisher.folder.best.exists():
+        if last or state.best_metric is None or not publisher.folder.best.exists():
             publisher.publish(state)
         publisher.refresh(state)
     trainer.accelerator.wait_for_everyone()
