@@ -56,7 +56,7 @@ def main() -> None:
             "precision": "bfloat16",
             "tokens": TOKENS,
         },
-        "provenance": shared.provenance(__file__) | {"xllamacpp": xllamacpp.__version__},
+        "provenance": shared.provenance() | {"xllamacpp": xllamacpp.__version__},
         "cells": cells,
         "runs": runs,
     }

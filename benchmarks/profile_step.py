@@ -57,7 +57,7 @@ def main() -> None:
     found = {n: measure(n, args) for n in progress.track(args.rows, "profile")}
     report = {
         "benchmark": "profile_step",
-        "provenance": shared.provenance(__file__),
+        "provenance": shared.provenance(),
         "rows": found,
     }
     name = "profile-eager.json" if args.eager else "profile.json"

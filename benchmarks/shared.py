@@ -58,10 +58,9 @@ def medians(runs: Sequence[dict[str, Any]], systems: Sequence[str]) -> dict[str,
     return found
 
 
-def provenance(script: str) -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """The command, versions, machine and commit behind a report."""
-    command = " ".join(["python", f"benchmarks/{Path(script).name}", *sys.argv[1:]])
-    return files.provenance() | {"command": command, "accelerator": accelerator()}
+    return files.provenance() | {"accelerator": accelerator()}
 
 
 def accelerator() -> str | None:

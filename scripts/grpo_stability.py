@@ -96,7 +96,8 @@ def main() -> None:
     output = files.require_writable(args.output)
     histories = {run.name: files.read_json(run / "history.json") for run in args.runs}
     rows = [summary(name, history) for name, history in histories.items()]
-    files.write_json(output / "report.json", {"runs": rows, "histories": histories})
+    found = {"provenance": files.provenance(), "runs": rows, "histories": histories}
+    files.write_json(output / "report.json", found)
     files.write_text(output / "report.md", markdown(rows))
     picture = canvas.save(draw(histories), output / "curves.png")
     print(f"table    {output / 'report.md'}\npicture  {picture}")

@@ -199,13 +199,25 @@ def alone(folder: str | Path) -> Iterator[None]:
 def provenance() -> dict[str, Any]:
     """Where and how a result was made: command, versions, machine, commit, time (UTC)."""
     return {
-        "command": shlex.join(["colar", *sys.argv[1:]]),
+        "command": _command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("colar", *LIBRARIES)},
         "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
     }
+
+
+def _command() -> str:
+    """The command line: of `colar`, of a script below the working directory; of anything else its name alone, for what
+    else is there are paths of the machine (a notebook's kernel)."""
+    program, arguments = Path(sys.argv[0]), sys.argv[1:]
+    here = Path(__file__).parent
+    if program.stem == "colar" or program.resolve() == here / "cli" / "__main__.py":
+        return shlex.join(["colar", *arguments])
+    if program.suffix == ".py" and program.resolve().is_relative_to(Path.cwd()):
+        return shlex.join(["python", str(program.resolve().relative_to(Path.cwd())), *arguments])
+    return program.name
 
 
 def _version(name: str) -> str | None:
