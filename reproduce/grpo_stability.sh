@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What makes reinforcement of latents stable: one change each from recipes/tiny/grpo.yaml, 60 updates, the same start and
-# questions. Takes up the first training seed of table2.sh (its CoT and NLL weights), and trains two soft-MSE heads beside it.
+# What makes reinforcement of latents stable: one change each from recipes/tiny/grpo.yaml, 60 updates ("long": 150), the
+# same start and questions. Takes up the first training seed of table2.sh (its CoT and NLL weights), and trains two
+# soft-MSE heads beside it.
 #
 #   bash reproduce/grpo_stability.sh [--smoke] [FOLDER [TABLE2]]     runs/grpo-stability, runs/table2; goes on where it was
 #   PROCS=2                                                          trainings at a time, a thread each
@@ -54,6 +55,10 @@ try dapo --grpo.loss_type dapo
 try hot-latents --grpo.latent_temperature 3.0
 try soft-mse-narrow --model.init_from "$out/sft-narrow/best"
 try soft-mse-wide --model.init_from "$out/sft-wide/best"
+# What is lost after the best validation, and what keeps it: as many updates as in table2.sh.
+try long-constant --training.max_steps 150
+try long-linear --training.max_steps 150 --training.lr_scheduler_type linear
+try long-kl --training.max_steps 150 --grpo.beta 0.04
 run_all "reinforcing"
 
 python scripts/grpo_stability.py "${tried[@]/#/$out/}" --output "$results"
