@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What makes reinforcement of latents stable: one change each from recipes/tiny/grpo.yaml, 60 updates ("long": 150), the
-# same start and questions. Takes up the first training seed of table2.sh (its CoT and NLL weights), and trains two
+# same start and questions. Takes up the first training seed of table2.sh (its CoT, NLL and DL weights), and trains two
 # soft-MSE heads beside it.
 #
 #   bash reproduce/grpo_stability.sh [--smoke] [FOLDER [TABLE2]]     runs/grpo-stability, runs/table2; goes on where it was
@@ -17,7 +17,7 @@ fi
 out=${1:-$out} from=${2:-runs/table2}
 results=${RESULTS:-results/grpo-stability}
 source reproduce/jobs.sh
-for name in cot-0 nll-0; do
+for name in cot-0 nll-0 dl-0; do
   if [[ ! -d $from/$name/best ]]; then
     echo "$from/$name/best is not there: run reproduce/table2.sh first (SEEDS=0 will do)" >&2
     exit 1
@@ -55,6 +55,12 @@ try dapo --grpo.loss_type dapo
 try hot-latents --grpo.latent_temperature 3.0
 try soft-mse-narrow --model.init_from "$out/sft-narrow/best"
 try soft-mse-wide --model.init_from "$out/sft-wide/best"
+# Stops and tokens fixed: what latents explore by themselves, by how wide they are drawn.
+alone=(--grpo.temperature 0.0001 --grpo.dynamic_sampling 0)
+try latents-alone-nll "${alone[@]}"
+try latents-alone-narrow "${alone[@]}" --model.init_from "$out/sft-narrow/best"
+try latents-alone-wide "${alone[@]}" --model.init_from "$out/sft-wide/best"
+try latents-alone-deterministic "${alone[@]}" --model.init_from "$from/dl-0/best"
 # What is lost after the best validation, and what keeps it: as many updates as in table2.sh.
 try long-constant --training.max_steps 150
 try long-linear --training.max_steps 150 --training.lr_scheduler_type linear

@@ -47,13 +47,14 @@ train() {  # NAME-SEED RECIPE [OVERRIDES...]
   job "$name" colar train "recipes/tiny/$recipe.yaml" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
 }
 
-# The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. Like
-# RL's, what is tested is the best of its validations.
+# The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. As of
+# RL, what is tested is the best of 16 validations, the first of them before any update.
 continued() {  # SEED
   local steps
   steps=$(python scripts/updates_in.py "$out/nll-$1" --as-long-as "$out/rl-$1")
   train "continued-$1" colar-nll --model.init_from "$out/nll-$1/best" --label "SFT continued" --data.seed 3 \
-    --data.train_size $((steps * 16)) --training.max_steps "$steps" --training.load_best_model_at_end true
+    --data.train_size $((steps * 16)) --training.max_steps "$steps" \
+    --training.eval_on_start true --training.evals_per_epoch 15 --training.load_best_model_at_end true
 }
 
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done
@@ -69,9 +70,9 @@ for s in "${seeds[@]}"; do
   train "rl-$s" grpo --model.init_from "$out/nll-$s/best" --label RL
   train "dr-$s" grpo --model.init_from "$out/nll-$s/best" --label "RL w/o average" --grpo.loss_type dr_grpo
   train "dlrl-$s" grpo --model.init_from "$out/dl-$s/best" --label "DL, RL"
-  for head in nll dl; do  # stops and tokens all but fixed: what is left to explore with are latents
+  for head in nll dl; do  # stops and tokens fixed: what is left to explore with are latents
     train "frozen-$head-$s" grpo --model.init_from "$out/$head-$s/best" --label "latents alone" \
-      --grpo.temperature 0.01 --grpo.dynamic_sampling 0 --training.max_steps 5 --training.logging_steps 1
+      --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1
   done
 done
 all

@@ -238,6 +238,26 @@ def test_the_sequence_level_has_one_ratio_an_output() -> None:
     assert logps.grad[1].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_ratios_beyond_the_exponentials_range_are_finite(level: Any) -> None:
+    """A log-ratio of 200 or -200: clipped where it is clipped, exactly nothing where the advantage is 0."""
+    for far in (200.0, -200.0):
+        logps = torch.full((3, 2), far, requires_grad=True)
+        mask, gains = torch.ones(3, 2, dtype=torch.bool), torch.tensor([1.0, 0.0, -1.0])
+        loss, _ = policy_loss(logps, torch.zeros(3, 2), mask, gains, Clip(0.2, 0.3, level))
+        loss.sum().backward()
+        assert logps.grad is not None
+        assert bool(torch.isfinite(loss).all())
+        assert bool(torch.isfinite(logps.grad).all())
+        assert (loss[1].tolist(), logps.grad[1].tolist()) == ([0, 0], [0, 0])
+        clipped = 0 if far > 0 else 2  # the better one, more probable than it may be; the worse one, less
+        bound = {0: -1.3, 2: 0.8}[clipped]
+        assert loss[clipped].tolist() == pytest.approx([bound, bound])
+        assert logps.grad[clipped].tolist() == [0, 0]
+    kl = kl_estimate(torch.full((1, 1), -200.0), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    assert bool(torch.isfinite(kl).all())
+
+
 def test_kl_by_hand() -> None:
     found = kl_estimate(
         torch.tensor([[-1.0, -2.0, 5.0]]), torch.tensor([[-1.5, -2.0, -math.inf]]), masked(2, 3)[:1]
@@ -412,33 +432,41 @@ def test_snapped_latents_are_refused() -> None:
         method.logps(lm, outputs, "mean")
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo"])
-def test_the_objective_is_the_formula_over_naive_log_probs(tmp_path: Path, loss_type: Any) -> None:
-    """With old log-probs that differ: -min(w A, clip(w) A), each output's own sum and weight, over N."""
+def test_the_objective_is_the_formula_over_naive_log_probs(
+    tmp_path: Path, loss_type: Any, level: Any
+) -> None:
+    """With old and reference log-probs that differ: -min(w A, clip(w) A) + beta (e^d - d - 1), each output's own sum
+    and weight, over N."""
     lm, method = model()
-    made = trainer(tmp_path, lm, method, grpo(loss_type=loss_type, dr_grpo_length=3.5))
+    settings = {"epsilon": 0.1, "epsilon_high": 0.4, "beta": 0.3, "importance_sampling_level": level}
+    made = trainer(tmp_path, lm, method, grpo(loss_type=loss_type, dr_grpo_length=3.5, **settings))
     rollouts = sample(lm, method, made.generator.config, EXAMPLES[:2])
     outputs = rollout.collate(rollouts, lm.width)
     torch.manual_seed(1)
     N = int(outputs.positions().max())
-    old, gains = -2 * torch.rand(8, N), torch.randn(8)
+    old, ref, gains = -2 * torch.rand(8, N), -2 * torch.rand(8, N), torch.randn(8)
     lengths = [int(n) for n in outputs.n_actions()]
     total, wanted = sum(lengths), 0.0
     for row, each in enumerate(rollouts):
         mask = method.logps(lm, outputs, "mean").mask[row]
-        ratios = [
-            math.exp(now - then)
-            for now, then in zip(naive(lm, method, each, "mean"), old[row][mask].tolist(), strict=True)
-        ]
+        now = naive(lm, method, each, "mean")
+        logs = [n - then for n, then in zip(now, old[row][mask].tolist(), strict=True)]
+        if level == "sequence":
+            logs = [sum(logs) / len(logs)] * len(logs)
+        away = [there - n for n, there in zip(now, ref[row][mask].tolist(), strict=True)]
         A = float(gains[row])
-        sum_ = -sum(min(w * A, min(max(w, 0.8), 1.2) * A) for w in ratios)
+        sum_ = -sum(min(w * A, min(max(w, 0.9), 1.4) * A) for w in map(math.exp, logs))
+        sum_ += 0.3 * sum(math.exp(d) - d - 1 for d in away)
         divisor = {"grpo": 8 * lengths[row], "dr_grpo": 8 * 3.5, "dapo": total, "bnpo": total}[loss_type]
         wanted += sum_ / divisor
     weights = output_weights(loss_type, outputs.n_actions(), made.plan, 3.5)
     columns = {"advantages": gains, "weights": weights, "kept": torch.ones(8, dtype=torch.bool)}
-    found = made.policy(**outputs.tensors(), **columns, old_logps=old, engine_logps=old)
+    before = {"old_logps": old, "ref_logps": ref, "engine_logps": old}
+    found = made.policy(**outputs.tensors(), **columns, **before)
     assert found["loss"].item() == pytest.approx(wanted, rel=1e-3)
-    half = made.policy(torch.tensor(16), **outputs.tensors(), **columns, old_logps=old, engine_logps=old)
+    half = made.policy(torch.tensor(16), **outputs.tensors(), **columns, **before)
     assert float(half["loss"]) == pytest.approx(wanted / 2, rel=1e-3)
 
 
@@ -493,6 +521,54 @@ def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family
     # The engine samples in the weights' own precision; autocast rounds to 8 bits.
     for _, difference in (first, second):
         assert 1e-4 < difference < 0.2 if bf16 else difference < 2e-5
+
+
+def trained(lm: LatentLM) -> LatentLM:
+    """An adapter that does something: as peft makes it, it adds nothing."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.05)
+    return lm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_merged_rollouts_are_those_of_the_merged_model(dtype: torch.dtype) -> None:
+    """The same bits; afterwards the adapter is apart again and no weight has moved, however often."""
+    lm, method = model(lora=LORA)
+    trained(lm).causal_lm.to(dtype)
+    before = {name: value.clone() for name, value in lm.state_dict().items()}
+    lm.train()
+    for _ in range(3):
+        found = sample(lm, method, grpo(merge_adapter=True))
+    assert lm.training
+    assert lm.has_adapter
+    assert all(torch.equal(value, before[name]) for name, value in lm.state_dict().items())
+    apart = sample(lm, method, grpo())
+    lm.merge()
+    wanted = sample(lm.eval(), method, grpo())
+    assert len(wanted) == len(found)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.completion.token_ids == theirs.completion.token_ids
+        assert mine.completion.token_logps == theirs.completion.token_logps
+    assert [each.completion.token_logps for each in apart] != [each.completion.token_logps for each in found]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-5), ("bfloat16", 0.2)])
+def test_merged_rollouts_have_a_tolerance_of_their_own(
+    tmp_path: Path, family: str, dtype: str, bound: float
+) -> None:
+    """What docs/grpo.md states of `sampling/logp_difference` where the adapter is merged for sampling."""
+    lm, method = model(family, LORA)
+    trained(lm).causal_lm.to(getattr(torch, dtype))
+    made = trainer(tmp_path, lm, method, grpo(merge_adapter=True), bf16=dtype == "bfloat16", max_steps=1)
+    with without_dropout(lm):
+        made.train()
+    (row,) = [row for row in made.state.log_history if "sampling/logp_difference" in row]
+    assert row["sampling/logp_difference"] < bound
+    assert (row["sampling/logp_difference"] > 1e-4) == (dtype == "bfloat16")
 
 
 def test_dropout_is_off_only_inside() -> None:
@@ -656,6 +732,42 @@ def test_dynamic_sampling_replaces_groups_without_spread(tmp_path: Path) -> None
     assert [found[5, n] for n in range(3)] == [2, 2, 2]
 
 
+def test_a_group_with_spread_takes_the_place_of_one_without(tmp_path: Path) -> None:
+    """A generation of three updates, a question each: the first and the last of those asked have no spread."""
+    lm, method = model()
+    made = trainer(tmp_path, lm, method, grpo(steps_per_generation=3, dynamic_sampling=1),
+                   per_device_train_batch_size=4)  # fmt: skip
+    asked = [EXAMPLES[i].id for i in made.generator.order.questions(0)]
+    flat = {asked[0], asked[2]}
+
+    def picky(completions: Sequence[str], id: Sequence[str], **columns: Any) -> list[float | None]:
+        return [0.0 if name in flat else float(i % 2) for i, name in enumerate(id)]
+
+    made.generator.funcs = {"own": picky}
+    groups, sampled = made.generator._groups(0)
+    assert [each.example.id for g in sampled for each in g.rollouts][: 3 * 4 : 4] == asked
+    assert len(sampled) == 5
+    assert groups == [sampled[3], sampled[1], sampled[4]]
+    advantages_R = made.generator.generate(0).tensors["advantages"]
+    assert bool((advantages_R != 0).all())
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_rewards_are_weighted_and_scaled_as_configured(tmp_path: Path, scale: Any) -> None:
+    lm, method = model()
+    config = grpo(reward_funcs=("accuracy", "length_penalty"), reward_weights=(0.5, 3.0), scale_rewards=scale)
+    made = trainer(tmp_path, lm, method, config)
+    made.generator.funcs = {
+        "one": lambda completions, **columns: [float(i % 3) for i in range(len(completions))],
+        "other": lambda completions, **columns: [float(i > 4) for i in range(len(completions))],
+    }
+    total = torch.tensor([0.5 * (i % 3) + 3 * (i > 4) for i in range(8)]).view(2, 4)
+    centred = total - total.mean(1, keepdim=True)
+    spread = {"group": total.std(1, keepdim=True) + 1e-4, "batch": total.std() + 1e-4, "none": 1.0}[scale]
+    found = made.generator.generate(0).tensors["advantages"]
+    assert found.tolist() == pytest.approx((centred / spread).flatten().tolist(), rel=1e-5)
+
+
 def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
     lm, method = model()
     for mask in (False, True):
@@ -759,6 +871,7 @@ LONG_GRPO = {
     "loss_type": "dr_grpo",
     "beta": 0.05,
     "num_generations": 4,
+    "dynamic_sampling": 1,
 }
 """Four updates a generation, so that most checkpoints lie in the middle of one; an epoch has one generation."""
 
@@ -806,6 +919,31 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, kill: dict[str, int
     samples = [p.read_text() for p in (folder.samples, RunFolder(tmp_path / "whole").samples)]
     assert samples[0] == samples[1]
     assert resumed.metrics == whole.metrics
+
+
+def test_a_row_of_the_log_covers_the_same_updates_after_a_stop(tmp_path: Path) -> None:
+    """A checkpoint between two logs: the row after it is a mean over what came after it, resumed or not."""
+    budget = {"max_steps": 6, "logging_steps": 2, "save_steps": 3}
+
+    def stops(completions: Sequence[str], **columns: Any) -> list[float | None]:
+        if (tmp_path / "a" / "checkpoints" / "checkpoint-3").exists():
+            raise KeyboardInterrupt
+        return by_tokens(completions, **columns)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "a", reward=stops, **budget)
+    _, resumed = run(tmp_path / "a", **budget)
+    _, whole = run(tmp_path / "b", **budget)
+    assert curve(resumed) == curve(whole)
+    assert [row["step"] for row in curve(whole)] == [2, 3, 4, 6]
+
+
+def test_a_run_with_other_generations_is_not_gone_on_with(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=1)
+    with pytest.raises(
+        ValueError, match=r"'iterations': 1.*this call has .*'iterations': 2.*must stay the same"
+    ):
+        run(tmp_path, grpo(num_iterations=2), max_steps=2)
 
 
 def test_a_run_leaves_curves_and_outputs_to_read(tmp_path: Path) -> None:

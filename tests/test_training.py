@@ -400,6 +400,16 @@ def test_the_best_weights_are_published_and_really_in_the_model(
         assert torch.equal(value, seen[3][name]), name  # the last weights where nothing chooses
 
 
+def test_a_run_that_makes_things_worse_publishes_its_start_where_that_is_judged(tmp_path: Path) -> None:
+    seen: list[dict[str, Tensor]] = []
+    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "eval_on_start": True}
+    lm, result = run(tmp_path, validate=scripted([0.6, 0.2, 0.1], seen), **budget)
+    assert [row["step"] for row in result.history if "eval_accuracy" in row] == [0, 3, 6]
+    assert all(torch.equal(value, seen[0][name]) for name, value in weights(lm).items())
+    _, more = run(tmp_path, validate=scripted([0.3], []), **{**budget, "num_train_epochs": 3})
+    assert more.metrics["accuracy"] == 0.6  # gone on with, it is not judged once more
+
+
 def test_the_last_weights_are_published_where_they_are_asked_for(tmp_path: Path) -> None:
     seen: list[dict[str, Tensor]] = []
     budget = {"per_device_train_batch_size": 8, "num_train_epochs": 3, "load_best_model_at_end": False}

@@ -135,7 +135,7 @@ class Engine:
         An error leaves the engine without running rows; those that wait still wait.
         """
         try:
-            with _evaluating(self.lm):
+            with evaluating(self.lm):
                 self._admit()
                 return [] if self.rows is None else self._round(self.rows)
         except BaseException:
@@ -264,7 +264,7 @@ def _batches(entries: Sequence[Waiting]) -> Iterator[list[Waiting]]:
 
 
 @contextlib.contextmanager
-def _evaluating(lm: LatentLM) -> Iterator[None]:
+def evaluating(lm: LatentLM) -> Iterator[None]:
     """Without dropout, whatever the model's mode is; it is as it was afterwards."""
     if not lm.training:
         yield

@@ -13,12 +13,14 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -204,6 +206,26 @@ class LatentLM(nn.Module):
         """
         if isinstance(self.lm, PeftModel):
             self.lm = self.lm.merge_and_unload()
+
+    @contextlib.contextmanager
+    def merged(self) -> Iterator[None]:
+        """The adapter folded into the weights inside the block, and the weights as they were to the last bit after it.
+
+        Taking it out again by subtraction would leave the rounding of their dtype behind, more of it each time.
+        """
+        if not isinstance(self.lm, PeftModel):
+            yield
+            return
+        adapted = [m.get_base_layer() for m in self.lm.modules() if isinstance(m, BaseTunerLayer)]
+        weights = list({id(p): p for layer in adapted for p in layer.parameters(recurse=False)}.values())
+        kept = [weight.detach().clone() for weight in weights]
+        self.lm.merge_adapter()
+        try:
+            yield
+        finally:
+            self.lm.unmerge_adapter()
+            for weight, before in zip(weights, kept, strict=True):
+                weight.data.copy_(before)
 
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's row stays trainable.

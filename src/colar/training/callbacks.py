@@ -63,6 +63,16 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
         return step // (math.ceil(self.every * max_steps) if self.every < 1 else int(self.every))
 
 
+class LogAtSaves(TrainerCallback):  # type: ignore[misc]
+    """Asks for a log where a checkpoint is due: a row of the log is a mean since the last one in the same process, so
+    without it a resumed run's next row would cover less than an uninterrupted one's."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        control.should_log |= control.should_save
+
+
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit.
 

@@ -63,6 +63,8 @@ class TrainingConfig:
     """Validations an epoch (0.5: every second epoch); one more at the end. Unused where eval_steps is given."""
     eval_steps: float | None = None
     """Updates between two validations; below 1: a share of all."""
+    eval_on_start: bool = False
+    """Validate before the first update, too; grpo does in any case."""
     load_best_model_at_end: bool = True
     """Publish the weights that were best on validation; false: the last ones, whatever validation says of them."""
     save_steps: float = 0.05

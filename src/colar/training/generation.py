@@ -162,18 +162,22 @@ class Generator:
         return Generation(number, outputs.tensors() | columns, metrics, records)
 
     def _groups(self, number: int) -> tuple[list[Group], list[Group]]:
-        """Those to learn from, and all that were sampled (more of them with dynamic sampling)."""
+        """Those to learn from, and all that were sampled (more of them with dynamic sampling).
+
+        A group with spread takes the very place of one without, so that no update of the generation is left without.
+        """
         asked = self.order.questions(number)
-        groups = sampled = self._sample(asked, number)
+        groups = self._sample(asked, number)
+        sampled = list(groups)
         for _ in range(self.config.dynamic_sampling):
-            flat = sum(not group.spread for group in groups)
-            more = self._others(number, asked, flat)
+            flat = [place for place, group in enumerate(groups) if not group.spread]
+            more = self._others(number, asked, len(flat))
             if not more:
                 break
-            asked = asked + more
-            sampled = sampled + self._sample(more, number)
-            ordered = [g for g in sampled if g.spread] + [g for g in sampled if not g.spread]
-            groups = ordered[: self.order.plan.questions]
+            asked, found = asked + more, self._sample(more, number)
+            sampled += found
+            for place, group in zip(flat, (group for group in found if group.spread), strict=False):
+                groups[place] = group
         return groups, sampled
 
     def _others(self, number: int, asked: Sequence[int], n: int) -> list[int]:

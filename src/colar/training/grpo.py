@@ -41,6 +41,8 @@ EPSILON_STD = 1e-4
 """Added to the standard deviation of rewards (TRL's)."""
 SAME = 1e-8
 """Rewards this near to each other are equal (TRL's `isclose`)."""
+FAR = 20.0
+"""Log-ratios are held within this (verl's): e^20 is past every clip, and the exponential of 89 is not finite."""
 
 
 def advantages(rewards_R: Tensor, num_generations: int, scale_rewards: Scale) -> Tensor:
@@ -88,7 +90,7 @@ def policy_loss(
     if clip.level == "sequence":
         mean_B1 = log_ratio_BN.sum(-1, keepdim=True) / mask_BN.sum(-1, keepdim=True).clamp(min=1)
         log_ratio_BN = mean_B1.expand_as(log_ratio_BN)
-    ratio_BN, advantage_B1 = log_ratio_BN.exp(), advantages_B.to(logps_BN.dtype)[:, None]
+    ratio_BN, advantage_B1 = log_ratio_BN.clamp(-FAR, FAR).exp(), advantages_B.to(logps_BN.dtype)[:, None]
     clipped_BN = ratio_BN.clamp(1 - clip.low, 1 + clip.high)
     loss_BN = -torch.minimum(ratio_BN * advantage_B1, clipped_BN * advantage_B1)
     with torch.no_grad():
@@ -104,7 +106,7 @@ def policy_loss(
 
 def kl_estimate(logps_BN: Tensor, ref_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Schulman's estimate of KL(pi, pi_ref) at each action, e^d - d - 1 with d = log pi_ref - log pi, (B, N)."""
-    d_BN = torch.where(mask_BN, ref_BN - logps_BN, 0.0)
+    d_BN = torch.where(mask_BN, ref_BN - logps_BN, 0.0).clamp(-FAR, FAR)
     return d_BN.exp() - d_BN - 1
 
 

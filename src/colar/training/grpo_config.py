@@ -72,6 +72,9 @@ class GrpoConfig:
     """Leave out outputs whose thinking or answer was cut."""
     dynamic_sampling: int = 0
     """DAPO: most further rounds in which groups without spread are replaced by those of other questions."""
+    merge_adapter: bool = False
+    """Sample with the adapter folded into the weights, rounded to their dtype: faster, and in half precision no longer
+    quite the model that is scored (`sampling/logp_difference`). A copy of the adapted weights is kept meanwhile."""
     max_batch: int = 64
     """Outputs sampled at the same time."""
     early_stopping_patience: int | None = None

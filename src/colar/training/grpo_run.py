@@ -63,6 +63,7 @@ def train(
         )
     folder = RunFolder(files.require_writable(output))
     args = arguments(config, folder)
+    args.eval_on_start = True
     if args.world_size > 1:
         raise ValueError("grpo runs on one process, not under torchrun")
     lm.to(args.device)
@@ -72,7 +73,6 @@ def train(
     generator = Generator(lm, method, grpo, order, config.seed, funcs)
     trainer = GrpoTrainer(objective, args, generator, folder.samples, config.modules_learning_rate, validate)
     last = folder.last_checkpoint() if resume else None
-    args.eval_on_start = last is None and validate is not None
     if folder.samples.exists():
         with files.alone(folder.path):  # another process's outputs are not ours to drop
             forget(folder.samples, 0 if last is None else run_folder.read_state(last).global_step)

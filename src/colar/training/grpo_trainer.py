@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class GrpoTrainer(LatentTrainer):
         super()._save(output_dir, state_dict)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         used_up = self.generation is None or self.state.global_step % self.plan.updates == 0
-        state = {"length": self.generator.length, "generation": None}
+        state = {"plan": self._plan(), "length": self.generator.length, "generation": None}
         if self.generation is not None and not used_up:
             state["generation"] = self.generation.number
             tensors = {name: column.contiguous() for name, column in self.generation.tensors.items()}
@@ -112,9 +113,18 @@ class GrpoTrainer(LatentTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         folder = Path(resume_from_checkpoint)
         state = files.read_json(folder / STATE)
+        if state["plan"] != self._plan():
+            raise ValueError(
+                f"{folder} was made with generations of {state['plan']}, this call has {self._plan()}: "
+                "they must stay the same"
+            )
         self.generator.length = state["length"]
         if state["generation"] is not None:
             self.generation = Generation(state["generation"], load_file(folder / ROLLOUTS), {}, [])
+
+    def _plan(self) -> dict[str, int]:
+        """What the number of a generation and the place of an output stand for."""
+        return {"questions": self.generator.order.per_epoch * self.plan.questions, **asdict(self.plan)}
 
 
 class Reference:

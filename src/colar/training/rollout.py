@@ -7,6 +7,7 @@ depends on what is sampled beside it. The model is in eval mode while it samples
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from colar.data.example import Example
-from colar.engine.engine import Engine
+from colar.engine.engine import Engine, evaluating
 from colar.engine.request import Completion, Request, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method, param_columns
@@ -97,7 +98,8 @@ def roll_out(
     A fresh engine: what it sampled before must not decide the shape of its cache, and with it the last bit of a sum.
     """
     asked = requests(method, config, examples, seed, generation)
-    made = Engine(lm, method, max_batch=config.max_batch).generate(asked)
+    with evaluating(lm), lm.merged() if config.merge_adapter else contextlib.nullcontext():
+        made = Engine(lm, method, max_batch=config.max_batch).generate(asked)
     return [
         Rollout(
             examples[i // config.num_generations],

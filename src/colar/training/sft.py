@@ -26,7 +26,7 @@ from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.training import run_folder
 from colar.training.best import KeepBest, Publisher
-from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, stage_of_last_step
+from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves, stage_of_last_step
 from colar.training.compiled import compiled_layers
 from colar.training.config import TrainingConfig
 from colar.training.data import Order, Rows
@@ -119,6 +119,7 @@ def run_trainer(
             folder.drop_torn() if resume else folder.clear()
         trainer.accelerator.wait_for_everyone()
         last = folder.last_checkpoint() if resume else None
+        trainer.args.eval_on_start &= last is None and trainer.validate is not None
         before = run_folder.read_state(last) if last else TrainerState()
         objective = trainer.objective
         publisher = Publisher(objective.lm, objective.method, folder, info, _clock(trainer, before, config))
@@ -194,7 +195,7 @@ def _session(
     if trainer.validate is not None:
         trainer.add_callback(Evaluations(per_epoch, config.evals_per_epoch, config.eval_steps))
     keep = KeepBest(publisher, per_epoch, last=not config.load_best_model_at_end)
-    for callback in (publisher.clock, keep, bar):
+    for callback in (publisher.clock, keep, bar, LogAtSaves()):
         trainer.add_callback(callback)
     if config.report_to == "tensorboard":
         board = TensorBoardCallback()
