@@ -8,13 +8,14 @@ that all systems draw the same number of latents and tokens from the same weight
 
     ours        the engine: a question read once for its outputs, one line, log-probs of what was drawn kept; where an
                 update uses a generation once, its old log-probs are the trainer's own, so no forward is made for them
+    merged      ours, the adapter folded into the weights meanwhile (`merge_adapter`), folding and undoing it included
     rescored    ours, and old log-probs by one forward, as where a generation is used for several updates
     published   each output on its own: left-padded static batch until its longest chain ends, logits at every prompt
                 position, all hidden states, the answer by `generate` over everything again, and old log-probs by a
                 second full forward with logits at every position
 
 Ours is followed by one update from its outputs, in batches, with which the share of a training step that rollouts take
-is reckoned for all three. Every system runs in a process of its own; rounds alternate between the systems, so that a
+is reckoned for all of them. Every system runs in a process of its own; rounds alternate between the systems, so that a
 noisy minute hits all. Medians over the rounds. The table goes to stdout, then one JSON line; the raw runs into the
 output folder.
 """
@@ -22,6 +23,7 @@ output folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -48,7 +50,7 @@ from colar.training.grpo import GrpoObjective
 from colar.training.grpo_config import GrpoConfig
 from colar.training.rollout import Rollout
 
-SYSTEMS = ("ours", "rescored", "published")
+SYSTEMS = ("ours", "merged", "rescored", "published")
 LORA = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
 """As in recipes/smollm2-135m."""
 
@@ -78,7 +80,7 @@ def main() -> None:
     files.write_json(path, report)
     show(report)
     print(
-        json.dumps({key: report[key] for key in ("vs_published", "vs_published_rescored") if key in report})
+        json.dumps({key: value for key, value in report.items() if key.startswith("vs_") and "by" not in key})
     )
     progress.say(f"wrote {path}")
 
@@ -138,16 +140,17 @@ def generation(system: str, lm: LatentLM, method: Any, told: Job, batch: int) ->
     """Outputs, sampled and ready to be learnt from, by one system; a forward for log-probs goes batch by batch."""
     if system == "published":
         return published(lm, method, told, batch)
-    outputs = ours(lm, method, told)
+    outputs = ours(lm, method, told, merged=system == "merged")
     if system == "rescored":
         for start in range(0, len(told.requests), batch):
             method.logps(lm, slice_of(outputs, start, start + batch, lm.device), "mean")
     return outputs
 
 
-def ours(lm: LatentLM, method: Any, told: Job) -> Outputs:
+def ours(lm: LatentLM, method: Any, told: Job, merged: bool) -> Outputs:
     """`rollout.roll_out` and what it is followed by, but for chains whose length is given."""
-    made = Engine(lm, Unending(method), max_batch=64).generate(told.requests)
+    with lm.merged() if merged else contextlib.nullcontext():
+        made = Engine(lm, Unending(method), max_batch=64).generate(told.requests)
     rollouts = [
         Rollout(example, ids, completion, lm.template.eos_id)
         for example, ids, completion in zip(told.examples, told.ids, made, strict=True)
@@ -275,7 +278,11 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             cell, seconds = cells[system][name], cells["ours"][name]["update_seconds"]
             cell["rollout_share"] = cell["seconds"] / (cell["seconds"] + seconds)
     ratios: dict[str, Any] = {}
-    for key, system in (("vs_published", "ours"), ("vs_published_rescored", "rescored")):
+    for key, system in (
+        ("vs_published", "ours"),
+        ("vs_published_merged", "merged"),
+        ("vs_published_rescored", "rescored"),
+    ):
         if {system, "published"} <= set(cells):
             times = {c: cells["published"][c]["seconds"] / cells[system][c]["seconds"] for c in names}
             ratios |= {key: times[names[0]], f"{key}_by_factor": times}

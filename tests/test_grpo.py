@@ -520,7 +520,7 @@ def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family
     assert min(ratio for ratio, _ in moved) > 1e-3  # the second time the weights are others
     # The engine samples in the weights' own precision; autocast rounds to 8 bits.
     for _, difference in (first, second):
-        assert 1e-4 < difference < 0.2 if bf16 else difference < 2e-5
+        assert 1e-4 < difference < 0.1 if bf16 else difference < 1e-5
 
 
 def trained(lm: LatentLM) -> LatentLM:
@@ -556,7 +556,7 @@ def test_merged_rollouts_are_those_of_the_merged_model(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-5), ("bfloat16", 0.2)])
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.1)])
 def test_merged_rollouts_have_a_tolerance_of_their_own(
     tmp_path: Path, family: str, dtype: str, bound: float
 ) -> None:
@@ -568,7 +568,7 @@ def test_merged_rollouts_have_a_tolerance_of_their_own(
         made.train()
     (row,) = [row for row in made.state.log_history if "sampling/logp_difference" in row]
     assert row["sampling/logp_difference"] < bound
-    assert (row["sampling/logp_difference"] > 1e-4) == (dtype == "bfloat16")
+    assert (row["sampling/logp_difference"] > 2e-3) == (dtype == "bfloat16")
 
 
 def test_dropout_is_off_only_inside() -> None:
