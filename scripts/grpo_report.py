@@ -46,6 +46,8 @@ PAIRS = (
 )
 IMITATED = ("nll", "continued")
 PANELS = ("reward", "eval_accuracy", "latents/mean_length", "frac_reward_zero_std")
+ALONE = "frozen"
+"""What the runs are called in which nothing but latents is drawn."""
 REINFORCED = ("rl", "dr", "dlrl", "frozen-nll", "frozen-dl")
 
 
@@ -118,12 +120,29 @@ def markdown(
             f"| {row['system']} | {row['baseline']} | {row['decoding']} | {_shown(accuracy, 100, 1)} | "
             f"{_shown(length, 1, 2)} | {'' if spread is None else f'± {100 * spread:.1f}'} |"
         )
+    alone = [run for run in runs if "spread" in run]
+    if alone:
+        lines += [
+            "",
+            "# Latents alone",
+            "",
+            "Stops and tokens fixed: what is explored by drawing latents. All updates.",
+            "",
+        ]
+        lines += [
+            "| run | seed | groups | with spread | largest gradient |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+    for run in alone:
+        lines.append(
+            f"| {run['name']} | {run['seed']} | {run['groups']} | {run['spread']} | {run['gradient']:.2g} |"
+        )
     lines += ["", "# Reinforced runs", "", "First and last fifth of each run.", ""]
     lines += [
         "| run | seed | minutes | reward | #L | groups without spread |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for run in runs:
+    for run in (run for run in runs if run not in alone):
         moved = [f"{run[key][0]:.2f} → {run[key][1]:.2f}" for key in PANELS if key != "eval_accuracy"]
         lines.append(f"| {run['name']} | {run['seed']} | {run['seconds'] / 60:.1f} | {' | '.join(moved)} |")
     lines += [
@@ -158,10 +177,28 @@ def ends(history: Sequence[dict[str, Any]], key: str) -> list[float]:
     return [fmean(values[:fifth]), fmean(values[-fifth:])]
 
 
+def explored(history: Sequence[dict[str, Any]], questions: int) -> dict[str, Any]:
+    """Groups sampled, those with spread in their rewards, and the largest gradient of a run that logs each update."""
+    flat = [share for _, share in series(history, "frac_reward_zero_std")]
+    return {
+        "groups": questions * len(flat),
+        "spread": round(questions * sum(1 - share for share in flat)),
+        "gradient": max(norm for _, norm in series(history, "grad_norm")),
+    }
+
+
 def seconds(folder: Path) -> float:
     """Wall-clock of a run, validations included."""
     last = RunFolder(folder).last_checkpoint()
     return 0.0 if last is None else float(run_folder.clock_of(run_folder.read_state(last))["seconds"])
+
+
+def questions(folder: Path) -> int:
+    """Questions of a generation of a run."""
+    recipe = files.read_json(folder / "recipe.json")
+    training, grpo = recipe["training"], recipe["grpo"]
+    batches = grpo["steps_per_generation"] or training["gradient_accumulation_steps"]
+    return int(training["per_device_train_batch_size"] * batches // grpo["num_generations"])
 
 
 def there(folder: Path, name: str, seeds: Sequence[int]) -> bool:
@@ -213,6 +250,7 @@ def main() -> None:
     runs = [
         {"name": NAMES[name], "seed": seed, "seconds": seconds(folder / f"{name}-{seed}")}
         | {key: ends(history, key) for key in PANELS}
+        | (explored(history, questions(folder / f"{name}-{seed}")) if name.startswith(ALONE) else {})
         for name, found in histories.items()
         for seed, history in found.items()
     ]
@@ -223,7 +261,7 @@ def main() -> None:
         if there(folder, name, args.seeds)
         for seed, history in read(folder, name, args.seeds).items()
     ]
-    drawn = {name: found for name, found in histories.items() if not name.startswith("frozen")}
+    drawn = {name: found for name, found in histories.items() if not name.startswith(ALONE)}
     rows = compare(tests)
     found = {"differences": rows, "reinforced": runs, "fine_tuned": imitated}
     files.write_json(output / "differences.json", {"provenance": files.provenance(), **found})

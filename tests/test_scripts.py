@@ -64,6 +64,19 @@ def test_ends_of_a_run_are_its_first_and_last_fifth():
     assert report.ends(history, "reward") == [0.5, 8.5]
 
 
+def test_what_latents_alone_explore_by_hand():
+    """16 groups an update: 0, 2 and 1 of them with spread."""
+    report = module("scripts/grpo_report.py")
+    history = [
+        {"step": i + 1, "frac_reward_zero_std": share, "grad_norm": norm}
+        for i, (share, norm) in enumerate([(1.0, 0.0), (0.875, 0.5), (0.9375, 0.25)])
+    ]
+    found = report.explored(history, 16)
+    assert found == {"groups": 48, "spread": 3, "gradient": 0.5}
+    run = {"name": "CoLaR, latents alone", "seed": 2, "seconds": 60.0, **found}
+    assert "| CoLaR, latents alone | 2 | 48 | 3 | 0.5 |" in report.markdown([], [run], [2])
+
+
 def test_reinforced_runs_side_by_side(tmp_path, monkeypatch, capsys):
     """The first and last fifth of five logs, and medians, by hand."""
     script = module("scripts/grpo_stability.py")
@@ -215,8 +228,12 @@ def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch
     runs = [rollout.measure(system, args) for system in rollout.SYSTEMS]
     report = rollout.summarise(runs, args)
     cells = report["cells"]
-    assert set(cells) == {"ours", "rescored", "published"}
-    for key, system in (("vs_published", "ours"), ("vs_published_rescored", "rescored")):
+    assert set(cells) == {"ours", "merged", "rescored", "published"}
+    for key, system in (
+        ("vs_published", "ours"),
+        ("vs_published_merged", "merged"),
+        ("vs_published_rescored", "rescored"),
+    ):
         ratio = cells["published"]["c=2"]["seconds"] / cells[system]["c=2"]["seconds"]
         assert report[key] == report[f"{key}_by_factor"]["c=2"] == pytest.approx(ratio)
     update = cells["ours"]["c=5"]["update_seconds"]
