@@ -768,6 +768,18 @@ def test_rewards_are_weighted_and_scaled_as_configured(tmp_path: Path, scale: An
     assert found.tolist() == pytest.approx((centred / spread).flatten().tolist(), rel=1e-5)
 
 
+def test_dr_grpos_constant_is_the_mean_number_of_actions_at_the_start(tmp_path: Path) -> None:
+    lm, method = model()
+    made = trainer(tmp_path, lm, method, grpo(loss_type="dr_grpo"))
+    generations = [made.generator.generate(number).tensors for number in range(3)]
+    lengths = [Outputs.from_tensors(tensors).n_actions().double().mean().item() for tensors in generations]
+    assert len(set(lengths)) > 1
+    for tensors in generations:
+        assert tensors["weights"].tolist() == pytest.approx([1 / lengths[0]] * 8)
+    given = trainer(tmp_path, lm, method, grpo(loss_type="dr_grpo", dr_grpo_length=3.5))
+    assert given.generator.generate(0).tensors["weights"].tolist() == pytest.approx([1 / 3.5] * 8)
+
+
 def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
     lm, method = model()
     for mask in (False, True):
