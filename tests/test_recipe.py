@@ -171,7 +171,13 @@ def test_rows_that_were_seen_are_skipped():
         (["--training.learn", "1"], "unknown key 'training.learn'"),  # no abbreviations
         (["--trainin.seed", "1"], "did you mean 'training.seed'"),
         (["--model.lora", "{rank: 3}"], "unknown key 'model.lora.rank'"),
-        (["--training.learning_rate", "fast"], "training.learning_rate"),
+        (["--training.learning_rate", "fast"], "training.learning_rate must be a number, got fast"),
+        (["--training.max_hours", "x"], "training.max_hours must be a number or null, got x"),
+        (["--training.bf16", "maybe"], "training.bf16 must be true or false, got maybe"),
+        (["--training", "x"], "training must be keys and values, got x"),
+        (["--model.lora", "3"], "model.lora must be keys and values or null, got 3"),
+        (["--model.lora.r", "x"], "model.lora.r must be a whole number, got x"),
+        (["--model.lora.r", "0"], "recipe.yaml: model.lora.r must be 1 or more, got 0"),
         (
             ["--method.head", "cauchy"],
             "method.head must be one of gaussian, deterministic, anchored, got 'cauchy'",
@@ -330,6 +336,13 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
     ("overrides", "words"),
     [
         ([], "grpo needs model.init_from"),
+        (["--grpo", "3"], "recipe.yaml: grpo must be keys and values or null, got 3"),
+        (
+            ["--grpo.loss_type", "ppo"],
+            "recipe.yaml: grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got ppo",
+        ),
+        (["--grpo.num_generations", "1"], "recipe.yaml: grpo.num_generations must be 2 or more, got 1"),
+        (["--grpo.compression_factors", "[a]"], "grpo.compression_factors must be a number or null, got a"),
         (["--model.init_from", "x", "--grpo.top_p", "0.9"], "grpo.top_p must be 1"),
         (
             ["--model.init_from", "x", "--grpo.num_generations", "3"],

@@ -40,6 +40,10 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         values = made.instantiate(namespace).as_dict()
     except jsonargparse.ArgumentError as error:
         raise ValueError(f"{path}: {_explain(made, str(error))}") from error
+    except ValueError as error:  # of a section that may be null, wrapped by what else it could have been
+        if own := re.search(OWN_WORDS, str(error)):
+            raise ValueError(f"{path}: {own['words']}") from error
+        raise
     recipe = Recipe(**{f.name: values[f.name] for f in dataclasses.fields(Recipe)})
     build_method(recipe)
     if recipe.grpo is not None:
@@ -72,8 +76,24 @@ UNKNOWN_KEY = (
 """How jsonargparse says that a key is unknown."""
 
 
+OWN_WORDS = r"(?s)Union subtypes.*?\n +- (?P<words>[\w.]+ must [^\n]*)"
+"""What a section that may be null says of its own values, inside what jsonargparse says of it."""
+NO_SECTION = r"Parser key \"([\w.]+)\":\s+Unable to load config ['\"](.*?)['\"]"
+EXPECTED = r"Expected an? (?:<class '(\w+)'>|(dot import path string)|typing\.Literal\[([^\]]*)\])"
+KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "dict": "keys and values",
+    "dot import path string": "keys and values",
+    "tuple": "a list",
+    "NoneType": "null",
+}
+
+
 def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
-    """jsonargparse's message, with the nearest right key where it complains of an unknown one."""
+    """What is wrong in one line: the nearest right key of an unknown one, or what a value must be; else as it is."""
     known = [name.removeprefix("--") for action in made._actions for name in action.option_strings]
     for section, cls in (("model.lora", LoraSettings), ("grpo", GrpoConfig)):
         known += [f"{section}.{f.name}" for f in dataclasses.fields(cls)]
@@ -81,4 +101,24 @@ def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
         if unknown := re.search(pattern, message):
             key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))
             return f"unknown key {key!r}{registry.nearest(key, known)}"
-    return message
+    if own := re.search(OWN_WORDS, message):
+        return own["words"]
+    return _wrong_value(message) or message
+
+
+def _wrong_value(message: str) -> str | None:
+    """`training.max_hours must be a number or null, got x`; None where jsonargparse says something else."""
+    if section := re.search(NO_SECTION, message):
+        return f"{section[1]} must be keys and values, got {section[2]}"
+    key = ".".join(re.findall(r'Parser key "([\w.]+)"', message))
+    inner = message[message.rfind("Parser key") :]  # the deepest key's
+    if "given class_path" in message:  # after it: what the whole section could have been
+        inner = inner.split("\n    - Expected")[0]
+    value = re.search(r"(?:Got value|Given value|import path string): ([^\n]*)", inner)
+    kinds = [
+        "one of " + choices.replace("'", "") if choices else KINDS.get(kind or path, kind)
+        for kind, path, choices in re.findall(EXPECTED, inner)
+    ]
+    if not (key and kinds and value):
+        return None
+    return f"{key} must be {' or '.join(dict.fromkeys(kinds))}, got {value[1]}"
