@@ -2,7 +2,7 @@
 
     python scripts/grpo_stability.py runs/grpo-stability/* --output results/grpo-stability
 
-Reads the history of each run folder. Writes report.md, report.json (every logged value) and curves.png.
+Reads the history of each run folder. Writes report.md, report.json (every logged value) and curves.png (a panel a run).
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ METRICS = (
     "grad_norm",
     "sampling/logp_difference",
 )
-PANELS = ("eval_accuracy", "reward", "latents/mean_length", "latents/sigma")
+LINES = {
+    "eval_accuracy": "validation, greedy",
+    "reward": "reward, sampled",
+    "frac_reward_zero_std": "groups without spread",
+}
+ACROSS = 6
+"""Panels in a row of the picture."""
 
 
 def series(history: Sequence[dict[str, Any]], key: str) -> list[tuple[int, float]]:
@@ -70,19 +76,24 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(histories: dict[str, list[dict[str, Any]]]) -> Any:
-    """A panel for each quantity, a line for each run."""
-    figure = canvas.figure(13.0, 7.4)
-    panels = figure.subplots(2, 2).flat
-    for axes, key in zip(panels, PANELS, strict=True):
-        for index, (name, history) in enumerate(histories.items()):
-            colour, marker = canvas.style(index)
+    """A panel for each run, with what lies between 0 and 1; the first run's validation, grey, in each of them."""
+    rows = -(-len(histories) // ACROSS)
+    figure = canvas.figure(2.3 * ACROSS, 1.9 * rows + 0.4)
+    panels = figure.subplots(rows, ACROSS, sharey=True, squeeze=False).flatten()
+    first = series(next(iter(histories.values())), "eval_accuracy")
+    for axes, (name, history) in zip(panels, histories.items(), strict=False):
+        axes.plot(*zip(*first, strict=True), color="0.75", linewidth=3)
+        for index, (key, label) in enumerate(LINES.items()):
             points = series(history, key)
             if points:
-                axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=3, linewidth=1.1,
-                          label=name)  # fmt: skip
-        canvas.dress(axes, key, "update", size=8)
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center", fontsize=7, frameon=False)
+                axes.plot(*zip(*points, strict=True), color=canvas.COLOURS[index], label=label,
+                          linewidth=1.5 if key.startswith("eval") else 0.8)  # fmt: skip
+        canvas.dress(axes, name, "", size=8)
+        axes.set_ylim(-0.04, 1.04)
+    for axes in panels[len(histories) :]:
+        axes.set_visible(False)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(LINES), fontsize=8, frameon=False)
     return figure
 
 
