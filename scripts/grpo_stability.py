@@ -2,7 +2,8 @@
 
     python scripts/grpo_stability.py runs/grpo-stability/* --output results/grpo-stability
 
-Reads the history of each run folder. Writes report.md, report.json (every logged value, six digits) and curves.png (a panel a run).
+Reads the history of each run folder. Writes report.md, report.json (every logged value, six digits) and curves.png (a
+panel a run).
 """
 
 from __future__ import annotations
