@@ -533,10 +533,11 @@ def trained(lm: LatentLM) -> LatentLM:
     return lm
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_merged_rollouts_are_those_of_the_merged_model(dtype: torch.dtype) -> None:
+def test_merged_rollouts_are_those_of_the_merged_model(family: str, dtype: torch.dtype) -> None:
     """The same bits; afterwards the adapter is apart again and no weight has moved, however often."""
-    lm, method = model(lora=LORA)
+    lm, method = model(family, LORA)
     trained(lm).causal_lm.to(dtype)
     before = {name: value.clone() for name, value in lm.state_dict().items()}
     lm.train()

@@ -219,8 +219,8 @@ class LatentLM(nn.Module):
         adapted = [m.get_base_layer() for m in self.lm.modules() if isinstance(m, BaseTunerLayer)]
         weights = list({id(p): p for layer in adapted for p in layer.parameters(recurse=False)}.values())
         kept = [weight.detach().clone() for weight in weights]
-        self.lm.merge_adapter()
         try:
+            self.lm.merge_adapter()
             yield
         finally:
             self.lm.unmerge_adapter()
