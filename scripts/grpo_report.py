@@ -142,7 +142,7 @@ def markdown(
         "| run | seed | minutes | reward | #L | groups without spread |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for run in (run for run in runs if run not in alone):
+    for run in (run for run in runs if "spread" not in run):
         moved = [f"{run[key][0]:.2f} → {run[key][1]:.2f}" for key in PANELS if key != "eval_accuracy"]
         lines.append(f"| {run['name']} | {run['seed']} | {run['seconds'] / 60:.1f} | {' | '.join(moved)} |")
     lines += [

@@ -101,8 +101,6 @@ def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
         if unknown := re.search(pattern, message):
             key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))
             return f"unknown key {key!r}{registry.nearest(key, known)}"
-    if own := re.search(OWN_WORDS, message):
-        return own["words"]
     return _wrong_value(message) or message
 
 

@@ -1,8 +1,8 @@
 """The published checkpoint: written when validation says so, and loaded again at the end.
 
-The first of equals wins: a later checkpoint must be strictly better. Where the last weights are asked for, every
-validation replaces what was published before it. A curriculum is judged in its last stage
+The first of equals wins: a later checkpoint must be strictly better. A curriculum is judged in its last stage
 only, where the model thinks as it will at test time: before that, the best of iCoT or Coconut would be plain CoT.
+Where the last weights are asked for, they are published at the end and nothing before it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Publisher:
 
 
 class KeepBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation with a higher accuracy than any before it (at each, where the last weights are asked
-    for); keeps history and picture fresh."""
+    """Publishes at an evaluation with a higher accuracy than any before it (`last`: at none); keeps history and picture
+    fresh."""
 
     def __init__(self, publisher: Publisher, steps_per_epoch: int, last: bool = False) -> None:
         self.publisher, self.steps_per_epoch, self.last = publisher, steps_per_epoch, last
@@ -81,9 +81,9 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         accuracy = kwargs["metrics"]["eval_accuracy"]
         better = state.best_metric is None or accuracy > state.best_metric
-        if self.final_stage(state):
-            state.best_metric = accuracy if better else state.best_metric
-            if (better or self.last) and state.is_world_process_zero:
+        if better and self.final_stage(state):
+            state.best_metric = accuracy
+            if state.is_world_process_zero and not self.last:
                 self.publisher.publish(state)
         self.refresh(state)
 

@@ -69,9 +69,8 @@ def train(
 
     `validate` returns at least {"accuracy": 0..1}; the checkpoint with the highest is published in `best/`, the
     first of equals (without it, or with `load_best_model_at_end` false, the last weights), and `lm` ends with those
-    weights. The loss on the examples
-    `held_out` is logged at each validation. `run_info` is kept in its colar.json. With `resume` false what an earlier
-    run left in the folder is removed.
+    weights. The loss on the examples `held_out` is logged at each validation. `run_info` is kept in its colar.json.
+    With `resume` false what an earlier run left in the folder is removed.
 
     Raises ValueError before the first step for whatever is wrong with rows and configuration, and
     `NonFiniteError` when loss or gradient is NaN or infinite.
