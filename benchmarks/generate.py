@@ -38,7 +38,7 @@ from work import ALL, ANSWER, FACTOR, Cell, Job, floor, hf_cot, make_job, ours, 
 
 from colar import files, progress
 from colar.data import sources
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -94,7 +94,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     lm.template.eos_id = -1  # no token's: answers end at their limit
     cot = system in ("cot", "cot-growth", "hf-cot")
     method = registry.build("cot" if cot else "colar")
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     method.prepare(lm, [])
     if system == "floor":
         cells = {f"b{n}": {"ms_per_step": floor(lm, n)} for n in (1, 8, 32, 64)}

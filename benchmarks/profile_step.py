@@ -27,7 +27,7 @@ from work import Cell, Unending, make_job
 from colar import files, progress
 from colar.data import sources
 from colar.engine.engine import Engine
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -73,7 +73,7 @@ def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step with n rows, and the share of each kind of work."""
     lm = LatentLM.from_backbone(backbones.load(args.backbone, "bfloat16", 0)).eval()
     method = registry.build("colar")
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     method.prepare(lm, [])
     examples = [
         e for e in sources.load("gsm8k-aug", "test", data_dir=args.data_dir, skip_malformed=True) if e.steps

@@ -41,14 +41,14 @@ from colar import files, progress
 from colar.data import sources
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
-from colar.methods.outputs import Outputs
+from colar.methods import pretrained, registry
+from colar.methods.rollouts import Outputs
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.training import rollout
-from colar.training.grpo import GrpoObjective
-from colar.training.grpo_config import GrpoConfig
-from colar.training.rollout import Rollout
+from colar.training.grpo import rollout
+from colar.training.grpo.config import GrpoConfig
+from colar.training.grpo.loss import GrpoObjective
+from colar.training.grpo.rollout import Rollout
 
 SYSTEMS = ("ours", "merged", "rescored", "published")
 LORA = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
@@ -94,7 +94,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     lm = LatentLM.from_backbone(backbone, lora=LORA).to(device).eval()
     lm.template.eos_id = -1  # no token's: answers end at their limit
     method: Any = registry.build("colar")
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     method.prepare(lm, [])
     lm.to(device)
     examples = _examples(args)

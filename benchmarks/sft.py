@@ -36,11 +36,12 @@ from rich.table import Table
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
 from colar import files, progress, recipe
-from colar.training import data
-from colar.training.compiled import compiled_layers
+from colar.training import batches
+from colar.training.compiled_layers import compiled_layers
 from colar.training.objective import Objective
+from colar.training.run import arguments
 from colar.training.run_folder import RunFolder
-from colar.training.sft import TrainingConfig, arguments
+from colar.training.sft import TrainingConfig
 from colar.training.trainer import LatentTrainer
 
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -153,8 +154,8 @@ def ours(
         save_steps=10**6,
     )
     examples = list(method.prepare(lm, examples))
-    rows = data.Rows(lm, method, examples, seed=0)
-    order = data.Order(examples, rows.lengths(), seed=0, group=args.batch_size)
+    rows = batches.Rows(lm, method, examples, seed=0)
+    order = batches.Order(examples, rows.lengths(), seed=0, group=args.batch_size)
     training = arguments(config, RunFolder(Path(folder)))
     training.save_strategy = "no"
     trainer = LatentTrainer(Objective(lm, method), training, rows, order)

@@ -42,7 +42,7 @@ class Cell:
     systems: tuple[str, ...] = ALL
 
 
-class Unending(base.Base):
+class Unending(base.Method):
     """A method that never stops by itself: `max_latents` ends every chain where it should."""
 
     name = "unending"

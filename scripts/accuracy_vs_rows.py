@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.analysis import canvas
+from colar.show import canvas
 
 
 def read(folder: Path) -> dict[str, list[dict[str, float]]]:

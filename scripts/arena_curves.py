@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from colar import files
-from colar.analysis import canvas
+from colar.show import canvas
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 

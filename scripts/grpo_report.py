@@ -16,9 +16,9 @@ from statistics import fmean
 from typing import Any
 
 from colar import files
-from colar.analysis import canvas
 from colar.evaluation.records import load_records
 from colar.ops import stats
+from colar.show import canvas
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 

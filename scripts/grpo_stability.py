@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from colar import files
-from colar.analysis import canvas
+from colar.show import canvas
 
 METRICS = (
     "latents/sigma",

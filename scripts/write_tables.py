@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.analysis.naming import AVERAGE, Row, datasets_of, is_control, system_name, without_control
-from colar.evaluation.grid import BLANK, Grid, markdown, number, percent, points, share
+from colar.show.grid import BLANK, Grid, markdown, number, percent, points, share
+from colar.show.naming import AVERAGE, Row, datasets_of, is_control, system_name, without_control
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!-- (results/\S+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)

@@ -15,12 +15,13 @@ from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import base, importance, registry, unroll
+from colar.methods import base, pretrained, registry, unroll
 from colar.methods.base import Batch
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.distill import alignment
 from colar.methods.icot import Icot, IcotConfig, offset, without_first
-from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
+from colar.methods.tokenskip import importance
+from colar.methods.tokenskip.method import ScoredExample, TokenSkipParams, prune
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.sft import TrainingConfig, train
@@ -34,7 +35,7 @@ def build(name, family="llama", lora=None, separator=None, **config):
     """Model and method, prepared as before training."""
     lm = tiny_lm(family, lora=lora, separator=separator)
     method = registry.build(name, config)
-    registry.attach(lm, method, seed=3)
+    pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return lm, method
 
@@ -238,8 +239,8 @@ def test_losses_are_finite_and_a_row_alone_has_the_same(family, name, epoch):
 def test_a_checkpoint_brings_the_method_back(tmp_path, name):
     lm, method = build(name)
     examples = list(method.prepare(lm, EXAMPLES))
-    registry.save(lm, method, tmp_path / "made", {}, "a card")
-    again, loaded = registry.load(tmp_path / "made")
+    pretrained.save(lm, method, tmp_path / "made", {}, "a card")
+    again, loaded = pretrained.load(tmp_path / "made")
     assert (loaded.name, loaded.config) == (method.name, method.config)
     rows = encode(lm, method, examples, LAST)
     assert encode(again, loaded, examples, LAST) == rows
@@ -259,7 +260,7 @@ def test_gradients_reach_the_trainable_set_and_nothing_else(name, lora):
     trainable = {n for n, p in lm.named_parameters() if p.requires_grad}
     reached = {n for n, p in lm.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert reached == trainable
-    assert any(n.startswith("extra.") for n in trainable) == bool(method.modules(lm.config))
+    assert any(n.startswith("extra.") for n in trainable) == bool(method.modules(lm))
     assert any("lora_" in n for n in trainable) == (lora is not None)
 
 
@@ -607,7 +608,7 @@ def test_pauses_are_multiples_of_the_embeddings_scale():
 def test_an_unprepared_pause_says_so():
     lm = tiny_lm("llama")
     method = registry.build("pause")
-    registry.attach(lm, method, seed=0)
+    pretrained.attach(lm, method, seed=0)
     with pytest.raises(ValueError, match="sigma_e"):
         row_loss(lm, method, encode(lm, method))
 
@@ -704,7 +705,7 @@ def trained(folder, name, held_out=(), **config):
     made = registry.build(name, config.pop("method", {}))
     method = watched(made.config)
     lm = LatentLM.from_backbone(backbones.load("tiny"))
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     settings = {"per_device_train_batch_size": 8, "report_to": "none", "logging_steps": 1, "save_steps": 1000}
     validate = (lambda lm, method: {"accuracy": 0.0}) if held_out else None
     config = TrainingConfig(**{**settings, **config})
@@ -749,7 +750,7 @@ def test_tokenskip_is_trained_on_pruned_chains_and_measured_on_whole_ones(tmp_pa
 @pytest.mark.parametrize("name", NEW)
 def test_every_method_trains_and_its_checkpoint_answers(tmp_path, name):
     _, _, result = trained(tmp_path, name, num_train_epochs=1)
-    lm, method = registry.load(result.best)
+    lm, method = pretrained.load(result.best)
     (done,) = Engine(lm, method).generate([Request("x", TOY[0].question, method.Params())])
     assert done.reason in ("stop", "length")
     assert name in ("icot", "tokenskip") or done.length == 6

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from colar import files
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
@@ -72,12 +72,12 @@ class Saved:
         self.base = save_backbone(root / "base", family, **how)
         self.lm = LatentLM.from_backbone(backbones.load(self.base), lora=lora)
         self.method = registry.build("colar", {"compression_factors": [1, 2]})
-        registry.attach(self.lm, self.method, seed=0)
+        pretrained.attach(self.lm, self.method, seed=0)
         self.method.prepare(self.lm, EXAMPLES)
         self.before = logits(self.lm)
         train(self.lm, self.method)
         self.lm.eval()
-        self.folder = registry.save(self.lm, self.method, root / "saved", RUN, "# A model\n")
+        self.folder = pretrained.save(self.lm, self.method, root / "saved", RUN, "# A model\n")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def saved(tmp_path_factory):
 def test_what_comes_back_is_what_was_saved(saved, kind):
     old = saved(kind)
     assert not torch.allclose(logits(old.lm), old.before, atol=1e-3)  # training did something
-    lm, method = registry.load(old.folder)
+    lm, method = pretrained.load(old.folder)
     assert (lm.name, lm.fingerprint) == (old.base, checkpoint.read_info(old.folder)["fingerprint"])
     torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
     assert completions(lm, method) == completions(old.lm, old.method)
@@ -113,8 +113,8 @@ def test_what_comes_back_is_what_was_saved(saved, kind):
 def test_loaded_twice_and_saved_again(saved, kind, tmp_path):
     """Load, save, load: an added separator is not added again, nothing drifts."""
     old = saved(kind)
-    lm, method = registry.load(old.folder)
-    again, method = registry.load(registry.save(lm, method, tmp_path / "again", RUN, "card"))
+    lm, method = pretrained.load(old.folder)
+    again, method = pretrained.load(pretrained.save(lm, method, tmp_path / "again", RUN, "card"))
     torch.testing.assert_close(logits(again), logits(old.lm), rtol=1e-5, atol=1e-5)
     assert len(again.tokenizer) == len(old.lm.tokenizer)
     assert again.template.separator_added == old.lm.template.separator_added == ("added" in kind)
@@ -123,7 +123,7 @@ def test_loaded_twice_and_saved_again(saved, kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_things_are_trained_after_loading(saved, kind):
     old = saved(kind)
-    lm, method = registry.load(old.folder)
+    lm, method = pretrained.load(old.folder)
     method.prepare(lm, EXAMPLES)
     assert {n for n, p in lm.named_parameters() if p.requires_grad} == {
         n for n, p in old.lm.named_parameters() if p.requires_grad
@@ -135,7 +135,7 @@ def test_an_added_separators_rows_are_trained_and_come_back(saved, kind):
     """Where it is read (the embedding) and where it is chosen (the head): both moved, and no other row did."""
     old = saved(kind)
     fresh = LatentLM.from_backbone(backbones.load(old.base), lora=KINDS[kind][2])
-    back, _ = registry.load(old.folder)
+    back, _ = pretrained.load(old.folder)
     separator = old.lm.template.separator_id
     everything = torch.arange(separator + 1)
     hidden = torch.eye(32)
@@ -169,14 +169,14 @@ def test_tied_weights_are_stored_once(saved, kind):
     state = load_file(old.folder / "model.safetensors")
     rows = old.lm.causal_lm.get_input_embeddings().weight.shape[0]
     assert sum(value.shape[0] == rows for value in state.values()) == 1
-    lm, _ = registry.load(old.folder)
+    lm, _ = pretrained.load(old.folder)
     assert lm.causal_lm.get_output_embeddings().weight is lm.causal_lm.get_input_embeddings().weight
 
 
 @pytest.mark.parametrize("kind", ["full", "full-tied-added", "lora", "lora-tied-added"])
 def test_bfloat16(saved, kind):
     old = saved(kind)
-    lm, method = registry.load(old.folder, dtype="bfloat16")
+    lm, method = pretrained.load(old.folder, dtype="bfloat16")
     assert lm.causal_lm.get_input_embeddings().weight.dtype == torch.bfloat16
     assert logits(lm).dtype == torch.float32
     assert lm.extra["latent_head"].mean.weight.dtype == torch.float32
@@ -191,10 +191,10 @@ def test_a_tiny_backbones_adapter_is_loaded_from_its_seed(tmp_path):
     """`tiny` is drawn from its seed, which the run remembers."""
     lm = LatentLM.from_backbone(backbones.load("tiny", seed=3), lora=LORA).eval()
     method = registry.build("cot")
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     train(lm, method, steps=1)
-    registry.save(lm, method, tmp_path / "saved", {"seed": 3}, "card")
-    back, _ = registry.load(tmp_path / "saved")
+    pretrained.save(lm, method, tmp_path / "saved", {"seed": 3}, "card")
+    back, _ = pretrained.load(tmp_path / "saved")
     torch.testing.assert_close(logits(back), logits(lm), rtol=1e-5, atol=1e-5)
     assert not (tmp_path / "saved" / "modules.safetensors").exists()
 
@@ -203,7 +203,7 @@ def test_a_tiny_backbones_adapter_is_loaded_from_its_seed(tmp_path):
 def test_weights_are_put_back_in_place(saved, kind):
     """What Trainer needs for its best checkpoint (PITFALLS 22): an `lm` that has moved on is set back."""
     old = saved(kind)
-    lm, _ = registry.load(old.folder)
+    lm, _ = pretrained.load(old.folder)
     with torch.no_grad():
         for p in lm.parameters():
             if p.requires_grad:
@@ -246,7 +246,7 @@ def test_a_missing_file_is_named(copy, kind, name):
     folder = copy(kind)
     (folder / name).unlink()
     with pytest.raises(ValueError, match=f"{folder} lacks {name}"):
-        registry.load(folder)
+        pretrained.load(folder)
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "garbage"])
@@ -258,7 +258,7 @@ def test_a_corrupt_file_is_named(copy, kind, name, damage):
         {"empty": b"", "half": whole[: len(whole) // 2], "garbage": b"\xff\x00{["}[damage]
     )
     with pytest.raises(ValueError, match=name):
-        registry.load(folder)
+        pretrained.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_key_that_is_missing_is_named(copy, name, key):
     del content[key]
     files.write_json(folder / name, content)
     with pytest.raises(ValueError, match=rf"{name}.*{key}"):
-        registry.load(folder)
+        pretrained.load(folder)
 
 
 def test_formats_from_the_future_are_refused(copy):
@@ -281,14 +281,14 @@ def test_formats_from_the_future_are_refused(copy):
         content = files.read_json(folder / name)
         files.write_json(folder / name, content | {key: 99})
         with pytest.raises(ValueError, match=r"is not 1, the one this colar reads"):
-            registry.load(folder)
+            pretrained.load(folder)
 
 
 def test_modules_that_do_not_fit_are_named(saved, copy):
     folder = copy("full")
     shutil.copy(folder / "model.safetensors", folder / "modules.safetensors")
     with pytest.raises(ValueError, match=r"modules.safetensors does not fit the method's modules"):
-        registry.load(folder)
+        pretrained.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_modules_that_do_not_fit_are_named(saved, copy):
 )
 def test_weights_that_do_not_fit_are_named(saved, copy, kind, name):
     """As much for an adapter as for full weights: neither is loaded by half."""
-    lm, _ = registry.load(saved(kind).folder)
+    lm, _ = pretrained.load(saved(kind).folder)
     folder = copy(kind)
     state = load_file(folder / name)
     lost = sorted(key for key in state if "q_proj" in key)[0]
@@ -307,7 +307,7 @@ def test_weights_that_do_not_fit_are_named(saved, copy, kind, name):
         rf"{name}: weights do not fit: missing .*q_proj" if kind == "lora" else r"weights of .* lack .*q_proj"
     )
     with pytest.raises(ValueError, match=message):
-        registry.load(folder)
+        pretrained.load(folder)
 
 
 def test_an_adapter_of_another_backbone_is_refused(saved, tmp_path):
@@ -316,17 +316,17 @@ def test_an_adapter_of_another_backbone_is_refused(saved, tmp_path):
     with pytest.raises(
         ValueError, match=r"was trained on .*base \(fingerprint .*\), but .*other is another model"
     ):
-        registry.load(old.folder, backbone=other)
+        pretrained.load(old.folder, backbone=other)
     moved = shutil.copytree(old.base, tmp_path / "moved")
-    lm, _ = registry.load(old.folder, backbone=str(moved))
+    lm, _ = pretrained.load(old.folder, backbone=str(moved))
     torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
 
 
 def test_no_checkpoint_there(tmp_path, saved):
     with pytest.raises(ValueError, match="nowhere is no folder"):
-        registry.load(tmp_path / "nowhere")
+        pretrained.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"lacks colar.json: it is no colar checkpoint"):
-        registry.load(saved("full").base)
+        pretrained.load(saved("full").base)
     with pytest.raises(ValueError, match=r"has no config.json.*an adapter: give its own backbone"):
         backbones.load(str(saved("lora").folder))
     with pytest.raises(
@@ -343,11 +343,11 @@ def test_a_kill_in_mid_save_leaves_the_old_one(saved, copy):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     old = saved("lora")
     with pytest.raises(ValueError, match="not JSON compliant"):
-        registry.save(
+        pretrained.save(
             old.lm, old.method, folder, {"loss": float("nan")}, "another card"
         )  # fails at colar.json
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    registry.save(old.lm, old.method, folder, RUN, "another card")
+    pretrained.save(old.lm, old.method, folder, RUN, "another card")
     assert (folder / "README.md").read_text() == "another card"
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
 
@@ -411,9 +411,9 @@ def test_push_to_hub_sends_a_whole_folder_and_refuses_a_broken_one(tmp_path, mon
     monkeypatch.setattr(checkpoint, "HfApi", Hub)
     method = registry.build("colar")
     lm = LatentLM.from_backbone(backbone("llama"))
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     method.prepare(lm, [])
-    folder = registry.save(lm, method, tmp_path / "whole", RUN, "# card")
+    folder = pretrained.save(lm, method, tmp_path / "whole", RUN, "# card")
     assert checkpoint.push_to_hub(folder, "me/mine") == "its address"
     assert calls == [
         ("create", "me/mine", {"private": True, "exist_ok": True}),
@@ -438,7 +438,7 @@ def test_converted_weights_are_the_rounded_ones(saved, kind, tmp_path):
         for name, value in whole.items():
             assert half[name].dtype == torch.bfloat16
             torch.testing.assert_close(half[name].float(), value.bfloat16().float(), rtol=0, atol=0)
-    lm, _ = registry.load(target)
+    lm, _ = pretrained.load(target)
     assert all(torch.isfinite(p).all() for p in lm.parameters())
     with pytest.raises(ValueError, match="dtype must be one of"):
         checkpoint.convert(source, tmp_path / "x", "int8")
@@ -447,7 +447,7 @@ def test_converted_weights_are_the_rounded_ones(saved, kind, tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "lora" in kind])
 def test_a_merged_adapter_computes_the_same(saved, kind):
     """An added separator's trained row included, where it is read and where it is chosen."""
-    lm, _ = registry.load(saved(kind).folder)
+    lm, _ = pretrained.load(saved(kind).folder)
     ids = torch.tensor([[5, lm.template.separator_id, 7, 9]])
     with torch.no_grad():
         before = lm.logits(lm.hidden(lm.embed(ids)))
@@ -459,13 +459,13 @@ def test_a_merged_adapter_computes_the_same(saved, kind):
 
 def test_a_merged_checkpoint_thinks_and_trains_as_the_adapter_did(saved, tmp_path):
     source = saved("lora").folder
-    lm, method = registry.load(source)
-    merged = registry.merge(source, tmp_path / "merged", "float32")
+    lm, method = pretrained.load(source)
+    merged = pretrained.merge(source, tmp_path / "merged", "float32")
     assert checkpoint.read_info(merged)["weights"] == "full"
-    again, _ = registry.load(merged)
+    again, _ = pretrained.load(merged)
     torch.testing.assert_close(logits(again), logits(lm), rtol=1e-4, atol=1e-4)
     assert completions(again, method) == completions(lm, method)
-    full = registry.load_for_training(merged, method, None, "float32", 0)
+    full = pretrained.load_for_training(merged, method, None, "float32", 0)
     assert all(p.requires_grad for n, p in full.causal_lm.named_parameters() if "mlp" in n)
     with pytest.raises(ValueError, match="no adapter to merge"):
-        registry.merge(merged, tmp_path / "again", "float32")
+        pretrained.merge(merged, tmp_path / "again", "float32")

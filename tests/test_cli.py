@@ -8,7 +8,7 @@ import pytest
 
 from colar import files
 from colar.cli import main
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -22,10 +22,10 @@ def checkpoints(tmp_path_factory):
     for name, seed in (("cot", 1), ("cot", 2), ("colar", 1), ("coconut", 1)):
         lm = LatentLM.from_backbone(backbones.load("tiny", seed=seed))
         method = registry.build(name)
-        registry.attach(lm, method, 0)
+        pretrained.attach(lm, method, 0)
         method.prepare(lm, [])
         path = folder / (name if seed == 1 else f"{name}{seed}")
-        registry.save(lm, method, path, {"seed": 7, "label": ""}, "# card\n")
+        pretrained.save(lm, method, path, {"seed": 7, "label": ""}, "# card\n")
     return folder
 
 

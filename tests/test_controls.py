@@ -13,7 +13,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation.evaluate import Limits, System, cells, evaluate, make_request
 from colar.files import read_jsonl
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 
 LIMITS = Decoding(max_latents=8, max_completion_length=4)
@@ -23,7 +23,7 @@ METHODS = ("cot", "colar", "coconut", "distill", "pause")
 def build(name, family="llama", **config):
     lm = tiny_lm(family)
     method = registry.build(name, config)
-    registry.attach(lm, method, seed=3)
+    pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return lm, method
 

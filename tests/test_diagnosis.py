@@ -12,9 +12,9 @@ from colar.analysis.forced import Forced, reference_rows, reference_thoughts
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.methods.base import Batch, variant
-from colar.methods.colar import ColarParams
+from colar.methods.colar.method import ColarParams
 
 LIMITS = Decoding(max_latents=30, max_completion_length=6)
 CHAIN = Example("x", "3 pens and 4 pens, twice?", ("<<3+4=7>>", "<<7*2=14>>"), "14")
@@ -23,7 +23,7 @@ CHAIN = Example("x", "3 pens and 4 pens, twice?", ("<<3+4=7>>", "<<7*2=14>>"), "
 def build(name, **config):
     lm = tiny_lm("llama")
     method = registry.build(name, config)
-    registry.attach(lm, method, seed=3)
+    pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return lm.eval(), method
 
@@ -118,7 +118,7 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
     torch.manual_seed(0)
     lm = tiny_lm("llama", scale=0.1)
     method = registry.build("cot", {})
-    registry.attach(lm, method, seed=3)
+    pretrained.attach(lm, method, seed=3)
     examples = [example for example in EXAMPLES if example.steps]
     rows = [method.encode(lm.template, example, Random(0), 0.0) for example in examples]
     optimiser = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0.0)

@@ -13,8 +13,8 @@ from families import CONTEXT, EXAMPLES, FAMILIES, WINDOW, liven, tiny_lm
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
-from colar.methods.colar import ColarParams
+from colar.methods import pretrained, registry
+from colar.methods.colar.method import ColarParams
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
@@ -35,7 +35,7 @@ class Case:
         self.lm = liven(tiny_lm(family))
         # "argmax" ends more often among random logits than "majority".
         self.method = registry.build(name, {"stop": "argmax"} if name == "colar" else {})
-        registry.attach(self.lm, self.method, seed=1)
+        pretrained.attach(self.lm, self.method, seed=1)
         self.method.prepare(self.lm, EXAMPLES)
         if name in FEEDBACK:
             self.lm.double()

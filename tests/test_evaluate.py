@@ -10,8 +10,8 @@ from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine import reference
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import Limits, System
-from colar.methods import registry
-from colar.methods.colar import ColarParams
+from colar.methods import pretrained, registry
+from colar.methods.colar.method import ColarParams
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -23,7 +23,7 @@ EXAMPLES = generate(ArithmeticConfig(), "test", 6, seed=0)
 def system():
     lm = LatentLM.from_backbone(backbones.load("tiny"))
     method = registry.build("colar")
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     method.prepare(lm, EXAMPLES)
     return System("toy", lm, method, train_seed=3)
 
@@ -126,7 +126,7 @@ def test_validation_shows_the_default_of_several_values_by_itself():
     """TokenSkip at its default ratio and at another one: the mean of both must not be taken for the first's."""
     lm = LatentLM.from_backbone(backbones.load("tiny"))
     method = registry.build("tokenskip")
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     both = [registry.make_params(method, {}), registry.make_params(method, {"ratio": 0.75})]
     metrics = evaluate.score(lm, method, EXAMPLES, both, "greedy", LIMITS)
     assert set(metrics) == {

@@ -20,16 +20,19 @@ from torch.distributions import Bernoulli, Categorical, Normal
 
 from colar import files
 from colar.data.example import Example
-from colar.methods import registry
+from colar.methods import pretrained
 from colar.methods.base import Method
-from colar.methods.colar import Colar, ColarConfig
+from colar.methods.colar.method import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
-from colar.methods.outputs import Outputs
+from colar.methods.rollouts import Outputs
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.training import grpo_run, rewards, rollout
 from colar.training.config import TrainingConfig
-from colar.training.generation import Generations, Generator
-from colar.training.grpo import (
+from colar.training.grpo import rewards, rollout
+from colar.training.grpo import run as grpo_run
+from colar.training.grpo.callbacks import LOGS, EarlyStopping, collapsed
+from colar.training.grpo.config import GrpoConfig, Plan
+from colar.training.grpo.generation import Generations, Generator
+from colar.training.grpo.loss import (
     Clip,
     GrpoObjective,
     advantages,
@@ -38,12 +41,10 @@ from colar.training.grpo import (
     policy_loss,
     reward_metrics,
 )
-from colar.training.grpo_callbacks import LOGS, EarlyStopping, collapsed
-from colar.training.grpo_config import GrpoConfig, Plan
-from colar.training.grpo_trainer import GrpoTrainer, Reference, without_dropout
-from colar.training.rollout import Rollout
+from colar.training.grpo.rollout import Rollout
+from colar.training.grpo.trainer import GrpoTrainer, Reference, without_dropout
+from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
-from colar.training.sft import TrainResult, arguments
 from colar.training.trainer import NonFiniteError
 
 SMALL = {
@@ -70,7 +71,7 @@ def model(family: str = "llama", lora: LoraSettings | None = None, **config: Any
     """A random model whose rows think 0, 1 or several times."""
     torch.manual_seed(0)  # peft draws the adapter
     lm, method = tiny_lm(family, lora=lora), Colar(ColarConfig(**config))
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     method.prepare(lm, EXAMPLES)
     liven(lm).causal_lm.get_output_embeddings().bias.requires_grad_(
         False

@@ -16,14 +16,15 @@ FLOORS = (
     ("methods",),
     ("model",),
     ("prompts",),
+    ("show",),
     ("ops", "data"),
-    ("files", "progress"),
+    ("files", "progress", "checks"),
     ("__init__",),
 )
 """From the roof down; rooms of one floor never import each other. `colar/__init__.py` holds the version alone."""
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_TORCH = ("data", "files", "progress")
+WITHOUT_TORCH = ("data", "show", "files", "progress", "checks")
 HEAVY = {"torch", "transformers", "peft", "accelerate"}
 
 
@@ -109,6 +110,9 @@ def test_every_module_keeps_to_the_house():
         ("colar.prompts", "import colar.utils.misc", "utils is in no floor"),
         ("colar.utils", "", "utils is in no floor"),
         ("colar.utils.misc", "", "utils is in no floor"),
+        ("colar.show.plots", "from colar.analysis import retrieval", "analysis is not below show"),
+        ("colar.show.naming", "import torch", "show does without"),
+        ("colar.checks", "from colar import files", "files is not below checks"),
         ("colar.data.example", "def f():\n    import torch.nn", "data does without"),
         ("colar.files", "from torch import Tensor", "files does without"),
         ("colar.__init__", "from colar.engine import engine", "engine is not below __init__"),

@@ -12,10 +12,10 @@ from torch.distributions import Normal
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row, ThinkState
-from colar.methods.colar import ColarParams
-from colar.methods.latent_head import LOG_STD_RANGE, latent_loss
+from colar.methods.colar.heads import LOG_STD_RANGE, latent_loss
+from colar.methods.colar.method import ColarParams
 from colar.model.latent_lm import LoraSettings
 from colar.ops import noise
 from colar.ops.sampling import sample_tokens
@@ -28,7 +28,7 @@ TIES = [(family, tied) for family in FAMILIES for tied in (True, False) if tied 
 def build(lm, name, **config):
     """A method attached to `lm` and prepared, as before training."""
     method = registry.build(name, config)
-    registry.attach(lm, method, seed=3)
+    pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return method
 
@@ -552,7 +552,7 @@ def test_no_gradient_flows_into_targets_or_compressed_inputs():
     """Even with embeddings that are not frozen: a token that occurs in the chain alone gets no gradient."""
     lm = tiny_lm("llama")
     method = registry.build("colar", {"sigma_e": 0.5})
-    registry.attach(lm, method, seed=0)
+    pretrained.attach(lm, method, seed=0)
     grad = gradients(lm, method, [colar_row(9, 2), colar_row(4, 1)])["lm.model.embed_tokens.weight"]
     # EOS (1) is the last input, and nothing is predicted from there.
     assert grad.abs().sum(1).nonzero()[:, 0].tolist() == [7, 8, 9, 50, 51]
@@ -662,7 +662,7 @@ def test_unknown_names_are_told_the_nearest():
 def test_an_unprepared_colar_says_so():
     lm = tiny_lm("llama")
     method = registry.build("colar")
-    registry.attach(lm, method, seed=0)
+    pretrained.attach(lm, method, seed=0)
     with pytest.raises(ValueError, match="sigma_e"):
         loss_of(method, lm, encode(method, lm))
 
@@ -681,11 +681,11 @@ def test_modules_start_from_their_seed():
     lm = tiny_lm("llama")
     weights = []
     for seed in (1, 1, 2):
-        registry.attach(lm, registry.build("colar"), seed)
+        pretrained.attach(lm, registry.build("colar"), seed)
         weights.append(lm.extra["latent_head"].mean.weight.clone())
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-    registry.attach(lm, registry.build("cot"), 1)
+    pretrained.attach(lm, registry.build("cot"), 1)
     assert not list(lm.extra.parameters())
 
 

@@ -9,7 +9,7 @@ from colar.engine import packed
 from colar.engine.engine import Engine
 from colar.engine.packed import PackedLinear, can_pack, packed_copy, refresh
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
+from colar.methods import pretrained, registry
 
 pytestmark = pytest.mark.skipif(
     not packed.supported(), reason="this CPU's oneDNN does not compute in bfloat16"
@@ -74,7 +74,7 @@ def test_the_engine_packs_what_it_compiles(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda run: run)
     lm = liven(tiny_lm("llama")).bfloat16().eval()
     method = registry.build("cot")
-    registry.attach(lm, method, 0)
+    pretrained.attach(lm, method, 0)
     requests = [
         Request(e.id, e.question, method.Params(), Decoding(max_latents=4, max_completion_length=3))
         for e in EXAMPLES

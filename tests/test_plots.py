@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from colar.analysis import canvas, plots
+from colar.show import canvas, plots
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from colar import files, recipe
-from colar.methods import registry
+from colar.methods import pretrained, registry
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted(ROOT.glob("recipes/*/*.yaml"))
@@ -266,7 +266,7 @@ def test_a_validation_question_beyond_the_context_is_found_before_the_first_step
 
 def test_run_trains_and_leaves_a_checkpoint_that_answers(tiny, tmp_path):
     result = recipe.run(recipe.load(tiny))
-    lm, method = registry.load(result.best)
+    lm, method = pretrained.load(result.best)
     assert method.name == "colar"
     assert method.config.sigma_e == pytest.approx(lm.embedding_std(), rel=1e-5)
     info = files.read_json(Path(result.best) / "colar.json")
@@ -284,7 +284,7 @@ def test_colar_starts_from_cot_weights_with_fresh_modules(tiny, tmp_path):
         )
     )
     lm, method = recipe.load_model(recipe.load(tiny, ["--model.init_from", str(cot.best)]))
-    trained, _ = registry.load(cot.best)
+    trained, _ = pretrained.load(cot.best)
     theirs = trained.causal_lm.state_dict()
     assert all((value == theirs[key]).all() for key, value in lm.causal_lm.state_dict().items())
     assert set(lm.extra) == {"latent_head"}
@@ -319,7 +319,7 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
     first = ["--model.init_from", str(sft.best), *GRPO, "--output", f"{tmp_path}/grpo"]
     again = ["--method", "{name: colar}", *first]
     result = recipe.run(recipe.load(tiny, again))
-    _, method = registry.load(result.best)
+    _, method = pretrained.load(result.best)
     assert method.config.alpha == 0.05
     assert result.steps == 2
     info = files.read_json(Path(result.best) / "colar.json")["run"]

@@ -7,7 +7,7 @@ from families import tiny_lm
 from colar.analysis import retrieval
 from colar.engine import reference
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.ops.compress import compress
 
 
@@ -31,7 +31,7 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
     lm = tiny_lm("llama")
     for name in ("cot", "colar"):
         method = registry.build(name)
-        registry.attach(lm, method, 0)
+        pretrained.attach(lm, method, 0)
         method.prepare(lm, [])
         short = Decoding(max_latents=3, max_completion_length=2)
         request = Request("a", "How many?", method.Params(), short, keep_latents=True)

@@ -20,8 +20,8 @@ from colar.engine.cache import SlotCache
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
 from colar.engine.scheduler import PATIENCE, Scheduler, Waiting
-from colar.methods import registry
-from colar.methods.colar import Colar, ColarParams
+from colar.methods import pretrained, registry
+from colar.methods.colar.method import Colar, ColarParams
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 
@@ -312,7 +312,7 @@ def test_a_window_over_all_layers():
     torch.manual_seed(0)
     lm = liven(LatentLM.from_backbone(Backbone("mistral", MistralForCausalLM(config).eval(), made.tokenizer)))
     method = registry.build("colar", {"stop": "argmax"})
-    registry.attach(lm, method, seed=1)
+    pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
     requests = [
         Request(str(i), question, ColarParams(2), Decoding(max_latents=20, max_completion_length=8))

@@ -12,7 +12,7 @@ from colar import recipe
 from colar.data import sources
 from colar.evaluation.evaluate import Limits, score
 from colar.evaluation.report import write as write_report
-from colar.methods import registry
+from colar.methods import pretrained, registry
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -268,7 +268,7 @@ def test_every_checkpoint_of_a_run_is_tested_and_drawn(tmp_path, monkeypatch, ca
     assert points == [(2, 8, 3), (4, 16, 3)]
 
     # The last checkpoint is what the run ended with: the same questions, the same answers.
-    lm, method = registry.load(result.best)
+    lm, method = pretrained.load(result.best)
     examples = sources.load("arithmetic", "test", limit=3)
     params = [registry.make_params(method, {"compression_factor": 1})]
     scores = score(lm, method, examples, params, "greedy", Limits(max_latents=4, max_completion_length=3))

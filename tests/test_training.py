@@ -30,19 +30,20 @@ from transformers import TrainerControl, TrainerState
 
 from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
-from colar.methods import registry
+from colar.methods import pretrained
 from colar.methods.base import Batch, Method, Row
-from colar.methods.colar import Colar, ColarConfig
+from colar.methods.colar.method import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
 from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import Template, TemplateConfig
-from colar.training import data
+from colar.training import batches
 from colar.training.callbacks import Evaluations
-from colar.training.compiled import compiled_layers, decoder_layers
+from colar.training.compiled_layers import compiled_layers, decoder_layers
 from colar.training.objective import Objective
+from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
-from colar.training.sft import TrainingConfig, TrainResult, arguments, train
+from colar.training.sft import TrainingConfig, train
 from colar.training.trainer import LatentTrainer, NonFiniteError, Window
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 20, seed=0))
@@ -67,7 +68,7 @@ def lora(request: pytest.FixtureRequest) -> LoraSettings | None:
 def build(method: Method | None = None, lora: LoraSettings | None = None, separator: str = "###") -> LatentLM:
     torch.manual_seed(0)  # peft draws the adapter
     lm = LatentLM.from_backbone(backbones.load("tiny"), TemplateConfig(separator=separator), lora)
-    registry.attach(lm, method or Colar(ColarConfig()), 0)
+    pretrained.attach(lm, method or Colar(ColarConfig()), 0)
     return lm
 
 
@@ -110,11 +111,11 @@ def assert_same(one: LatentLM, other: LatentLM) -> None:
 
 def test_a_row_depends_on_seed_epoch_and_id_alone() -> None:
     lm, method = build(), Colar(ColarConfig())
-    rows = data.Rows(lm, method, EXAMPLES, seed=1)
-    turned = data.Rows(lm, method, EXAMPLES[::-1], seed=1)
+    rows = batches.Rows(lm, method, EXAMPLES, seed=1)
+    turned = batches.Rows(lm, method, EXAMPLES[::-1], seed=1)
     assert [rows[0.3, i] for i in range(20)] == [turned[0.9, 19 - i] for i in range(20)]
     draws = {
-        (seed, epoch): [data.Rows(lm, method, EXAMPLES, seed)[epoch, i].seed for i in range(20)]
+        (seed, epoch): [batches.Rows(lm, method, EXAMPLES, seed)[epoch, i].seed for i in range(20)]
         for seed in (1, 2)
         for epoch in (0.0, 1.0, 2.0)
     }
@@ -128,9 +129,9 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
     rng = Random(n)
     lengths = [rng.randint(5, 300) for _ in range(n)]
     examples = [Example(f"x/{i}", "q", (), "1") for i in range(n)]
-    order = data.Order(examples, lengths, seed, 8).order(epoch)
+    order = batches.Order(examples, lengths, seed, 8).order(epoch)
     assert sorted(order) == list(range(n))
-    turned = data.Order(examples[::-1], lengths[::-1], seed, 8).order(epoch)
+    turned = batches.Order(examples[::-1], lengths[::-1], seed, 8).order(epoch)
     if len(set(lengths)) == n:  # ties in length are broken by the shuffle, which follows the ids as well
         assert [n - 1 - i for i in turned] == order
 
@@ -138,23 +139,23 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
 def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() -> None:
     rng = Random(0)
     lengths = [rng.randint(20, 400) for _ in range(1600)]
-    order = data.Order([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, 0, 32)
+    order = batches.Order([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, 0, 32)
     firsts = []
     for epoch in range(20):
         indices = order.order(epoch)
-        batches = [indices[start : start + 32] for start in range(0, 1600, 32)]
+        groups = [indices[start : start + 32] for start in range(0, 1600, 32)]
         padding = sum(
-            max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in batches
+            max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in groups
         )
         assert padding < 0.03 * sum(lengths)
-        firsts.append(max(lengths[i] for i in batches[0]))
+        firsts.append(max(lengths[i] for i in groups[0]))
     assert sum(first > 390 for first in firsts) < 5
     assert len(set(firsts)) > 10
     assert order.order(0) != order.order(1)
 
 
 def test_keys_carry_the_fractional_epoch() -> None:
-    order = data.Order(EXAMPLES, [1] * 20, 0, 8)
+    order = batches.Order(EXAMPLES, [1] * 20, 0, 8)
     order.epoch = 3
     epochs = [epoch for epoch, _ in order]
     assert epochs == [3 + i / 20 for i in range(20)]
@@ -173,7 +174,7 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
     run(tmp_path, method, lm=lm, per_device_train_batch_size=8, num_train_epochs=2)
     assert seen[:20] == [(0.0, example.id) for example in EXAMPLES]  # all are checked first
     lengths = [len(method.encode(lm.template, e, Random(0), 0)) for e in EXAMPLES]
-    order = data.Order(EXAMPLES, lengths, 0, 8)
+    order = batches.Order(EXAMPLES, lengths, 0, 8)
     wanted = [(epoch + i / 20, EXAMPLES[k].id) for epoch in (0, 1) for i, k in enumerate(order.order(epoch))]
     assert seen[20:60] == wanted
 
@@ -193,7 +194,7 @@ def test_objective_sums_terms_and_averages_rows() -> None:
     lm, method = build(), Terms(CotConfig())
     rows = [method.encode(lm.template, e, Random(0), 0) for e in EXAMPLES[:3]]
     mean = sum(len(row.question) for row in rows) / 3
-    objective, tensors = Objective(lm, method), data.collate(rows)
+    objective, tensors = Objective(lm, method), batches.collate(rows)
     outputs = objective(**tensors)
     assert {name: float(value) for name, value in outputs.items()} == pytest.approx(
         {"loss": 11 * mean, "one": mean, "two": 10 * mean, "seen": 1000 * mean}
@@ -390,8 +391,8 @@ def test_the_best_weights_are_published_and_really_in_the_model(
     assert result.metrics == {"accuracy": 0.6, "length": 3.0}
     info = json.loads((result.best / "colar.json").read_text())
     assert (info["run"]["step"], info["run"]["metrics"]["accuracy"]) == (6, 0.6)
-    loaded, method = registry.load(result.best)
-    rows = data.collate([method.encode(lm.template, e, Random(0), 0) for e in EXAMPLES[:4]])
+    loaded, method = pretrained.load(result.best)
+    rows = batches.collate([method.encode(lm.template, e, Random(0), 0) for e in EXAMPLES[:4]])
     assert Objective(loaded, method)(**rows)["loss"] == Objective(lm, method)(**rows)["loss"]
     plain, without = run(tmp_path / "b", lora=lora, **budget)
     assert losses(without) == losses(result)  # validation changed nothing
@@ -434,9 +435,9 @@ def test_losses_on_held_out_rows_are_logged_and_change_nothing(tmp_path: Path) -
     )
     logged = [row for row in result.history if "eval_loss" in row]
     assert len(logged) == 2
-    rows = data.Rows(lm, method, EXAMPLES[:7], QUICK.get("seed", 0))
+    rows = batches.Rows(lm, method, EXAMPLES[:7], QUICK.get("seed", 0))
     with torch.no_grad():  # the last weights are the best: by hand, row by row
-        each = [Objective(lm, method)(**data.collate([rows[0, i]])) for i in range(7)]
+        each = [Objective(lm, method)(**batches.collate([rows[0, i]])) for i in range(7)]
     for name in ("loss", "ce", "latent"):
         mean = sum(float(terms[name]) for terms in each) / 7
         assert logged[-1][f"eval_{name}"] == pytest.approx(mean, rel=1e-4)
@@ -498,7 +499,7 @@ def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> N
         gradient_accumulation_steps=2,
         logging_steps=2,
     )
-    order = data.Order(EXAMPLES, data.Rows(lm, method, EXAMPLES, 0).lengths(), 0, 6).order(0)
+    order = batches.Order(EXAMPLES, batches.Rows(lm, method, EXAMPLES, 0).lengths(), 0, 6).order(0)
     questions = [len(method.encode(lm.template, EXAMPLES[i], Random(0), 0).question) for i in order]
     rows = [row for row in result.history if "one" in row]
     assert [row["step"] for row in rows] == [2, 4]
@@ -609,8 +610,8 @@ def test_parameter_groups(tmp_path: Path) -> None:
 
 
 def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: Path) -> LatentTrainer:
-    rows = data.Rows(lm, method, EXAMPLES, 0)
-    order = data.Order(EXAMPLES, rows.lengths(), 0, 8)
+    rows = batches.Rows(lm, method, EXAMPLES, 0)
+    order = batches.Order(EXAMPLES, rows.lengths(), 0, 8)
     args = arguments(config, RunFolder(folder))
     return LatentTrainer(Objective(lm, method), args, rows, order, config.modules_learning_rate)
 

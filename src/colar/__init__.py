@@ -12,8 +12,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "from_pretrained": ("colar.methods.registry", "load"),
-    "save_pretrained": ("colar.methods.registry", "save"),
+    "from_pretrained": ("colar.methods.pretrained", "load"),
+    "save_pretrained": ("colar.methods.pretrained", "save"),
     "push_to_hub": ("colar.model.checkpoint", "push_to_hub"),
     "make_params": ("colar.methods.registry", "make_params"),
     "Engine": ("colar.engine.engine", "Engine"),

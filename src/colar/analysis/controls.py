@@ -25,10 +25,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from colar import checks
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Request
-from colar.methods import base, checks
+from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
@@ -43,7 +44,7 @@ class Thoughts:
     counts_R: Tensor
 
 
-class Control(base.Base):
+class Control(base.Method):
     """A method that asks as `method` does and feeds the thoughts of a table, found by the request's seed."""
 
     name: ClassVar[str] = "control"

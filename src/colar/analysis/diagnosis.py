@@ -29,9 +29,10 @@ from colar.data.answers import judge
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
-from colar.methods import base, segments
+from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 
 CLASSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 
@@ -109,7 +110,7 @@ def write(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
         batch = Batch.collate([row])
         thoughts, counts = method.thoughts(lm, batch)
         question = (lm.embed(batch.question_ids), batch.question_lengths)
-        hidden_BTD = lm.hidden(segments.pack(question, (thoughts, counts)))
+        hidden_BTD = lm.hidden(ragged.pack(question, (thoughts, counts)))
         hidden_KD = hidden_BTD[0, len(row.question) - 1 :]
         thought = method.think(lm, _state(lm, hidden_KD, params))
         groups = reference_groups(lm, row, c)

@@ -24,7 +24,7 @@ from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
 
 
-class Forced(base.Base):
+class Forced(base.Method):
     """`thoughts_RKD`, of which request r feeds the first `counts_R[r]`; requests carry r as their seed."""
 
     name: ClassVar[str] = "forced"

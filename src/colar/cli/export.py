@@ -27,14 +27,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from colar.methods import registry
+    from colar.methods import pretrained
     from colar.model import checkpoint
 
     source, target = checkpoint.resolve(args.checkpoint), Path(args.output)
     if target.exists() and (target.resolve() == source.resolve() or not (target / "colar.json").exists()):
         raise ValueError(f"{target} exists and is not another checkpoint: give a folder that may be replaced")
     if args.merge:
-        registry.merge(source, target, args.dtype)
+        pretrained.merge(source, target, args.dtype)
     else:
         checkpoint.convert(source, target, args.dtype)
     size = sum(path.stat().st_size for path in target.glob("*.safetensors"))

@@ -132,7 +132,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]
     """A checkpoint for inference, on its device, its adapter merged; and how it was trained."""
     import torch
 
-    from colar.methods import registry
+    from colar.methods import pretrained
     from colar.model import checkpoint
 
     quiet_libraries()
@@ -143,7 +143,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
     folder = checkpoint.resolve(path)
     run = checkpoint.read_info(folder)["run"]
-    lm, method = registry.load(folder, args.dtype, args.backbone)
+    lm, method = pretrained.load(folder, args.dtype, args.backbone)
     lm.merge()
     return lm.to(device), method, run
 

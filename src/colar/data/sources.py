@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.data import answers, formats, rows, synthetic
+from colar.data import answers, formats, reading, synthetic
 from colar.data.catalogue import SOURCES, Source, Split
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Fields, Parser, UpstreamFault
-from colar.data.rows import DATA_DIR_VARIABLE, Rows
+from colar.data.reading import DATA_DIR_VARIABLE, Rows
 
 __all__ = ["DATA_DIR_VARIABLE", "GENERATED", "SOURCES", "Listing", "describe", "load", "prepare"]
 
@@ -73,17 +73,17 @@ def load(
         raise ValueError(f"limit must be 1 or more, or null for all rows, got {limit}")
     options = dict(options or {})
     if _is_path(source):
-        rows.require("option of a file", options, ())
+        reading.require("option of a file", options, ())
         reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, {}, skip_malformed)
-        found = reader.examples(rows.of_path(Path(source), split))
+        found = reader.examples(reading.of_path(Path(source), split))
     else:
-        rows.require("source", [source], SOURCES)
+        reading.require("source", [source], SOURCES)
         entry = SOURCES[source]
-        rows.require(f"split of {source}", [split], entry.splits)
+        reading.require(f"split of {source}", [split], entry.splits)
         if source == "arithmetic":
             return _generate(split, limit, seed, options)
         _check_options(source, entry, options)
-        raw, parser = rows.of_source(source, entry, entry.splits[split], data_dir)
+        raw, parser = reading.of_source(source, entry, entry.splits[split], data_dir)
         reader = _Reader(source, split, entry, parser, options, skip_malformed)
         found = _arranged(reader.examples(raw), entry, entry.splits[split])
     examples = list(islice(found, limit))
@@ -126,7 +126,7 @@ def prepare(
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
     """Every source of the table, and where each would be read from now."""
-    under = rows.folder(data_dir)
+    under = reading.folder(data_dir)
     return [
         Listing(name, ", ".join(it.splits), it.answer_type, _found(it, under), it.licence, it.about)
         for name, it in SOURCES.items()
@@ -143,7 +143,7 @@ def _found(source: Source, under: Path | None) -> str:
             if source.hub
             else f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})"
         )
-    missing = [name for name, plan in source.splits.items() if rows.present(plan, under) is None]
+    missing = [name for name, plan in source.splits.items() if reading.present(plan, under) is None]
     return f"{under}" + (f" (not there: {', '.join(missing)})" if missing else "")
 
 
@@ -216,13 +216,13 @@ def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Itera
 
 def _generate(split: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[Example]:
     fields = [field.name for field in dataclasses.fields(synthetic.ArithmeticConfig)]
-    rows.require("option of arithmetic", options, fields)
+    reading.require("option of arithmetic", options, fields)
     n = GENERATED[split] if limit is None else limit
     return synthetic.generate(synthetic.ArithmeticConfig(**options), split, n, seed)
 
 
 def _check_options(name: str, source: Source, options: Mapping[str, Any]) -> None:
-    rows.require(f"option of {name}", options, source.options)
+    reading.require(f"option of {name}", options, source.options)
     for key, value in options.items():
         if type(value) is not type(source.options[key]):
             raise ValueError(f"{key} must be a {type(source.options[key]).__name__}, got {value!r}")

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from colar.engine.cache import SlotCache
-from colar.engine.choosing import choose
 from colar.engine.compiled import CompiledHidden
 from colar.engine.packed import can_pack, packed_copy, refresh
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
-from colar.engine.rows import Rows
+from colar.engine.running import Rows
 from colar.engine.scheduler import QueueFull, Scheduler, Waiting
+from colar.engine.step import choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 

@@ -6,7 +6,6 @@ Read this first: it is what thinking means. `engine.py` must give the same token
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -29,12 +28,13 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
     """The events of one request, in order."""
     decoding = request.decoding
     fed = lm.embed(torch.tensor([prompt_ids(lm, method, request)], device=lm.device))
+    begun = method.begin(lm, [request])
     n_thoughts = 0
 
     thinking_cut = True
     while n_thoughts < decoding.max_latents:
         last = lm.hidden(fed)[:, -1]
-        thought = method.think(lm, think_state(lm, request, last, n_thoughts))
+        thought = method.think(lm, think_state(lm, request, last, n_thoughts, begun))
         kept = request.keep_latents
         info = {name: column[0] for name, column in thought.info.items()} if kept else {}
         if thought.done.item():
@@ -59,19 +59,31 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
     yield Event(request, "finished", reason=reason, truncated=thinking_cut or reason == "length")
 
 
-def think_state(lm: LatentLM, request: Request, last: Tensor, step: int) -> ThinkState:
-    """The one-row state after `step` forward passes beyond the question's."""
-    decoding = asdict(request.decoding)
-    column = {
-        name: torch.tensor([decoding[name]], device=lm.device, dtype=torch.float64)
-        for name in ("temperature", "top_p", "latent_temperature")
-    }
-    params = {name: value.to(lm.device) for name, value in param_columns([request.params]).items()}
-    counters = {
-        name: torch.tensor([value], device=lm.device)
-        for name, value in (("step", step), ("seed", request.seed), ("sample", request.sample))
-    }
-    return ThinkState(last, params=params, make_logits=lm.logits, **column, **counters)
+def think_state(
+    lm: LatentLM, request: Request, last: Tensor, step: int, begun: dict[str, Tensor] | None = None
+) -> ThinkState:
+    """The one-row state after `step` forward passes beyond the question's; `begun` is the method's own."""
+
+    def real(value: float) -> Tensor:
+        return torch.tensor([value], device=lm.device, dtype=torch.float64)
+
+    def whole(value: int) -> Tensor:
+        return torch.tensor([value], device=lm.device)
+
+    decoding = request.decoding
+    columns = param_columns([request.params])
+    return ThinkState(
+        hidden=last,
+        step=whole(step),
+        params={name: column.to(lm.device) for name, column in columns.items()},
+        temperature=real(decoding.temperature),
+        top_p=real(decoding.top_p),
+        latent_temperature=real(decoding.latent_temperature),
+        seed=whole(request.seed),
+        sample=whole(request.sample),
+        make_logits=lm.logits,
+        begun=begun or {},
+    )
 
 
 def sample(logits: Tensor, request: Request, step: int) -> Tensor:

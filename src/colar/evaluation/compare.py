@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from colar.analysis.naming import AVERAGE, is_control, without_control
 from colar.evaluation.records import CELL, Key, Record
 from colar.ops import stats
+from colar.show.naming import AVERAGE, is_control, without_control
 
 OTHER = (
     "model",

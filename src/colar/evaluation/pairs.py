@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from colar.analysis.naming import Row, system_name
 from colar.evaluation.compare import OTHER, average, difference
 from colar.evaluation.records import CELL, Key, Record
 from colar.ops import stats
+from colar.show.naming import Row, system_name
 
 RUN, DATASET, DECODING = (CELL.index(name) for name in ("train_seed", "dataset", "decoding"))
 NAMED = (*OTHER, "train_seed")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.analysis.naming import AVERAGE, order
+from colar.show.naming import AVERAGE, order
 
 Record = Mapping[str, Any]
 Key = tuple[Any, ...]  # the values of CELL

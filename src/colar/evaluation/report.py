@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.analysis import plots
-from colar.analysis.naming import is_control
 from colar.evaluation.compare import compare
 from colar.evaluation.pairs import compare_pairs
 from colar.evaluation.records import CELL, Record, by_cell, load_records
-from colar.evaluation.rows import averages, pooled_cells, pooled_rows, row, train_seeds
+from colar.evaluation.summary import averages, pooled_cells, pooled_rows, row, train_seeds
 from colar.evaluation.tables import render_console, render_markdown
+from colar.show import plots
+from colar.show.naming import is_control
 
 __all__ = ["fold", "load_records", "render_console", "render_markdown", "write"]
 

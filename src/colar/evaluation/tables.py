@@ -1,6 +1,6 @@
 """A report as people read it: the same grids as Markdown and on a terminal, each saying which interval it shows.
 
-Systems are rows, named from their fields alone (`analysis/naming.py`); the baseline's come first. Where systems were
+Systems are rows, named from their fields alone (`show/naming.py`); the baseline's come first. Where systems were
 trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
@@ -11,8 +11,7 @@ from typing import Any
 
 from rich.console import Group
 
-from colar.analysis.naming import AVERAGE, Row, datasets_of, order, system_name, system_of
-from colar.evaluation.grid import (
+from colar.show.grid import (
     BLANK,
     Grid,
     markdown,
@@ -24,6 +23,7 @@ from colar.evaluation.grid import (
     rich_table,
     share,
 )
+from colar.show.naming import AVERAGE, Row, datasets_of, order, system_name, system_of
 
 Report = Mapping[str, Any]
 

@@ -10,6 +10,7 @@ Shape suffixes: B rows, Q question, T reasoning tokens, A answer, N labels, S st
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from colar.data.example import Example
-from colar.methods.segments import length_mask, pad, token_loss
+from colar.methods.losses import token_loss
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
+from colar.ops.ragged import length_mask, pad
 from colar.prompts import Template
 
 
@@ -106,6 +108,8 @@ class ThinkState:
     seed: Tensor
     sample: Tensor
     make_logits: Callable[[Tensor], Tensor]
+    begun: dict[str, Tensor] = field(default_factory=dict)
+    """What the method's `begin` made for these rows."""
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -137,88 +141,97 @@ class Thought:
     info: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Method(Protocol):
-    """How to learn and how to think. Constructed from its frozen, self-validating `Config`."""
+class Asked(Protocol):
+    """What a method may read of a request: `engine.request.Request` has these, and the engine's own settings."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sample(self) -> int: ...
+
+
+class Method(ABC):
+    """How to learn and how to think: the one interface of all methods.
+
+    Constructed from its frozen, self-validating `Config`. Three methods are its own: `encode`, `loss` and `think`.
+    The others have the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
+    """
 
     name: ClassVar[str]
     Config: ClassVar[type]
-    Params: ClassVar[type]
-    latent: ClassVar[bool]
+    Params: ClassVar[type] = NoParams
+    """Per-request values: a frozen dataclass that checks itself."""
+    latent: ClassVar[bool] = False
     """Whether it thinks in embeddings of its own, not in tokens: what a control can replace."""
-    config: Any
+    training_only: ClassVar[frozenset[str]] = frozenset()
+    """Names of those `modules` that `think` does not need: kept to resume, left out of a published checkpoint."""
 
-    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
-        """What it adds to the backbone; `LatentLM` registers, trains and saves them."""
-        ...
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    # Learning
+
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        """What it adds to the backbone, by name; `LatentLM` registers, trains and saves them.
+
+        May read `lm` (its width, a copy of a layer), and must make the same shapes for any backbone of that config:
+        a checkpoint's weights are loaded over them.
+        """
+        return {}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         """Once over the data before training; may also fix `self.config` (a measured scale)."""
-        ...
+        return examples
 
     def prompt(self, params: Any) -> str:
         """What fills the template's speed slot, in training and at inference alike."""
-        ...
+        return ""
 
     def stage(self, epoch: float) -> int:
-        """The curriculum's stage at a (fractional) epoch; 0 throughout for most."""
-        ...
+        """The curriculum's stage at a (fractional) epoch."""
+        return 0
 
     def last_stage(self) -> int:
-        """The stage that a curriculum ends with: the one whose behaviour `think` is."""
-        ...
+        """The stage that the curriculum ends with: the one whose behaviour `think` is."""
+        return 0
 
+    @abstractmethod
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments."""
-        ...
 
+    @abstractmethod
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """Named terms, each (B,), averaged within the row and weighted: their sum is the row's loss.
 
         A name that starts with "_" is a quantity to log and no part of the loss.
         """
-        ...
 
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """What training feeds between the separators: embeddings (B, K, D) and each row's number of them (B,)."""
-        ...
+        return lm.embed(batch.chain_ids), batch.chain_lengths
 
+    # Thinking
+
+    def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
+        """State of its own for each request, before its first thought: columns (B, ...) on the model's device.
+
+        They come back in `ThinkState.begun`, a row each, at every step. A row is a function of its request alone, and
+        has the same shape and dtype in every call: rows that begin at different times share a batch.
+        """
+        return {}
+
+    @abstractmethod
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Inference, one step, behaviour of the final stage; a pure function of the state's columns."""
-        ...
 
     def trained(self, params: Any) -> str | None:
         """None where `params` are as trained; a warning where they go beyond. ValueError where they cannot work."""
-        ...
-
-
-class Base:
-    """Defaults that most methods share."""
-
-    Params: ClassVar[type] = NoParams
-    latent: ClassVar[bool] = False
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
-        return {}
-
-    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        return examples
-
-    def prompt(self, params: Any) -> str:
-        return ""
-
-    def stage(self, epoch: float) -> int:
-        return 0
-
-    def last_stage(self) -> int:
-        return 0
-
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        return lm.embed(batch.chain_ids), batch.chain_lengths
-
-    def trained(self, params: Any) -> str | None:
         return None
 
 

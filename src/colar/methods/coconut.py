@@ -30,11 +30,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from colar import checks
 from colar.data.example import Example
-from colar.methods import base, checks, segments
+from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.unroll import unroll
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 from colar.prompts import Template
 
 
@@ -63,7 +65,7 @@ class CoconutConfig:
         return self.n_stages * self.n_latents_per_step
 
 
-class Coconut(base.Base):
+class Coconut(base.Method):
     name: ClassVar[str] = "coconut"
     Config: ClassVar[type] = CoconutConfig
     latent: ClassVar[bool] = True
@@ -91,16 +93,16 @@ class Coconut(base.Base):
         blank_BK = batch.seeds.new_zeros(len(batch.seeds), int(batch.n_latents.max()))
         chain = (batch.chain_ids, batch.chain_lengths)
         answer = (batch.answer_ids, batch.answer_lengths)
-        tail_BN = segments.pack((blank_BK, batch.n_latents), chain, answer, multiple=segments.PAD_TO)
+        tail_BN = ragged.pack((blank_BK, batch.n_latents), chain, answer, multiple=ragged.PAD_TO)
         tail_BND, K = lm.embed(tail_BN), blank_BK.shape[1]
-        real_BN = segments.length_mask(batch.n_latents + chain[1] + answer[1], tail_BN.shape[1])
+        real_BN = ragged.length_mask(batch.n_latents + chain[1] + answer[1], tail_BN.shape[1])
         sequence, first_BKD, _ = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
         rest_BTD = sequence.feed(tail_BND[:, K:], real_BN[:, K:])
         hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[
             :, :-1
         ]  # column i is predicted one position before it
-        labelled_BN = real_BN & ~segments.length_mask(batch.n_latents, tail_BN.shape[1])
-        return {"ce": segments.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
+        labelled_BN = real_BN & ~ragged.length_mask(batch.n_latents, tail_BN.shape[1])
+        return {"ce": losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
 
     @torch.no_grad()
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -108,8 +110,8 @@ class Coconut(base.Base):
         chain_BTD, n = lm.embed(batch.chain_ids), batch.n_latents
         blank_BKD = chain_BTD.new_zeros(len(n), int(n.max()), lm.width)
         counts_B = n + batch.chain_lengths
-        tail_BND = segments.pack((blank_BKD, n), (chain_BTD, batch.chain_lengths))
-        real_BN = segments.length_mask(counts_B, tail_BND.shape[1])
+        tail_BND = ragged.pack((blank_BKD, n), (chain_BTD, batch.chain_lengths))
+        real_BN = ragged.length_mask(counts_B, tail_BND.shape[1])
         _, _, fed_BKD = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
         return torch.cat([fed_BKD, tail_BND[:, fed_BKD.shape[1] :]], dim=1), counts_B
 

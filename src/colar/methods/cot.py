@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from colar.data.example import Example
-from colar.methods import base, segments
+from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 from colar.ops.sampling import sample_tokens
 from colar.prompts import Template
 
@@ -35,7 +36,7 @@ class NoCotConfig:
     """Neither has its control."""
 
 
-class Cot(base.Base):
+class Cot(base.Method):
     name: ClassVar[str] = "cot"
     Config: ClassVar[type] = CotConfig
 
@@ -46,15 +47,15 @@ class Cot(base.Base):
         """ce: mean over L_r + L_a labelled positions of -log p(next token)."""
         chain = (batch.chain_ids, batch.chain_lengths)
         answer = (batch.answer_ids, batch.answer_lengths)
-        ids_BT = segments.pack(
-            (batch.question_ids, batch.question_lengths), chain, answer, multiple=segments.PAD_TO
+        ids_BT = ragged.pack(
+            (batch.question_ids, batch.question_lengths), chain, answer, multiple=ragged.PAD_TO
         )
-        labels_BN = segments.pack(chain, answer)
+        labels_BN = ragged.pack(chain, answer)
         hidden_BTD = lm.hidden(lm.embed(ids_BT))
-        hidden_BND = segments.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
+        hidden_BND = ragged.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
         # The separator that opens the answer is a label (the decision to stop) and its last token, EOS, too.
-        mask_BN = segments.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
-        return {"ce": segments.token_loss(lm, hidden_BND, labels_BN, mask_BN)}
+        mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
+        return {"ce": losses.token_loss(lm, hidden_BND, labels_BN, mask_BN)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform())

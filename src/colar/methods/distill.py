@@ -28,17 +28,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from colar import checks
 from colar.data.example import Example
-from colar.methods import base, checks, segments
+from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.unroll import Unrolled, unroll
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 from colar.prompts import Template
 
 AlignLoss = Literal["smooth_l1", "l1"]
@@ -79,13 +81,13 @@ class Projection(nn.Sequential):
         super().__init__(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width))
 
 
-class Distill(base.Base):
+class Distill(base.Method):
     name: ClassVar[str] = "distill"
     Config: ClassVar[type] = DistillConfig
     latent: ClassVar[bool] = True
 
-    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
-        return {"projection": Projection(lm_config.hidden_size)} if self.config.projection else {}
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        return {"projection": Projection(lm.width)} if self.config.projection else {}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
@@ -108,26 +110,26 @@ class Distill(base.Base):
         """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
         question = (batch.question_ids, batch.question_lengths)
         tail = ((batch.chain_ids, batch.chain_lengths), (batch.answer_ids, batch.answer_lengths))
-        layers = lm.layers(lm.embed(segments.pack(question, *tail, multiple=segments.PAD_TO)))
-        labels_BN = segments.pack(*tail)
-        hidden_BND = segments.shift(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
-        mask_BN = segments.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
+        layers = lm.layers(lm.embed(ragged.pack(question, *tail, multiple=ragged.PAD_TO)))
+        labels_BN = ragged.pack(*tail)
+        hidden_BND = ragged.shift(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
+        mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
         separator_B = batch.question_lengths + batch.chain_lengths
-        at_separator = [segments.shift(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
-        return segments.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
+        at_separator = [ragged.shift(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
+        return losses.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
 
     def _student(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The same of the student, whose labels are the answer's."""
         sequence, _, _ = self._unroll(lm, batch)
-        answer_BA = segments.pack((batch.answer_ids, batch.answer_lengths), multiple=segments.PAD_TO)
-        real_BA = segments.length_mask(batch.answer_lengths, answer_BA.shape[1])
+        answer_BA = ragged.pack((batch.answer_ids, batch.answer_lengths), multiple=ragged.PAD_TO)
+        real_BA = ragged.length_mask(batch.answer_lengths, answer_BA.shape[1])
         layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
         return base.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
 
     def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
         n = self.config.n_latents
         blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
-        real_BK = segments.length_mask(torch.full_like(batch.seeds, n), n)
+        real_BK = ragged.length_mask(torch.full_like(batch.seeds, n), n)
         fixed = replace(batch, n_latents=torch.full_like(batch.seeds, n))
         return unroll(lm, fixed, blank_BKD, real_BK, lambda hidden_BD: self.project(lm, hidden_BD))
 

@@ -31,8 +31,9 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
+from colar import checks
 from colar.data.example import Example
-from colar.methods import base, checks
+from colar.methods import base
 from colar.methods.base import Row, ThinkState, Thought
 from colar.methods.cot import Cot
 from colar.model.latent_lm import LatentLM

@@ -24,10 +24,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from colar import checks
 from colar.data.example import Example
-from colar.methods import base, checks, segments
+from colar.methods import base
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 from colar.prompts import Template
 
 
@@ -48,14 +50,14 @@ class PauseConfig:
             checks.check_number("method.sigma_e", self.sigma_e, 1e-12)
 
 
-class Pause(base.Base):
+class Pause(base.Method):
     name: ClassVar[str] = "pause"
     Config: ClassVar[type] = PauseConfig
     latent: ClassVar[bool] = True
 
-    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         rows = 1 if self.config.shared else self.config.n_pauses
-        return {"pauses": nn.Embedding(rows, lm_config.hidden_size)}  # standard normal
+        return {"pauses": nn.Embedding(rows, lm.width)}  # standard normal
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         if self.config.sigma_e is None:
@@ -83,11 +85,9 @@ class Pause(base.Base):
         pauses_BKD, counts_B = self.thoughts(lm, batch)
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        hidden_BTD = lm.hidden(
-            segments.pack(question, (pauses_BKD, counts_B), answer, multiple=segments.PAD_TO)
-        )
+        hidden_BTD = lm.hidden(ragged.pack(question, (pauses_BKD, counts_B), answer, multiple=ragged.PAD_TO))
         separator_B = batch.question_lengths + counts_B
-        hidden_BAD = segments.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
+        hidden_BAD = ragged.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": base.answer_loss(lm, hidden_BAD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:

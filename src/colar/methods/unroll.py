@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from colar.methods import segments
 from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 
 
 class Unrolled:
@@ -90,7 +90,7 @@ def unroll(
 
 def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
     """Rows moved to the right end, (B, T, D), and where they are real, (B, T); T is a multiple of `PAD_TO`."""
-    longest = -(-int(lengths_B.max()) // segments.PAD_TO) * segments.PAD_TO
+    longest = -(-int(lengths_B.max()) // ragged.PAD_TO) * ragged.PAD_TO
     index_BT = torch.arange(longest, device=lengths_B.device) - (longest - lengths_B)[:, None]
     source_BT1 = index_BT.clamp(min=0)[..., None]
     return values_BLD.gather(1, source_BT1.expand(-1, -1, values_BLD.shape[2])), index_BT >= 0

@@ -12,6 +12,7 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,22 @@ TEMPLATE_KEYS = (
 )
 
 
-def save(lm: LatentLM, folder: str | Path, method: dict[str, Any], run: dict[str, Any], card: str) -> Path:
+def save(
+    lm: LatentLM,
+    folder: str | Path,
+    method: dict[str, Any],
+    run: dict[str, Any],
+    card: str,
+    leave_out: Collection[str] = (),
+) -> Path:
     """Write `lm` as a checkpoint folder, replacing what was there. Returns the folder.
 
-    `method` is {"name", "config"}, kept as it is; `run` says how it was trained (JSON); `card` is README.md.
+    `method` is {"name", "config"}, kept as it is; `run` says how it was trained (JSON); `card` is README.md. The
+    method's modules named in `leave_out` are not written.
     """
     folder = Path(folder)
     with files.replace_folder(folder) as partial:
-        save_weights(lm, partial)
+        save_weights(lm, partial, leave_out)
         lm.tokenizer.save_pretrained(partial)
         files.write_json(partial / "template.json", lm.template.to_json())
         files.write_text(partial / "README.md", card)
@@ -60,28 +69,35 @@ def save(lm: LatentLM, folder: str | Path, method: dict[str, Any], run: dict[str
             "backbone": lm.name,
             "fingerprint": lm.fingerprint,
             "weights": "adapter" if lm.has_adapter else "full",
-            "modules": sorted(lm.extra),
+            "modules": sorted(lm.extra.keys() - set(leave_out)),
             "run": run,
         }
         files.write_json(partial / "colar.json", info)
     return folder
 
 
-def save_weights(lm: LatentLM, folder: Path) -> None:
-    """Only what was trained: the adapter, or all weights once (tied ones not twice), and the modules."""
+def save_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
+    """Write what was trained: the adapter, or all weights once (tied ones not twice), and the modules.
+
+    Modules named in `leave_out` are not written.
+    """
     if isinstance(lm.lm, PeftModel):
         for config in lm.lm.peft_config.values():  # not where this machine keeps the backbone
             config.base_model_name_or_path = backbones.HUB_IDS.get(lm.name, lm.name)
         lm.lm.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
     else:
         lm.causal_lm.save_pretrained(folder)
-    if lm.extra:
-        state = {name: value.contiguous() for name, value in lm.extra.state_dict().items()}
+    kept = nn.ModuleDict({name: module for name, module in lm.extra.items() if name not in leave_out})
+    if kept:
+        state = {name: value.contiguous() for name, value in kept.state_dict().items()}
         save_file(state, folder / MODULES, metadata={"format": "pt"})
 
 
-def load_weights(lm: LatentLM, folder: Path) -> None:
-    """Put the weights of a checkpoint into an `lm` of the same shape, in place."""
+def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
+    """Put the weights of a checkpoint into an `lm` of the same shape, in place.
+
+    Modules named in `leave_out` keep the weights that they have.
+    """
     if isinstance(lm.lm, PeftModel):
         state = _load(folder / ADAPTER)
         _check_adapter(lm.lm, set(state), folder / ADAPTER)
@@ -96,13 +112,16 @@ def load_weights(lm: LatentLM, folder: Path) -> None:
         tied = set(lm.causal_lm.all_tied_weights_keys or {})
         if unexpected or set(missing) - tied:
             raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
-    if lm.extra:
-        load_modules(lm.extra, folder)
+    load_modules(lm.extra, folder, leave_out)
 
 
-def load_modules(extra: nn.ModuleDict, folder: Path) -> None:
+def load_modules(extra: nn.ModuleDict, folder: Path, leave_out: Collection[str] = ()) -> None:
+    """Fill a method's modules from a checkpoint folder; those named in `leave_out` keep the weights that they have."""
+    wanted = nn.ModuleDict({name: module for name, module in extra.items() if name not in leave_out})
+    if not wanted:
+        return
     try:
-        extra.load_state_dict(_load(folder / MODULES))
+        wanted.load_state_dict(_load(folder / MODULES))
     except RuntimeError as error:
         raise ValueError(f"{folder / MODULES} does not fit the method's modules: {error}") from error
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import jsonargparse
 
 from colar import files
+from colar.checks import did_you_mean
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LoraSettings
 from colar.recipe.schema import Recipe
-from colar.training import rewards
-from colar.training.grpo_config import GrpoConfig
+from colar.training.grpo import rewards
+from colar.training.grpo.config import GrpoConfig
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -100,7 +101,7 @@ def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
     for pattern in UNKNOWN_KEY:
         if unknown := re.search(pattern, message):
             key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))
-            return f"unknown key {key!r}{registry.nearest(key, known)}"
+            return f"unknown key {key!r}{did_you_mean(key, known)}"
     return _wrong_value(message) or message
 
 

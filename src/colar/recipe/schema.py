@@ -10,7 +10,7 @@ from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
 from colar.model.latent_lm import LoraSettings
 from colar.prompts import TemplateConfig
-from colar.training.grpo_config import GrpoConfig
+from colar.training.grpo.config import GrpoConfig
 from colar.training.sft import TrainingConfig
 
 

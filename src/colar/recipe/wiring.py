@@ -13,13 +13,13 @@ from colar import files, progress
 from colar.data import sources
 from colar.data.example import Example
 from colar.evaluation.evaluate import require_fit, score
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.recipe.parsing import build_method
 from colar.recipe.schema import DataConfig, Recipe, plain, to_json
-from colar.training import grpo_run
+from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult, train
 
@@ -131,10 +131,10 @@ def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     if model.init_from is None:
         backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed)
         lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
-        registry.attach(lm, method, recipe.training.seed)
+        pretrained.attach(lm, method, recipe.training.seed)
         return lm
     seed = recipe.training.seed
-    return registry.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+    return pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
 
 
 def _take_config(recipe: Recipe, method: Method) -> None:

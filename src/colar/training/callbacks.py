@@ -16,7 +16,7 @@ from transformers.trainer_callback import ExportableState
 
 from colar import progress
 from colar.methods.base import Method
-from colar.training.data import Schedule
+from colar.training.batches import Schedule
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]

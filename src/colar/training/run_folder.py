@@ -21,7 +21,7 @@ from typing import Any
 from transformers import TrainerState
 
 from colar import files, progress
-from colar.analysis import plots
+from colar.show import plots
 
 STATE = "trainer_state.json"
 PREFIX = "checkpoint-"

@@ -28,11 +28,12 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar, Literal, get_args
 
+from colar import checks
 from colar.data.example import Example
-from colar.methods import base, checks
+from colar.methods import base
 from colar.methods.base import Row
 from colar.methods.cot import Cot
-from colar.methods.importance import LLMLingua2, surprisal
+from colar.methods.tokenskip.importance import LLMLingua2, surprisal
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
 

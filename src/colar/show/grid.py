@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 from rich.text import Text
 
-from colar.analysis.naming import Row
 from colar.ops.stats import Z95
+from colar.show.naming import Row
 
 BLANK = "–"
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from colar import files
-from colar.methods.outputs import Outputs
+from colar.methods.rollouts import Outputs
 from colar.model.latent_lm import LatentLM
-from colar.training.generation import Generation, Generator, Slots, collate_slots
-from colar.training.grpo import GrpoObjective
+from colar.training.grpo.generation import Generation, Generator, Slots, collate_slots
+from colar.training.grpo.loss import GrpoObjective
 from colar.training.trainer import LatentTrainer, Validate
 
 STATE, ROLLOUTS = "grpo.json", "rollouts.safetensors"

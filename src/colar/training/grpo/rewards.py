@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from colar.data.answers import judge
-from colar.training.rollout import Rollout
+from colar.training.grpo.rollout import Rollout
 
 Reward = Callable[..., Sequence[float | None]]
 

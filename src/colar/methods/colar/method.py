@@ -28,32 +28,32 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from random import Random
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from colar.data.example import Example
-from colar.methods import base, segments
+from colar.methods import base, losses
 from colar.methods.base import Batch, Row, ThinkState, Thought
-from colar.methods.colar_config import ColarConfig, ColarParams
-from colar.methods.latent_head import LatentHead, continued, gaussian_logps, latent_loss
-from colar.methods.outputs import LatentLogprob, Outputs, Scores, score
+from colar.methods.colar.config import ColarConfig, ColarParams
+from colar.methods.colar.heads import LatentHead, continued, gaussian_logps, latent_loss
+from colar.methods.rollouts import LatentLogprob, Outputs, Scores, score
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
+from colar.ops import noise, ragged
 from colar.ops.compress import compress, lattice, members, pick_one, scale
 from colar.ops.sampling import sample_tokens, token_logps
 from colar.prompts import Template
 
 
-class Colar(base.Base):
+class Colar(base.Method):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
     latent: ClassVar[bool] = True
     Params: ClassVar[type] = ColarParams
 
-    def modules(self, lm_config: Any) -> dict[str, nn.Module]:
-        return {"latent_head": LatentHead(lm_config.hidden_size, correction=self.config.head == "anchored")}
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        return {"latent_head": LatentHead(lm.width, correction=self.config.head == "anchored")}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         lm.freeze_embeddings()
@@ -100,13 +100,13 @@ class Colar(base.Base):
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
         fed_BKD = self._fed(lm, batch, question, latents_BKD, counts_B)
-        hidden_BTD = lm.hidden(segments.pack(question, (fed_BKD, counts_B), answer, multiple=segments.PAD_TO))
+        hidden_BTD = lm.hidden(ragged.pack(question, (fed_BKD, counts_B), answer, multiple=ragged.PAD_TO))
         labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
-        hidden_BND = segments.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
-        labelled_BN = segments.labelled(weights_BNG)
+        hidden_BND = ragged.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
+        labelled_BN = losses.labelled(weights_BNG)
         logits_MV = lm.logits(hidden_BND[labelled_BN])
-        ce_B = segments.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
-        mask_BK = segments.length_mask(counts_B, latents_BKD.shape[1])
+        ce_B = losses.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
+        mask_BK = ragged.length_mask(counts_B, latents_BKD.shape[1])
         mask_BN = nn.functional.pad(mask_BK, (0, labelled_BN.shape[1] - mask_BK.shape[1]))
         made = self.config.head == "anchored" and self.config.supervise_chain  # its logits are made already
         anchor_MV = logits_MV[mask_BN[labelled_BN]] if made else None
@@ -126,8 +126,8 @@ class Colar(base.Base):
         K = latents_BKD.shape[1]
         if not (self.config.own_latents and K):
             return latents_BKD
-        hidden_BTD = lm.hidden(segments.pack(question, (latents_BKD, counts_B), multiple=segments.PAD_TO))
-        hidden_BKD = segments.shift(hidden_BTD, batch.question_lengths - 1, K)
+        hidden_BTD = lm.hidden(ragged.pack(question, (latents_BKD, counts_B), multiple=ragged.PAD_TO))
+        hidden_BKD = ragged.shift(hidden_BTD, batch.question_lengths - 1, K)
         c_BK = batch.params["compression_factor"][:, None].expand(-1, K)
         mean, _ = self._predict(lm, hidden_BKD.flatten(0, 1), c_BK.flatten())
         own_BK = noise.uniform(noise.keys(batch.seeds, noise.OWN), K) < self.config.own_latents
@@ -167,8 +167,8 @@ class Colar(base.Base):
         )
         if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
             ids_BKG, weights_BKG = answer_BA1[:, :0], weight_BA1[:, :0]
-        labels_BNG = segments.pack((ids_BKG, counts_B), (answer_BA1, batch.answer_lengths))
-        return labels_BNG, segments.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
+        labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BA1, batch.answer_lengths))
+        return labels_BNG, ragged.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
 
     def _latent_loss(
         self,
@@ -188,7 +188,7 @@ class Colar(base.Base):
 
         def per_row(values_M: Tensor) -> Tensor:
             values_BK = values_M.new_zeros(mask_BK.shape).masked_scatter(mask_BK, values_M)
-            return segments.row_mean(values_BK, mask_BK)
+            return ragged.row_mean(values_BK, mask_BK)
 
         return {
             "latent": self.config.latent_weight * per_row(loss_MD.mean(-1)),

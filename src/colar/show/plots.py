@@ -15,9 +15,9 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from colar.analysis import canvas
-from colar.analysis.naming import AVERAGE, Row, curve_name, datasets_of, order, point_name
 from colar.ops.stats import Z95
+from colar.show import canvas
+from colar.show.naming import AVERAGE, Row, curve_name, datasets_of, order, point_name
 
 Styles = Mapping[tuple[Any, ...], tuple[str, str]]  # curve -> colour, marker
 

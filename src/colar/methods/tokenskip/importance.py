@@ -18,9 +18,10 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from colar import progress
 from colar.data.example import Example
-from colar.methods import base, segments
+from colar.methods import base
 from colar.methods.base import Batch, NoParams
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 from colar.prompts import Template
 
 ROWS = 32
@@ -44,9 +45,9 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> Iterator[tuple[float
 def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:
     batch = Batch.from_tensors(tensors)
     question = (batch.question_ids, batch.question_lengths)
-    ids_BT = segments.pack(question, (batch.chain_ids, batch.chain_lengths), multiple=segments.PAD_TO)
-    hidden_BND = segments.shift(lm.hidden(lm.embed(ids_BT)), question[1] - 1, batch.chain_ids.shape[1])
-    mask_BN = segments.length_mask(batch.chain_lengths, batch.chain_ids.shape[1])
+    ids_BT = ragged.pack(question, (batch.chain_ids, batch.chain_lengths), multiple=ragged.PAD_TO)
+    hidden_BND = ragged.shift(lm.hidden(lm.embed(ids_BT)), question[1] - 1, batch.chain_ids.shape[1])
+    mask_BN = ragged.length_mask(batch.chain_lengths, batch.chain_ids.shape[1])
     log_probs_MV = lm.logits(hidden_BND[mask_BN]).log_softmax(-1)
     scores_M = -log_probs_MV.gather(1, batch.chain_ids[mask_BN][:, None])[:, 0]
     for row in torch.split(scores_M, batch.chain_lengths.tolist()):

@@ -30,9 +30,9 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from colar.methods import segments
-from colar.methods.latent_head import gaussian_logps
+from colar.methods.colar.heads import gaussian_logps
 from colar.model.latent_lm import LatentLM
+from colar.ops import ragged
 
 LatentLogprob = Literal["mean", "sum"]
 Predict = Callable[[LatentLM, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -145,7 +145,7 @@ def _hidden(lm: LatentLM, outputs: Outputs, N: int) -> Tensor:
     """The hidden states that actions are chosen from, (B, N, D): from the question's last position on."""
     separator_B1 = _separator(lm, outputs.question_ids.device).expand(outputs.question_ids.shape[0], 1)
     question_BQD = lm.embed(outputs.question_ids)
-    fed = segments.pack(
+    fed = ragged.pack(
         (question_BQD, outputs.question_lengths),
         (outputs.latents.detach().to(question_BQD.dtype), outputs.latent_counts),
         (lm.embed(separator_B1), torch.ones_like(outputs.token_lengths)),
@@ -153,18 +153,16 @@ def _hidden(lm: LatentLM, outputs: Outputs, N: int) -> Tensor:
             lm.embed(outputs.token_ids),
             (outputs.token_lengths - 1).clamp(min=0),
         ),  # nothing follows the last token
-        multiple=segments.PAD_TO,
+        multiple=ragged.PAD_TO,
     )
-    return segments.shift(lm.hidden(fed), outputs.question_lengths - 1, N)
+    return ragged.shift(lm.hidden(fed), outputs.question_lengths - 1, N)
 
 
 def _labels(lm: LatentLM, outputs: Outputs) -> Tensor:
     """(B, N) ids: the separator where the row could stop, then the answer's tokens."""
     B, K = outputs.latents.shape[:2]
     separator_BK = _separator(lm, outputs.token_ids.device).expand(B, K + 1)
-    return segments.pack(
-        (separator_BK, outputs.latent_counts + 1), (outputs.token_ids, outputs.token_lengths)
-    )
+    return ragged.pack((separator_BK, outputs.latent_counts + 1), (outputs.token_ids, outputs.token_lengths))
 
 
 def _density(
@@ -185,8 +183,7 @@ def _density(
     factors_B = outputs.params["compression_factor"]
     mean_LD, log_std_LD = predict(lm, hidden_BND[latent_BN], per_latent(factors_B), logits_LV)
     drawn_LD = (
-        outputs.latents[segments.length_mask(outputs.latent_counts, outputs.latents.shape[1])].float()
-        / sigma_e
+        outputs.latents[ragged.length_mask(outputs.latent_counts, outputs.latents.shape[1])].float() / sigma_e
     )
     spread_LD = per_latent(outputs.latent_temperature).float()[:, None] * log_std_LD.exp()
     density_LD = gaussian_logps(drawn_LD.detach(), mean_LD, spread_LD)

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from colar.model.latent_lm import LatentLM
-
 PAD_TO = 8
 """Sequences that go through the backbone are padded to multiples of this: few lengths means few kernels to make."""
 
@@ -61,32 +59,3 @@ def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over each row's masked entries, (B,); 0 where a row has none."""
     total_B = torch.where(mask_BN, values_BN, 0).sum(-1)
     return total_B / mask_BN.sum(-1).clamp(min=1)
-
-
-def labelled(weights_BNG: Tensor) -> Tensor:
-    """(B, N) bool: the positions that have a label."""
-    return weights_BNG.sum(-1) > 0
-
-
-def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
-    """Mean over each row's labelled positions of sum_g w_g * -log p(label_g), (B,).
-
-    A position is labelled where its weights are not all 0; there they sum to 1. One label of weight 1 is the
-    usual cross-entropy. Logits are made only at labelled positions.
-    """
-    logits_MV = lm.logits(hidden_BND[labelled(weights_BNG)])
-    return cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
-
-
-def cross_entropy_from(logits_MV: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
-    """`cross_entropy` from the logits of the M labelled positions, row after row."""
-    mask_BN = labelled(weights_BNG)
-    log_probs_MV = logits_MV.log_softmax(-1)
-    losses_M = -(log_probs_MV.gather(1, labels_BNG[mask_BN]) * weights_BNG[mask_BN]).sum(-1)
-    empty_BN = losses_M.new_zeros(mask_BN.shape)
-    return row_mean(empty_BN.masked_scatter(mask_BN, losses_M), mask_BN)
-
-
-def token_loss(lm: LatentLM, hidden_BND: Tensor, ids_BN: Tensor, mask_BN: Tensor) -> Tensor:
-    """Mean over each row's masked positions of -log p(token), (B,)."""
-    return cross_entropy(lm, hidden_BND, ids_BN[..., None], mask_BN[..., None].float())

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from colar.analysis.naming import AVERAGE, system_of
 from colar.evaluation.records import CELL, Key, Record
 from colar.ops import stats
+from colar.show.naming import AVERAGE, system_of
 
 RUN = CELL.index("train_seed")
 

@@ -18,15 +18,16 @@ from colar.engine.request import Request, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.training import rewards, run_folder
+from colar.training import run_folder
 from colar.training.config import TrainingConfig
-from colar.training.generation import Generations, Generator
-from colar.training.grpo import GrpoObjective
-from colar.training.grpo_callbacks import Collapse, EarlyStopping
-from colar.training.grpo_config import GrpoConfig
-from colar.training.grpo_trainer import GrpoTrainer, without_dropout
+from colar.training.grpo import rewards
+from colar.training.grpo.callbacks import Collapse, EarlyStopping
+from colar.training.grpo.config import GrpoConfig
+from colar.training.grpo.generation import Generations, Generator
+from colar.training.grpo.loss import GrpoObjective
+from colar.training.grpo.trainer import GrpoTrainer, without_dropout
+from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
-from colar.training.sft import TrainResult, arguments, run_trainer
 from colar.training.trainer import Validate
 
 __all__ = ["GrpoConfig", "train"]

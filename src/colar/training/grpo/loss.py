@@ -1,7 +1,7 @@
 """Group relative policy optimisation over latents and tokens: advantages, loss, and the module that Trainer wraps.
 
 For each question G outputs o_1 ... o_G are sampled and rewarded. An output is a row of actions (go on with a latent,
-stop, a token; `methods/outputs.py`), and with pi the model, pi_old the one that sampled and A_i the advantage:
+stop, a token; `methods/rollouts.py`), and with pi the model, pi_old the one that sampled and A_i the advantage:
 
     A_i  = (r_i - mean(r_1 ... r_G)) / (std(r_1 ... r_G) + 1e-4)              the paper's, std with G - 1 as in TRL
     w_in = pi(action n of o_i) / pi_old(action n of o_i)                      importance_sampling_level: token
@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from colar.methods.base import Method
-from colar.methods.outputs import Outputs, Scorable, Scores
+from colar.methods.rollouts import Outputs, Scorable, Scores
 from colar.model.latent_lm import LatentLM
-from colar.training.grpo_config import GrpoConfig, Level, LossType, Plan, Scale
+from colar.training.grpo.config import GrpoConfig, Level, LossType, Plan, Scale
 from colar.training.objective import Objective
 
 EPSILON_STD = 1e-4

@@ -25,11 +25,11 @@ from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
-from colar.training import rewards, rollout
-from colar.training.data import Order, Schedule
-from colar.training.grpo import advantages, describe, has_spread, output_weights, reward_metrics
-from colar.training.grpo_config import GrpoConfig, Plan
-from colar.training.rollout import Rollout
+from colar.training.batches import Order, Schedule
+from colar.training.grpo import rewards, rollout
+from colar.training.grpo.config import GrpoConfig, Plan
+from colar.training.grpo.loss import advantages, describe, has_spread, output_weights, reward_metrics
+from colar.training.grpo.rollout import Rollout
 from colar.training.trainer import NonFiniteError
 
 NEAREST = 3

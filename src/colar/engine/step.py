@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.request import Event, Request
-from colar.engine.rows import Rows
+from colar.engine.running import Rows
 from colar.methods.base import Method, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from colar.methods.checks import check_choice, is_number
-from colar.methods.latent_head import Head, LatentLoss
+from colar.checks import check_choice, is_number
+from colar.methods.colar.heads import Head, LatentLoss
 from colar.ops.compress import Merge
 
 Stop = Literal["majority", "argmax"]

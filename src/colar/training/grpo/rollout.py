@@ -21,11 +21,11 @@ from colar.engine.engine import Engine, evaluating
 from colar.engine.request import Completion, Request, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method, param_columns
-from colar.methods.outputs import LatentLogprob, Outputs
-from colar.methods.segments import pad
+from colar.methods.rollouts import LatentLogprob, Outputs
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
-from colar.training.grpo_config import GrpoConfig
+from colar.ops.ragged import pad
+from colar.training.grpo.config import GrpoConfig
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from colar.engine.request import Decoding
-from colar.methods.outputs import LatentLogprob
+from colar.methods.rollouts import LatentLogprob
 from colar.training.config import TrainingConfig
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo"]

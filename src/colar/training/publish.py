@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from colar import files
-from colar.methods import registry
+from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import card, checkpoint
 from colar.model.latent_lm import LatentLM
@@ -46,11 +46,11 @@ class Publisher:
             "provenance": files.provenance(),
         }
         text = card.text(self.lm, self.method.name, run, asdict(self.method.Params()))
-        registry.save(self.lm, self.method, self.folder.best, run, text)
+        pretrained.save(self.lm, self.method, self.folder.best, run, text)
 
     def load(self) -> dict[str, float]:
         """Put the best weights into the model, really (`Trainer` would only warn), and return their metrics."""
-        checkpoint.load_weights(self.lm, self.folder.best)
+        checkpoint.load_weights(self.lm, self.folder.best, leave_out=self.method.training_only)
         metrics: dict[str, float] = checkpoint.read_info(self.folder.best)["run"]["metrics"]
         return metrics
 

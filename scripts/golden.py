@@ -1,0 +1,189 @@
+"""What every method computes, as JSON: losses of ten updates, engine outputs, updates of GRPO.
+
+Run it before and after a refactor:
+
+    python scripts/golden.py before.json          # at the old commit
+    python scripts/golden.py after.json           # at the new one
+    python scripts/golden.py --compare before.json after.json
+
+Tiny random models of the test suite's families, one thread, fixed seeds: equal code gives equal numbers. Losses are
+compared to 1e-6 (a refactor may sum in another order), everything else exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from families import EXAMPLES, FAMILIES, liven, tiny_lm  # noqa: E402
+
+from colar import files, progress  # noqa: E402
+from colar.engine.engine import Engine  # noqa: E402
+from colar.engine.request import Decoding, Request  # noqa: E402
+from colar.methods import registry  # noqa: E402
+from colar.methods.base import Batch  # noqa: E402
+from colar.methods.pretrained import attach  # noqa: E402
+from colar.model.latent_lm import LatentLM  # noqa: E402
+
+UPDATES = 10
+TOLERANCE = 1e-6
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in registry.METHODS},
+    "colar-paper": ("colar", {"chain_label": "sampled", "latent_loss": "nll", "stop": "argmax"}),
+    "colar-deterministic": ("colar", {"head": "deterministic", "merge": "mean"}),
+    "colar-anchored": ("colar", {"head": "anchored", "supervise_chain": False}),
+    "icot-steps": ("icot", {"unit": "steps", "removed_per_epoch": 1.0, "most_removed": 2}),
+    "distill-plain": ("distill", {"projection": False, "align_loss": "l1", "align_scale": False}),
+}
+"""Name -> method and the values of its config."""
+DECODINGS = {
+    "greedy": Decoding(max_latents=6, max_completion_length=5),
+    "sampled": Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5),
+}
+GRPO = """
+output: {folder}/grpo
+model: {{init_from: {folder}/{start}/best}}
+data: {{train_size: 64, validation_size: 8, seed: 3}}
+method: {{name: colar}}
+grpo: {{num_generations: 4, max_latents: 40, max_completion_length: 4, {factors}dynamic_sampling: 1,
+  reward_funcs: [accuracy, length_penalty]}}
+training: {{max_steps: 4, per_device_train_batch_size: 16, learning_rate: 0.001, logging_steps: 1, report_to: none}}
+validation: {{limits: {{max_latents: 12, max_completion_length: 4}}}}
+"""
+SFT = """
+output: {folder}/sft
+data: {{train_size: 160, validation_size: 8}}
+method: {{name: colar}}
+training: {{per_device_train_batch_size: 16, learning_rate: 0.001, logging_steps: 1, report_to: none}}
+validation: {{limits: {{max_latents: 12, max_completion_length: 4}}}}
+"""
+
+
+def losses(lm: LatentLM, method: Any) -> list[dict[str, float]]:
+    """Each term of the loss at ten updates, epoch by epoch, so that curricula move."""
+    lm.train()
+    optimizer = torch.optim.AdamW([p for p in lm.parameters() if p.requires_grad], lr=1e-3)
+    examples = list(method.prepare(lm, [e for e in EXAMPLES if e.steps]))
+    found = []
+    for update in range(UPDATES):
+        epoch = float(update)
+        rows = [method.encode(lm.template, e, Random(f"{update}/{e.id}"), epoch) for e in examples]
+        terms = method.loss(lm, Batch.collate(rows))
+        total = sum(term.mean() for name, term in terms.items() if not name.startswith("_"))
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        found.append({name: float(term.detach().mean()) for name, term in terms.items()})
+    lm.eval()
+    return found
+
+
+def answers(lm: LatentLM, method: Any) -> list[dict[str, Any]]:
+    """What the engine says to every question, greedy and sampled, at several speeds where there are any."""
+    speeds = [{}]
+    if "compression_factor" in {f.name for f in dataclasses.fields(method.Params)}:
+        speeds = [{"compression_factor": c} for c in (1, 2, 5)] + [{"compression_factor": 3, "snap": True}]
+    requests = []
+    for mode, decoding in DECODINGS.items():
+        for i, example in enumerate(EXAMPLES):
+            params = registry.make_params(method, speeds[i % len(speeds)])
+            requests.append(
+                Request(
+                    f"{mode}/{example.id}", example.question, params, decoding, i, i % 3, keep_latents=True
+                )
+            )
+    found = []
+    for done in Engine(lm, method, max_batch=4).generate(requests):
+        record = {
+            name: getattr(done, name) for name in ("token_ids", "thought_ids", "reason", "forward_passes")
+        }
+        record["token_logps"] = done.token_logps
+        record["latents"] = [] if done.latents is None else done.latents.double().sum(-1).tolist()
+        found.append({"id": done.request.id, **record})
+    return found
+
+
+def runs() -> dict[str, Any]:
+    """Logged losses of a small SFT run and of GRPO from it, through recipes."""
+    from colar import recipe
+
+    made = {}
+    with tempfile.TemporaryDirectory() as folder:
+        stages = [("sft", SFT), ("grpo", GRPO)]
+        for name, text in stages:
+            path = Path(folder) / f"{name}.yaml"
+            path.write_text(text.format(folder=folder, start="sft", factors="compression_factors: [2, 3], "))
+            result = recipe.run(recipe.load(path))
+            rows = [row for row in result.history if "loss" in row]
+            names = ("loss", "ce", "latent", "reward", "latents/mean_length", "sampling/logp_difference")
+            made[name] = [{key: row[key] for key in names if key in row} for row in rows]
+    return made
+
+
+def measure() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"losses": {}, "answers": {}}
+    for family in FAMILIES:
+        for variant, (name, config) in progress.track(VARIANTS.items(), family):
+            torch.manual_seed(0)
+            lm, method = tiny_lm(family, scale=0.1), registry.build(name, config)
+            attach(lm, method, 1)
+            found["losses"][f"{family}/{variant}"] = losses(lm, method)
+            lm, method = liven(tiny_lm(family)), registry.build(name, config)
+            attach(lm, method, 1)
+            method.prepare(lm, EXAMPLES)
+            found["answers"][f"{family}/{variant}"] = answers(lm, method)
+    return found | {"runs": runs()}
+
+
+def differences(before: Any, after: Any, where: str = "") -> list[str]:
+    """Every place in which two measurements differ, in words."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        found = [f"{where}: {key} is in one only" for key in before.keys() ^ after.keys()]
+        for key in before.keys() & after.keys():
+            found += differences(before[key], after[key], f"{where}/{key}")
+        return found
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        found = []
+        for i, (one, other) in enumerate(zip(before, after, strict=True)):
+            found += differences(one, other, f"{where}[{i}]")
+        return found
+    if isinstance(before, float) and isinstance(after, float):
+        same = math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return [] if same else [f"{where}: {before!r} and {after!r}"]
+    return [] if before == after else [f"{where}: {before!r} and {after!r}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", help="one to write, or two with --compare")
+    parser.add_argument(
+        "--compare", action="store_true", help="print how two files differ; exit code 1 if they do"
+    )
+    args = parser.parse_args()
+    if not args.compare:
+        print(files.write_json(args.files[0], measure()))
+        return
+    before, after = (json.loads(Path(name).read_text()) for name in args.files)
+    found = differences(before, after)
+    print("\n".join(found[:20]) or "the same numbers")
+    print(f"{len(found)} differences", file=sys.stderr)
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

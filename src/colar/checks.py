@@ -1,0 +1,71 @@
+"""Checks of values that a user gave. One place, so that every room rejects a wrong value in the same words.
+
+Each check raises ValueError with the name of the key, what is allowed, and what was given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether `value` is a finite int or float; a bool is neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_number(name: str, value: object, low: float, high: float = math.inf, whole: bool = False) -> None:
+    """Reject all but a finite number in [low, high]; with `whole`, all but a whole one."""
+    if is_number(value) and low <= float(value) <= high and (not whole or float(value).is_integer()):
+        return
+    bound = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
+    raise ValueError(f"{name} must be a {'whole ' * whole}number, {bound}, got {value!r}")
+
+
+def check_holds(name: str, holds: bool, value: object, allowed: str) -> None:
+    """Reject `value` unless `holds`; also where it is infinite or NaN. `allowed` says what would be right."""
+    finite = not isinstance(value, float) or math.isfinite(value)
+    if not (holds and finite):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Reject all but the allowed values."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_known(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Reject the first name that is not allowed; the message has the nearest allowed name, and all of them."""
+    allowed = list(allowed)
+    for name in given:
+        if name not in allowed:
+            raise ValueError(
+                f"unknown {what} {name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed) or 'none'}"
+            )
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """`, did you mean 'x'?` where an allowed name is close to `name`, else an empty text."""
+    close = difflib.get_close_matches(str(name), list(allowed), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys whose values differ, sorted; a key that only one of the two has differs."""
+    missing = object()
+    keys = before.keys() | now.keys()
+    return sorted(key for key in keys if before.get(key, missing) != now.get(key, missing))
+
+
+def check_same_run(where: object, before: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
+    """Reject to continue what lies in `where` with other settings than it was begun with.
+
+    The message names every setting that differs, with both values, and ends with the `remedy`.
+    """
+    changed = changed_keys(before, now)
+    if changed:
+        both = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+        raise ValueError(f"{where} holds another run ({both}); {remedy}")

@@ -1,0 +1,89 @@
+"""A model and its method together: saved as a checkpoint folder, loaded for inference or for more training.
+
+`model/checkpoint.py` writes and reads the files; here a folder's `method` entry becomes a method again, and the
+method's modules are made and filled. Modules in `Method.training_only` are in no published folder: inference does
+without them, and another stage of training makes them afresh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from colar.methods import registry
+from colar.methods.base import Method
+from colar.model import backbones, checkpoint
+from colar.model.latent_lm import LatentLM, LoraSettings
+
+
+def save(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
+    """Write model and method as a checkpoint folder."""
+    config = json.loads(json.dumps(dataclasses.asdict(method.config)))
+    saved = {"name": method.name, "config": config}
+    return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only)
+
+
+def load(
+    path_or_id: str | Path, dtype: str = "float32", backbone: str | None = None
+) -> tuple[LatentLM, Method]:
+    """A checkpoint folder (or Hub id) as model and method, ready for inference or further training."""
+    folder = checkpoint.resolve(path_or_id)
+    lm, info = checkpoint.load(folder, dtype, backbone)
+    method = registry.build(info["method"]["name"], info["method"]["config"])
+    modules = method.modules(lm)
+    lm.add_modules({name: modules[name] for name in modules.keys() - method.training_only})
+    checkpoint.load_modules(lm.extra, folder)
+    return lm.eval(), method
+
+
+def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
+    """Write the adapter checkpoint in `folder` as one of all weights: added up in float32, then rounded to `dtype`."""
+    folder = Path(folder)
+    info = checkpoint.read_info(folder)
+    if info["weights"] != "adapter":
+        raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
+    lm, method = load(folder)
+    lm.merge()
+    return save(
+        lm.to(backbones.DTYPES[dtype]), method, target, info["run"], (folder / "README.md").read_text("utf-8")
+    )
+
+
+def load_for_training(
+    path_or_id: str | Path, method: Method, lora: LoraSettings | None, dtype: str, seed: int
+) -> LatentLM:
+    """A checkpoint's weights for another stage of training, with the modules of `method`.
+
+    The modules are loaded where the checkpoint is of the same method, and made afresh where it is not. With
+    `lora` an adapter goes on being trained (its settings must be the checkpoint's), or is laid on full weights.
+    """
+    folder = checkpoint.resolve(path_or_id)
+    info = checkpoint.read_info(folder)
+    adapter = info["weights"] == "adapter"
+    if adapter and lora is None:
+        raise ValueError(
+            f"{folder} is an adapter: model.lora must be given, with the settings that it has "
+            "(or make it full weights: colar export --merge)"
+        )
+    lm, _ = checkpoint.load(folder, dtype)
+    if adapter and lora is not None:
+        lora.check_same(lm.lm.peft_config["default"], folder)
+    elif lora is not None:
+        lm = LatentLM(backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer), lm.template, lora)
+    attach(lm, method, seed)
+    if info["method"]["name"] == method.name:
+        checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only)
+    return lm
+
+
+def attach(lm: LatentLM, method: Method, seed: int) -> None:
+    """Give `lm` the modules of a method that is about to be trained, initialised from `seed`."""
+    lm.extra = nn.ModuleDict()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm.add_modules(method.modules(lm))

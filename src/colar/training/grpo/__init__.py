@@ -1,0 +1,1 @@
+"""Group relative policy optimisation over latents and tokens."""
