@@ -154,7 +154,7 @@ def ours(
         save_steps=10**6,
     )
     examples = list(method.prepare(lm, examples))
-    rows = batches.Rows(lm, method, examples, seed=0)
+    rows = batches.TrainingRows(lm, method, examples, seed=0)
     order = batches.Order(examples, rows.lengths(), seed=0, group=args.batch_size)
     training = arguments(config, RunFolder(Path(folder)))
     training.save_strategy = "no"

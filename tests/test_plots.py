@@ -159,7 +159,7 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path: Path) -> None:
 
 def test_drawing_never_loads_pyplot() -> None:
     code = (
-        "import sys; from colar.analysis import plots; plots.draw_history([{'step': 1, 'loss': 1.0}], 'x');"
+        "import sys; from colar.show import plots; plots.draw_history([{'step': 1, 'loss': 1.0}], 'x');"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

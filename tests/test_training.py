@@ -111,11 +111,11 @@ def assert_same(one: LatentLM, other: LatentLM) -> None:
 
 def test_a_row_depends_on_seed_epoch_and_id_alone() -> None:
     lm, method = build(), Colar(ColarConfig())
-    rows = batches.Rows(lm, method, EXAMPLES, seed=1)
-    turned = batches.Rows(lm, method, EXAMPLES[::-1], seed=1)
+    rows = batches.TrainingRows(lm, method, EXAMPLES, seed=1)
+    turned = batches.TrainingRows(lm, method, EXAMPLES[::-1], seed=1)
     assert [rows[0.3, i] for i in range(20)] == [turned[0.9, 19 - i] for i in range(20)]
     draws = {
-        (seed, epoch): [batches.Rows(lm, method, EXAMPLES, seed)[epoch, i].seed for i in range(20)]
+        (seed, epoch): [batches.TrainingRows(lm, method, EXAMPLES, seed)[epoch, i].seed for i in range(20)]
         for seed in (1, 2)
         for epoch in (0.0, 1.0, 2.0)
     }
@@ -435,7 +435,7 @@ def test_losses_on_held_out_rows_are_logged_and_change_nothing(tmp_path: Path) -
     )
     logged = [row for row in result.history if "eval_loss" in row]
     assert len(logged) == 2
-    rows = batches.Rows(lm, method, EXAMPLES[:7], QUICK.get("seed", 0))
+    rows = batches.TrainingRows(lm, method, EXAMPLES[:7], QUICK.get("seed", 0))
     with torch.no_grad():  # the last weights are the best: by hand, row by row
         each = [Objective(lm, method)(**batches.collate([rows[0, i]])) for i in range(7)]
     for name in ("loss", "ce", "latent"):
@@ -499,7 +499,7 @@ def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> N
         gradient_accumulation_steps=2,
         logging_steps=2,
     )
-    order = batches.Order(EXAMPLES, batches.Rows(lm, method, EXAMPLES, 0).lengths(), 0, 6).order(0)
+    order = batches.Order(EXAMPLES, batches.TrainingRows(lm, method, EXAMPLES, 0).lengths(), 0, 6).order(0)
     questions = [len(method.encode(lm.template, EXAMPLES[i], Random(0), 0).question) for i in order]
     rows = [row for row in result.history if "one" in row]
     assert [row["step"] for row in rows] == [2, 4]
@@ -610,7 +610,7 @@ def test_parameter_groups(tmp_path: Path) -> None:
 
 
 def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: Path) -> LatentTrainer:
-    rows = batches.Rows(lm, method, EXAMPLES, 0)
+    rows = batches.TrainingRows(lm, method, EXAMPLES, 0)
     order = batches.Order(EXAMPLES, rows.lengths(), 0, 8)
     args = arguments(config, RunFolder(folder))
     return LatentTrainer(Objective(lm, method), args, rows, order, config.modules_learning_rate)

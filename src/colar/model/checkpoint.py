@@ -87,9 +87,12 @@ def save_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) ->
         lm.lm.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
     else:
         lm.causal_lm.save_pretrained(folder)
-    kept = nn.ModuleDict({name: module for name, module in lm.extra.items() if name not in leave_out})
-    if kept:
-        state = {name: value.contiguous() for name, value in kept.state_dict().items()}
+    state = {}
+    for key, value in lm.extra.state_dict().items():
+        module_name = key.split(".")[0]
+        if module_name not in leave_out:
+            state[key] = value.contiguous()
+    if state:
         save_file(state, folder / MODULES, metadata={"format": "pt"})
 
 

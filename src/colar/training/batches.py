@@ -32,7 +32,7 @@ Key = tuple[float, int]
 """(fractional epoch at which the row is due, index of its example)."""
 
 
-class Rows(Dataset[Row]):
+class TrainingRows(Dataset[Row]):
     """Examples encoded on the fly; an item's key is (epoch, index)."""
 
     def __init__(self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int) -> None:

@@ -16,7 +16,7 @@ from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.training.batches import Order, Rows
+from colar.training.batches import Order, TrainingRows
 from colar.training.config import TrainingConfig
 from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments, run_trainer
@@ -53,7 +53,7 @@ def train(
     args = arguments(config, folder)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    rows = Rows(lm, method, examples, config.seed)
+    rows = TrainingRows(lm, method, examples, config.seed)
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     order = Order(examples, rows.lengths(), config.seed, rows_per_update)
     others = [example for example in held_out if example.steps]
@@ -64,7 +64,7 @@ def train(
         order,
         config.modules_learning_rate,
         validate,
-        Rows(lm, method, others, config.seed) if others else None,
+        TrainingRows(lm, method, others, config.seed) if others else None,
     )
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
     return run_trainer(trainer, config, folder, info, resume)

@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from colar.methods.base import Method
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.training import batches
+from colar.training.batches import Schedule, TrainingRows, collate, count_rows
 from colar.training.objective import Objective
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
@@ -78,12 +78,12 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         objective: Objective,
         args: TrainingArguments,
         rows: Dataset[Any],
-        order: batches.Schedule,
+        order: Schedule,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
-        held_out: batches.Rows | None = None,
+        held_out: TrainingRows | None = None,
     ) -> None:
-        super().__init__(model=objective, args=args, train_dataset=rows, data_collator=batches.collate)
+        super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
         self.objective, self.order, self.validate, self.held_out = objective, order, validate, held_out
         self.modules_learning_rate = modules_learning_rate
         self.window = Window()
@@ -91,7 +91,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     # Data
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> batches.Schedule:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Schedule:
         return self.order
 
     def get_batch_samples(
@@ -100,7 +100,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """The batches of one update, and the rows that they and those of the other processes hold."""
         self.window.start()
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return batches, self.accelerator.gather(batches.count_rows(batches).to(device)[None]).sum()
+        return batches, self.accelerator.gather(count_rows(batches).to(device)[None]).sum()
 
     # Loss
 
@@ -111,7 +111,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        rows = int(batches.count_rows([inputs]))
+        rows = int(count_rows([inputs]))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.window.add(outputs, rows)
         self.last_terms = outputs
@@ -210,7 +210,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         sums: dict[str, float] = {}
         for start in range(0, len(rows), size):
             batch = [rows.at(self.state.epoch or 0.0, i) for i in range(start, min(start + size, len(rows)))]
-            tensors = self._prepare_inputs(batches.collate(batch))
+            tensors = self._prepare_inputs(collate(batch))
             with self.accelerator.autocast():
                 means = self.objective(**tensors)
             for name, mean in means.items():
