@@ -42,7 +42,7 @@ from colar.data import sources
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
-from colar.methods.rollouts import Outputs
+from colar.methods.rollouts import Rollouts
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.grpo import rollout
@@ -105,7 +105,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
         started = time.perf_counter()
         outputs = generation(system, lm, method, told, args.batch)
         seconds = time.perf_counter() - started
-        assert outputs.latent_counts.tolist() == told.lengths, "not the work that was asked for"
+        assert outputs.thought_counts.tolist() == told.lengths, "not the work that was asked for"
         cells[f"c={factor}"] = {
             "seconds": seconds,
             "completions_per_second": len(told.requests) / seconds,
@@ -136,8 +136,8 @@ def job(lm: LatentLM, method: Any, examples: Sequence[Any], factor: int, samples
 
 
 @torch.no_grad()
-def generation(system: str, lm: LatentLM, method: Any, told: Job, batch: int) -> Outputs:
-    """Outputs, sampled and ready to be learnt from, by one system; a forward for log-probs goes batch by batch."""
+def generation(system: str, lm: LatentLM, method: Any, told: Job, batch: int) -> Rollouts:
+    """Rollouts, sampled and ready to be learnt from, by one system; a forward for log-probs goes batch by batch."""
     if system == "published":
         return published(lm, method, told, batch)
     outputs = ours(lm, method, told, merged=system == "merged")
@@ -147,7 +147,7 @@ def generation(system: str, lm: LatentLM, method: Any, told: Job, batch: int) ->
     return outputs
 
 
-def ours(lm: LatentLM, method: Any, told: Job, merged: bool) -> Outputs:
+def ours(lm: LatentLM, method: Any, told: Job, merged: bool) -> Rollouts:
     """`rollout.roll_out` and what it is followed by, but for chains whose length is given."""
     with lm.merged() if merged else contextlib.nullcontext():
         made = Engine(lm, Unending(method), max_batch=64).generate(told.requests)
@@ -156,11 +156,11 @@ def ours(lm: LatentLM, method: Any, told: Job, merged: bool) -> Outputs:
         for example, ids, completion in zip(told.examples, told.ids, made, strict=True)
     ]
     outputs = rollout.collate(rollouts, lm.width)
-    rollout.engine_logps(rollouts, outputs, "mean")
+    rollout.engine_logps(method, rollouts, outputs, "mean")
     return outputs
 
 
-def published(lm: LatentLM, method: Any, told: Job, batch: int) -> Outputs:
+def published(lm: LatentLM, method: Any, told: Job, batch: int) -> Rollouts:
     """The rollout as published, with our weights and heads."""
     ids, mask = left_padded(told.ids, lm.device)
     question = lm.embed(ids)
@@ -198,15 +198,16 @@ def published(lm: LatentLM, method: Any, told: Job, batch: int) -> Outputs:
     return _outputs(told, torch.cat(latents, 1), lengths, answers)
 
 
-def _outputs(told: Job, latents: Tensor, lengths: Tensor, answers: Tensor) -> Outputs:
+def _outputs(told: Job, latents: Tensor, lengths: Tensor, answers: Tensor) -> Rollouts:
     """The published rollout's tensors as ours, so that the same update follows."""
     longest = max(map(len, told.ids))
     R = len(told.ids)
-    return Outputs(
+    return Rollouts(
         question_ids=torch.tensor([[*row, *[0] * (longest - len(row))] for row in told.ids]),
         question_lengths=torch.tensor([len(row) for row in told.ids]),
+        thought_ids=torch.full(latents.shape[:2], -1),
         latents=latents.cpu(),
-        latent_counts=lengths.cpu(),
+        thought_counts=lengths.cpu(),
         token_ids=answers.cpu(),
         token_lengths=torch.full((R,), ANSWER),
         stopped=torch.zeros(R, dtype=torch.bool),
@@ -222,7 +223,7 @@ def _outputs(told: Job, latents: Tensor, lengths: Tensor, answers: Tensor) -> Ou
 # The update
 
 
-def update(lm: LatentLM, method: Any, outputs: Outputs, batch: int) -> float:
+def update(lm: LatentLM, method: Any, outputs: Rollouts, batch: int) -> float:
     """Seconds of one update from these outputs: forward and backward batch by batch, AdamW. One batch goes before it,
     uncounted."""
     R = len(outputs.token_lengths)
@@ -251,9 +252,9 @@ def update(lm: LatentLM, method: Any, outputs: Outputs, batch: int) -> float:
     return time.perf_counter() - started
 
 
-def slice_of(outputs: Outputs, start: int, end: int, device: torch.device) -> Outputs:
+def slice_of(outputs: Rollouts, start: int, end: int, device: torch.device) -> Rollouts:
     tensors = outputs.tensors().items()
-    return Outputs.from_tensors({name: column[start:end].to(device) for name, column in tensors})
+    return Rollouts.from_tensors({name: column[start:end].to(device) for name, column in tensors})
 
 
 def _precision(args: argparse.Namespace) -> str:

@@ -20,11 +20,11 @@ from torch.distributions import Bernoulli, Categorical, Normal
 
 from colar import files
 from colar.data.example import Example
-from colar.methods import pretrained
+from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.colar.method import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
-from colar.methods.rollouts import Outputs
+from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards, rollout
@@ -380,7 +380,7 @@ def test_log_probs_are_those_of_torch_distributions(
     rollouts = sample(lm, method, grpo(latent_logprob=how, **decoding))
     outputs = rollout.collate(rollouts, lm.width)
     scores = method.logps(lm, outputs, how)
-    engine = rollout.engine_logps(rollouts, outputs, how)
+    engine = rollout.engine_logps(method, rollouts, outputs, how)
     lengths = {each.completion.length for each in rollouts}
     assert 5 in lengths  # forced stops are there,
     assert len(lengths) > 2  # and others
@@ -399,16 +399,70 @@ def test_log_probs_are_those_of_torch_distributions(
         assert bool(mask[K]) == (K < 5)  # a stop that was forced was no choice
 
 
+@torch.no_grad()
+def naive_cot(lm: LatentLM, each: Rollout) -> list[float]:
+    """One CoT output's log-probs, token by token: the chain, the separator where it was chosen, the answer."""
+    temperature = each.completion.request.decoding.temperature
+    separator = lm.template.separator_id
+    fed, found = list(each.question_ids), []
+    for token in [*each.completion.thought_ids, separator, *each.token_ids]:
+        logits = lm.logits(lm.hidden(lm.embed(torch.tensor([fed])))[:, -1])[0] / temperature
+        found.append(float(Categorical(logits=logits).log_prob(torch.tensor(token))))
+        fed.append(token)
+    if not each.stopped:
+        del found[each.completion.length]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["cot", "no_cot", "tokenskip"])
+def test_tokens_of_a_chain_are_actions_like_those_of_the_answer(
+    family: str, name: str, temperature: float
+) -> None:
+    lm, method = liven(tiny_lm(family)), registry.build(name)
+    rollouts = sample(lm, method, grpo(compression_factors=None, temperature=temperature))
+    tensors = rollout.collate(rollouts, lm.width)
+    if bool(tensors.thought_counts.any()):
+        assert tensors.latents.shape[-1] == 0  # tokens are embedded again: their embeddings may be trained
+    scores = method.logps(lm, tensors, "mean")
+    engine = rollout.engine_logps(method, rollouts, tensors, "mean")
+    lengths = {each.completion.length for each in rollouts}
+    if name == "no_cot":
+        assert lengths == {0}
+    if family in ("llama", "gpt2") and name != "no_cot":
+        assert len(lengths) > 1  # stops of its own are there
+        assert 5 in lengths  # and forced ones
+    for row, each in enumerate(rollouts):
+        mask, wanted = scores.mask[row], naive_cot(lm, each)
+        assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+        assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+        assert bool(mask[each.completion.length]) == (name != "no_cot" and each.completion.length < 5)
+    assert scores.logged == {}
+
+
+def test_gradients_reach_what_a_chain_of_tokens_was_embedded_by() -> None:
+    lm, method = tiny_lm("llama"), Cot(CotConfig())
+    tensors = rollout.collate(sample(lm, method, grpo(compression_factors=None)), lm.width)
+    method.logps(lm, tensors, "mean").logps.sum().backward()
+    thought = {int(i) for i in tensors.thought_ids[0, : tensors.thought_counts[0]]}
+    asked = {int(i) for i in tensors.question_ids.flatten()}
+    only_thought = sorted(thought - asked)
+    assert only_thought
+    gradient = lm.causal_lm.get_input_embeddings().weight.grad
+    assert (gradient[only_thought] != 0).any(-1).all()
+
+
 def test_entropies_and_sigma_are_means_over_an_outputs_own_actions() -> None:
     lm, method = model()
     outputs = rollout.collate(sample(lm, method, grpo(latent_temperature=2.0)), lm.width)
     scores = method.logps(lm, outputs, "mean")
-    none = outputs.latent_counts == 0
+    none = outputs.thought_counts == 0
     assert none.any()
-    assert scores.sigma.isnan().tolist() == none.tolist()
+    assert scores.logged["latents/sigma"].isnan().tolist() == none.tolist()
     # sigma is nearly the same in all dimensions of an untrained head: the entropy follows from it
-    gaussian = (2 * scores.sigma).log() + 0.5 * math.log(2 * math.pi * math.e)
-    torch.testing.assert_close(scores.latent_entropy[~none], gaussian[~none], rtol=0.1, atol=0.1)
+    gaussian = (2 * scores.logged["latents/sigma"]).log() + 0.5 * math.log(2 * math.pi * math.e)
+    torch.testing.assert_close(scores.logged["latents/entropy"][~none], gaussian[~none], rtol=0.1, atol=0.1)
     assert ((scores.entropy > 0) & (scores.entropy < math.log(lm.config.vocab_size))).all()
 
 
@@ -645,7 +699,7 @@ def test_factors_are_drawn_for_a_group_or_within_it() -> None:
 def test_outputs_survive_the_way_through_a_flat_dict() -> None:
     lm, method = model()
     outputs = rollout.collate(sample(lm, method, grpo()), lm.width)
-    again = Outputs.from_tensors({**outputs.tensors(), "more": torch.zeros(1)})
+    again = Rollouts.from_tensors({**outputs.tensors(), "more": torch.zeros(1)})
     assert all(torch.equal(value, again.tensors()[name]) for name, value in outputs.tensors().items())
     assert set(again.params) == {"compression_factor", "snap"}
 
@@ -774,7 +828,7 @@ def test_dr_grpos_constant_is_the_mean_number_of_actions_at_the_start(tmp_path: 
     lm, method = model()
     made = trainer(tmp_path, lm, method, grpo(loss_type="dr_grpo"))
     generations = [made.generator.generate(number).tensors for number in range(3)]
-    lengths = [Outputs.from_tensors(tensors).n_actions().double().mean().item() for tensors in generations]
+    lengths = [Rollouts.from_tensors(tensors).n_actions().double().mean().item() for tensors in generations]
     assert len(set(lengths)) > 1
     for tensors in generations:
         assert tensors["weights"].tolist() == pytest.approx([1 / lengths[0]] * 8)
@@ -788,7 +842,7 @@ def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
         made = trainer(tmp_path, lm, method, grpo(mask_truncated_completions=mask, loss_type="dapo"))
         generation = made.generator.generate(0)
         inputs = generation.tensors
-        outputs = Outputs.from_tensors(inputs)
+        outputs = Rollouts.from_tensors(inputs)
         cut = ~outputs.stopped | (
             outputs.token_ids.gather(1, outputs.token_lengths[:, None] - 1)[:, 0] != lm.template.eos_id
         )
@@ -838,6 +892,26 @@ def test_a_run_learns_what_is_rewarded(tmp_path: Path) -> None:
         lengths = [row["latents/mean_length"] for row in curve(result)]
         first, last = sum(lengths[:3]) / 3, sum(lengths[-3:]) / 3
         assert sign * (first - last) > 0.5
+
+
+def test_a_chain_of_tokens_learns_what_is_rewarded(tmp_path: Path) -> None:
+    """CoT under the same GRPO: its tokens and its stop are actions. What it says can be read."""
+
+    def shorter(completions: Sequence[str], length: Sequence[int], **columns: Any) -> list[float | None]:
+        return [-n for n in length]
+
+    lm, method = liven(tiny_lm("llama")), Cot(CotConfig())
+    training = {**QUICK, "max_steps": 24, "per_device_train_batch_size": 24, "learning_rate": 1e-2}
+    config, funcs = grpo(compression_factors=None), {"own": shorter}
+    result = grpo_run.train(
+        lm, method, EXAMPLES, TrainingConfig(**training), config, tmp_path, reward_funcs=funcs
+    )
+    lengths = [row["latents/mean_length"] for row in curve(result)]
+    assert sum(lengths[:3]) / 3 - sum(lengths[-3:]) / 3 > 0.5
+    differences = [row["sampling/logp_difference"] for row in curve(result)]
+    assert max(differences) < 1e-3  # the engine and the trainer agree on every action
+    _, record = next(files.read_jsonl(tmp_path / "completions.jsonl"))
+    assert all(isinstance(thought["tokens"][0], str) for thought in record["thoughts"])
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
@@ -1107,9 +1181,9 @@ def test_what_does_not_fit_is_found_before_the_first_step(
 
 
 def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path) -> None:
-    lm, cot = tiny_lm("llama"), Cot(CotConfig())
-    with pytest.raises(ValueError, match="method.name cot cannot be trained by grpo"):
-        grpo_run.train(lm, cot, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
+    lm, pause = tiny_lm("llama"), registry.build("pause")
+    with pytest.raises(ValueError, match="method.name pause cannot be trained by grpo"):
+        grpo_run.train(lm, pause, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
     lm, method = model()
     with pytest.raises(ValueError, match="some questions are there twice"):
         grpo_run.train(lm, method, [*EXAMPLES, EXAMPLES[0]], TrainingConfig(**QUICK), grpo(), tmp_path)

@@ -183,7 +183,7 @@ def test_rows_that_were_seen_are_skipped():
             "method.head must be one of gaussian, deterministic, anchored, got 'cauchy'",
         ),
         (["--method.alpha", "lots"], "alpha must be a float, got 'lots'"),
-        (["--method.alpha", ".nan"], "method.alpha must be 0 or more"),
+        (["--method.alpha", ".nan"], "method.alpha must be a number, 0 or more"),
         (["--method.latent_loss", "nll", "--method.head", "deterministic"], "needs a spread"),
         (["--validation.params", "[]"], "must not be empty"),
         (["--data.mixed_in", "[{sauce: arithmetic}]"], "an entry has a source and no keys but"),

@@ -110,6 +110,8 @@ class ThinkState:
     make_logits: Callable[[Tensor], Tensor]
     begun: dict[str, Tensor] = field(default_factory=dict)
     """What the method's `begin` made for these rows."""
+    wants_info: bool = True
+    """Whether anybody looks at `Thought.info`: a method may leave out what is costly to say."""
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -171,6 +173,9 @@ class Method(ABC):
     """Whether it thinks in embeddings of its own, not in tokens: what a control can replace."""
     training_only: ClassVar[frozenset[str]] = frozenset()
     """Names of those `modules` that `think` does not need: kept to resume, left out of a published checkpoint."""
+
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Options that earlier versions had, and the value that switched each off: old checkpoints carry them."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

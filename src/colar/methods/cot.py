@@ -5,11 +5,14 @@ the reasoning and the answer, both separators' decisions included (where to stop
 embedding the token it samples, and is done when that token is the separator.
 
 `no_cot`: the same row with an empty chain: the answer straight from the question.
+
+Both can be trained by reinforcement: an action is a token, of the chain, the stop or the answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
@@ -20,9 +23,10 @@ from torch import Tensor
 from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
-from colar.ops.sampling import sample_tokens
+from colar.ops.sampling import sample_tokens, token_logps
 from colar.prompts import Template
 
 
@@ -59,7 +63,24 @@ class Cot(base.Method):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform())
-        return Thought(lm.embed(ids_B), ids_B == lm.template.separator_id, ids_B)
+        info = {}
+        if state.wants_info:
+            info["logp"] = token_logps(state.logits(), state.temperature, ids_B)
+        return Thought(lm.embed(ids_B), ids_B == lm.template.separator_id, ids_B, info)
+
+    # Reinforcement: a thought is a token like any other.
+
+    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+        def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
+            chosen_L = thoughts.scaled.gather(1, thoughts.ids[:, None])[:, 0]
+            return chosen_L - thoughts.total, {}
+
+        return score(lm, rollouts, thought_logps)
+
+    def sampled_logps(
+        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
+    ) -> Tensor:
+        return info["logp"]
 
 
 class NoCot(Cot):

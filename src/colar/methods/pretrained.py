@@ -34,7 +34,7 @@ def load(
     """A checkpoint folder (or Hub id) as model and method, ready for inference or further training."""
     folder = checkpoint.resolve(path_or_id)
     lm, info = checkpoint.load(folder, dtype, backbone)
-    method = registry.build(info["method"]["name"], info["method"]["config"])
+    method = registry.rebuild(info["method"], folder)
     modules = method.modules(lm)
     lm.add_modules({name: modules[name] for name in modules.keys() - method.training_only})
     checkpoint.load_modules(lm.extra, folder)

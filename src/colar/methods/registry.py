@@ -31,6 +31,23 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
     return cls(typed(cls.Config, config or {}, f"method ({name})"))
 
 
+def rebuild(saved: Mapping[str, Any], where: object) -> Method:
+    """The method of a checkpoint's `method` entry ({"name", "config"}); `where` is named in errors.
+
+    Options that a method no longer has are dropped where they were off, and refused where they were not.
+    """
+    name, config = saved["name"], dict(saved["config"])
+    removed = METHODS[name].removed if name in METHODS else {}
+    for key, off in removed.items():
+        value = config.pop(key, off)
+        if value != off:
+            raise ValueError(
+                f"{where}: trained with method.{key} {value!r}, an option that this version no longer has; "
+                f"load it with the version that trained it, or train again without"
+            )
+    return build(name, config)
+
+
 def make_params(method: Method, values: Mapping[str, Any]) -> Any:
     """The method's per-request values. ValueError for a key it does not have (a factor for CoT)."""
     allowed = [f.name for f in dataclasses.fields(method.Params)]

@@ -1,56 +1,55 @@
-"""Outputs that were sampled, as tensors, and the log-probability of everything that was chosen in them.
+"""Sampled outputs as tensors, and the log-probability of every action in them: what reinforcement learns from.
 
-    fed        question ###   l1        l2        ###       a1    a2            l: latents, as they were drawn
-    action                    go on,l1  go on,l2  stop      a1    a2    EOS     one for each position of the row
+    fed        question ###   e1        e2        ###       a1    a2            e: thoughts, as they were fed
+    action                    thought   thought   stop      a1    a2    EOS     one for each position of the row
 
-An action is: go on with a latent, stop, or a token of the answer. With p the LM head's softmax at the
-temperature T that the row was sampled at, and mu, sigma of the latent head:
+An output is a row of actions: a thought, the stop, a token of the answer. With p the LM head's softmax at the
+temperature T that the row was sampled at:
 
-    go on with l   log(1 - p[###]) + log N(l / sigma_e; mu, (latent_temperature * sigma)^2)
+    thought        the method's own log-prob (`ThoughtLogps`): of a token of CoT, of going on with a latent of CoLaR
     stop           log p[###]
     token a        log p[a]
 
-The density is a mean over the D dimensions (`latent_logprob: mean`, of the size of a token's log-prob) or their
-sum (the true one). It is left out where latents are not drawn: a deterministic head, latent_temperature 0. A stop
-that was forced by `max_latents` was no choice: it has no log-prob and is masked. Latents are inputs here, and no
-gradient flows through them.
+A stop that was forced (by `max_latents`, or by a method that thinks a fixed number of times) was no choice: it is
+masked. Latents are inputs here, and no gradient flows through them.
 
-Shape suffixes: B rows, Q question, K latents, A answer, N actions (K + 1 + A at most), D width, V vocabulary, M chosen
-actions, L latents among them.
+Nothing here knows a method: a method that can be trained by reinforcement has the two functions of `Scorable`.
+
+Shape suffixes: B rows, Q question, K thoughts, A answer, N actions (K + 1 + A at most), D width, V vocabulary,
+M chosen actions of all rows, L thoughts of all rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from colar.methods.colar.heads import gaussian_logps
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 
 LatentLogprob = Literal["mean", "sum"]
-Predict = Callable[[LatentLM, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(lm, hidden (L, D), compression factors (L,), logits (L, V)) -> mean and log std of the next latent, (L, D)."""
+"""A latent's log-density: the mean over its dimensions (of the size of a token's log-prob), or their sum."""
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """Sampled rows: ids (B, Q | A) padded on the right, latents (B, K, D) as fed, lengths and settings (B,).
+class Rollouts:
+    """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as fed, lengths and settings (B,).
 
-    `question_ids` ends with the opening separator; `token_ids` are the answer's, EOS included where it came.
-    `stopped` says that the row stopped thinking by itself.
+    `question_ids` ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
+    where all thoughts are tokens, `latents` is empty (D = 0). `token_ids` are the answer's, EOS included where it
+    came. `stopped` says that the method chose to stop thinking.
     """
 
     question_ids: Tensor
     question_lengths: Tensor
+    thought_ids: Tensor
     latents: Tensor
-    latent_counts: Tensor
+    thought_counts: Tensor
     token_ids: Tensor
     token_lengths: Tensor
     stopped: Tensor
@@ -61,143 +60,181 @@ class Outputs:
     def tensors(self) -> dict[str, Tensor]:
         """A flat dict, as Trainer moves it between devices."""
         flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "params"}
-        return flat | {f"params.{name}": column for name, column in self.params.items()}
+        for name, column in self.params.items():
+            flat[f"params.{name}"] = column
+        return flat
 
     @classmethod
-    def from_tensors(cls, flat: Mapping[str, Tensor]) -> Outputs:
-        """Back from a flat dict; what else it holds is left."""
+    def from_tensors(cls, flat: Mapping[str, Tensor]) -> Rollouts:
+        """The inverse of `tensors`; other keys of the dict are ignored."""
         own = {f.name: flat[f.name] for f in dataclasses.fields(cls) if f.name != "params"}
         params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
         return cls(**own, params=params)
 
     def positions(self) -> Tensor:
-        """(B,) positions that an action may stand at: latents, one stop, tokens."""
-        return self.latent_counts + 1 + self.token_lengths
+        """(B,) positions that an action may stand at: thoughts, one stop, tokens."""
+        return self.thought_counts + 1 + self.token_lengths
 
     def n_actions(self) -> Tensor:
         """(B,) actions chosen: a forced stop is none."""
-        return self.latent_counts + self.stopped.long() + self.token_lengths
+        return self.thought_counts + self.stopped.long() + self.token_lengths
+
+
+@dataclass(frozen=True)
+class ThoughtActions:
+    """The L thoughts of all rows, one after another, and the model's state before each of them.
+
+    hidden (L, D) · logits (L, V) of the LM head, before any temperature · scaled (L, V), divided by the row's
+    temperature · total (L,), logsumexp of scaled · ids (L,), -1 for a latent · latents (L, D) · row (L,) index of the
+    row that a thought belongs to.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    scaled: Tensor
+    total: Tensor
+    ids: Tensor
+    latents: Tensor
+    row: Tensor
+
+
+ThoughtLogps = Callable[[ThoughtActions], tuple[Tensor, dict[str, Tensor]]]
+"""Thought actions -> their log-probs (L,), with gradient, and quantities to log by name, (L,) each, without."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """`logps` (B, N), 0 where `mask` (B, N) says that nothing was chosen; means over a row's choices, (B,) each.
+    """`logps` (B, N), 0 where `mask` (B, N) says that nothing was chosen.
 
-    `entropy` is that of the answer's tokens, `latent_entropy` the Gaussian's per dimension (units of sigma_e),
-    `sigma` its mean spread before the latent_temperature; nan in rows that have none.
+    `entropy` (B,) is the mean over the answer's tokens; `logged` holds the method's own quantities, means over a
+    row's thoughts (B,); nan in rows that have none.
     """
 
     logps: Tensor
     mask: Tensor
     entropy: Tensor
-    latent_entropy: Tensor
-    sigma: Tensor
+    logged: dict[str, Tensor]
 
 
 @runtime_checkable
 class Scorable(Protocol):
-    """What a method needs to be trained by reinforcement: the log-probs of what it chose itself."""
+    """What a method has beside `Method` to be trained by reinforcement: the log-probs of what it chose itself."""
 
-    def logps(self, lm: LatentLM, outputs: Outputs, latent_logprob: LatentLogprob) -> Scores:
-        """With gradient to the weights, none through the latents."""
+    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+        """By the present weights, with gradient to them; none through the latents."""
+        ...
+
+    def sampled_logps(
+        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
+    ) -> Tensor:
+        """By the weights that sampled, from the `info` of `think`: columns (K, ...) of one request's steps -> (K,).
+
+        `stopped` (K,) bool says at which step the thinking ended.
+        """
         ...
 
 
-def score(
-    lm: LatentLM, outputs: Outputs, predict: Predict | None, sigma_e: float, latent_logprob: LatentLogprob
-) -> Scores:
-    """The formula above, in one forward. `predict` is None where latents are not drawn."""
-    N, device = int(outputs.positions().max()), outputs.question_ids.device
-    hidden_BND = _hidden(lm, outputs, N)
-    n_N, counts_B1 = torch.arange(N, device=device), outputs.latent_counts[:, None]
-    latent_BN = n_N < counts_B1
-    stop_BN = (n_N == counts_B1) & outputs.stopped[:, None]
-    token_BN = (n_N > counts_B1) & (n_N < outputs.positions()[:, None])
-    mask_BN = latent_BN | stop_BN | token_BN
+def require_scorable(method: Any) -> Scorable:
+    """The method, where it can be trained by reinforcement; a ValueError names it where it cannot."""
+    if not isinstance(method, Scorable):
+        raise ValueError(
+            f"method.name {method.name} cannot be trained by grpo: its outputs have no log-probs"
+        )
+    return method
 
-    raw_MV = lm.logits(hidden_BND[mask_BN])
-    scaled_MV = raw_MV / outputs.temperature[:, None].expand(-1, N)[mask_BN].float()[:, None]
+
+def score(lm: LatentLM, rollouts: Rollouts, thought_logps: ThoughtLogps) -> Scores:
+    """Log-probs of all actions, in one forward over all rows."""
+    N = int(rollouts.positions().max())
+    hidden_BND = _hidden(lm, rollouts, N)
+
+    # Which action stands at which position of a row: thoughts, then the stop, then the answer's tokens.
+    position_N = torch.arange(N, device=hidden_BND.device)
+    thoughts_B1 = rollouts.thought_counts[:, None]
+    end_B1 = rollouts.positions()[:, None]
+    thought_BN = position_N < thoughts_B1
+    stop_BN = (position_N == thoughts_B1) & rollouts.stopped[:, None]
+    token_BN = (position_N > thoughts_B1) & (position_N < end_B1)
+    mask_BN = thought_BN | stop_BN | token_BN
+
+    # Logits are made where something was chosen, and nowhere else: they are the largest tensor of an update.
+    logits_MV = lm.logits(hidden_BND[mask_BN])
+    temperature_M = rollouts.temperature[:, None].expand(-1, N)[mask_BN].float()
+    scaled_MV = logits_MV / temperature_M[:, None]
     total_M = scaled_MV.logsumexp(-1)
-    chosen_M = scaled_MV.gather(1, _labels(lm, outputs)[mask_BN][:, None])[:, 0] - total_M
-    latent_M, token_M = latent_BN[mask_BN], token_BN[mask_BN]
-    # log(1 - p[###]) without the 1 - p: exact where stopping is nearly certain, too.
-    others_LV = scaled_MV[latent_M].index_fill(1, _separator(lm, device), -math.inf)
-    logps_M = chosen_M.masked_scatter(latent_M, others_LV.logsumexp(-1) - total_M[latent_M])
+
+    # The stop and the answer are tokens. At thoughts this value is replaced by the method's own.
+    label_M = _labels(lm, rollouts)[mask_BN]
+    token_logps_M = scaled_MV.gather(1, label_M[:, None])[:, 0] - total_M
+    is_thought_M = thought_BN[mask_BN]
+    real_BK = ragged.length_mask(rollouts.thought_counts, rollouts.thought_ids.shape[1])
+    actions = ThoughtActions(
+        hidden=hidden_BND[thought_BN],
+        logits=logits_MV[is_thought_M],
+        scaled=scaled_MV[is_thought_M],
+        total=total_M[is_thought_M],
+        ids=rollouts.thought_ids[real_BK],
+        latents=rollouts.latents[real_BK].detach(),
+        row=thought_BN.nonzero()[:, 0],
+    )
+    thought_logps_L, logged_L = thought_logps(actions)
+    logps_M = token_logps_M.masked_scatter(is_thought_M, thought_logps_L)
 
     with torch.no_grad():
-        log_probs = (scaled_MV[token_M] - total_M[token_M, None]).float()
-        entropy_B = _mean(-(log_probs.exp() * log_probs).sum(-1), token_BN)
-    latent_entropy_B = sigma_B = torch.full_like(entropy_B, math.nan)
-    if predict is not None:
-        density_L, sigma_L, spread_entropy_L = _density(
-            lm, outputs, predict, sigma_e, latent_logprob, hidden_BND, raw_MV[latent_M], latent_BN
-        )
-        logps_M = logps_M.masked_scatter(latent_M, logps_M[latent_M] + density_L)
-        sigma_B = _mean(sigma_L, latent_BN)
-        drawn_B = outputs.latent_temperature > 0
-        latent_entropy_B = torch.where(drawn_B, _mean(spread_entropy_L, latent_BN), math.nan)
-    empty_BN = logps_M.new_zeros(mask_BN.shape)
-    logps_BN = empty_BN.masked_scatter(mask_BN, logps_M)
-    return Scores(logps_BN, mask_BN, entropy_B, latent_entropy_B, sigma_B)
+        is_token_M = token_BN[mask_BN]
+        log_probs = (scaled_MV[is_token_M] - total_M[is_token_M, None]).float()
+        entropy_B = _row_mean(-(log_probs.exp() * log_probs).sum(-1), token_BN)
+    return Scores(
+        logps=logps_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, logps_M),
+        mask=mask_BN,
+        entropy=entropy_B,
+        logged={name: _row_mean(values_L, thought_BN) for name, values_L in logged_L.items()},
+    )
 
 
-def _hidden(lm: LatentLM, outputs: Outputs, N: int) -> Tensor:
+def _hidden(lm: LatentLM, rollouts: Rollouts, N: int) -> Tensor:
     """The hidden states that actions are chosen from, (B, N, D): from the question's last position on."""
-    separator_B1 = _separator(lm, outputs.question_ids.device).expand(outputs.question_ids.shape[0], 1)
-    question_BQD = lm.embed(outputs.question_ids)
-    fed = ragged.pack(
-        (question_BQD, outputs.question_lengths),
-        (outputs.latents.detach().to(question_BQD.dtype), outputs.latent_counts),
-        (lm.embed(separator_B1), torch.ones_like(outputs.token_lengths)),
-        (
-            lm.embed(outputs.token_ids),
-            (outputs.token_lengths - 1).clamp(min=0),
-        ),  # nothing follows the last token
+    B = rollouts.question_ids.shape[0]
+    separator_B1 = _separator(lm, rollouts.question_ids.device).expand(B, 1)
+    question_BQD = lm.embed(rollouts.question_ids)
+    fed_BTD = ragged.pack(
+        (question_BQD, rollouts.question_lengths),
+        (_fed(lm, rollouts).to(question_BQD.dtype), rollouts.thought_counts),
+        (lm.embed(separator_B1), torch.ones_like(rollouts.token_lengths)),
+        # Nothing is chosen after the last token: it is not fed.
+        (lm.embed(rollouts.token_ids), (rollouts.token_lengths - 1).clamp(min=0)),
         multiple=ragged.PAD_TO,
     )
-    return ragged.shift(lm.hidden(fed), outputs.question_lengths - 1, N)
+    return ragged.shift(lm.hidden(fed_BTD), rollouts.question_lengths - 1, N)
 
 
-def _labels(lm: LatentLM, outputs: Outputs) -> Tensor:
+def _fed(lm: LatentLM, rollouts: Rollouts) -> Tensor:
+    """What was fed at each thought, (B, K, D): the latent, or the token's embedding."""
+    latents_BKD = rollouts.latents.detach()
+    is_token_BK = rollouts.thought_ids >= 0
+    only_tokens = latents_BKD.shape[-1] == 0
+    if not only_tokens and not bool(is_token_BK.any()):
+        return latents_BKD
+    # Tokens are embedded again, not taken as they were fed: where embeddings are trained, the gradient reaches them.
+    tokens_BKD = lm.embed(rollouts.thought_ids.clamp(min=0))
+    if only_tokens:
+        return tokens_BKD
+    return torch.where(is_token_BK[..., None], tokens_BKD, latents_BKD.to(tokens_BKD.dtype))
+
+
+def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:
     """(B, N) ids: the separator where the row could stop, then the answer's tokens."""
-    B, K = outputs.latents.shape[:2]
-    separator_BK = _separator(lm, outputs.token_ids.device).expand(B, K + 1)
-    return ragged.pack((separator_BK, outputs.latent_counts + 1), (outputs.token_ids, outputs.token_lengths))
-
-
-def _density(
-    lm: LatentLM,
-    outputs: Outputs,
-    predict: Predict,
-    sigma_e: float,
-    latent_logprob: LatentLogprob,
-    hidden_BND: Tensor,
-    logits_LV: Tensor,
-    latent_BN: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-density, mean sigma and entropy per dimension of each latent, (L,) each; the last two without gradient."""
-
-    def per_latent(column_B: Tensor) -> Tensor:
-        return column_B[:, None].expand_as(latent_BN)[latent_BN]
-
-    factors_B = outputs.params["compression_factor"]
-    mean_LD, log_std_LD = predict(lm, hidden_BND[latent_BN], per_latent(factors_B), logits_LV)
-    drawn_LD = (
-        outputs.latents[ragged.length_mask(outputs.latent_counts, outputs.latents.shape[1])].float() / sigma_e
+    B, K = rollouts.thought_ids.shape
+    separator_BK = _separator(lm, rollouts.token_ids.device).expand(B, K + 1)
+    return ragged.pack(
+        (separator_BK, rollouts.thought_counts + 1), (rollouts.token_ids, rollouts.token_lengths)
     )
-    spread_LD = per_latent(outputs.latent_temperature).float()[:, None] * log_std_LD.exp()
-    density_LD = gaussian_logps(drawn_LD.detach(), mean_LD, spread_LD)
-    density_L = density_LD.mean(-1) if latent_logprob == "mean" else density_LD.sum(-1)
-    with torch.no_grad():
-        sigma_L = log_std_LD.exp().mean(-1)
-        entropy_L = (spread_LD.clamp(min=1e-30).log() + 0.5 * math.log(2 * math.pi * math.e)).mean(-1)
-    return density_L, sigma_L, entropy_L
 
 
-def _mean(values_M: Tensor, where_BN: Tensor) -> Tensor:
+def _row_mean(values_M: Tensor, where_BN: Tensor) -> Tensor:
     """Mean of each row's values, (B,); nan in rows that have none."""
-    spread_BN = values_M.new_zeros(where_BN.shape).masked_scatter(where_BN, values_M)
-    return spread_BN.sum(-1) / where_BN.sum(-1)
+    values_BN = values_M.new_zeros(where_BN.shape).masked_scatter(where_BN, values_M)
+    return values_BN.sum(-1) / where_BN.sum(-1)
 
 
 def _separator(lm: LatentLM, device: torch.device) -> Tensor:

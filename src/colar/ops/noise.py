@@ -20,7 +20,7 @@ MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 # Streams keep the draws of one step apart.
-TOKEN, LATENT, LABEL, SNAP, OWN = 1, 2, 3, 4, 5
+TOKEN, LATENT, LABEL, SNAP = 1, 2, 3, 4
 
 
 def seed_from(*parts: object) -> int:

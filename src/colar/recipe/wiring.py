@@ -146,7 +146,7 @@ def _take_config(recipe: Recipe, method: Method) -> None:
     trained = checkpoint.read_info(folder)["method"]
     if trained["name"] != method.name:
         raise ValueError(f"method.name is {method.name}, but {folder} was trained by {trained['name']}")
-    config = registry.build(method.name, trained["config"]).config
+    config = registry.rebuild(trained, folder).config
     for key in set(recipe.method) - {"name"}:
         mine, theirs = getattr(method.config, key), getattr(config, key)
         if plain(mine) != plain(theirs):

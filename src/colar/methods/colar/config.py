@@ -1,11 +1,11 @@
-"""What can be set of CoLaR: `ColarConfig` in a recipe, `ColarParams` in a request."""
+"""CoLaR's values: `ColarConfig` in a recipe, `ColarParams` in a request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from colar.checks import check_choice, is_number
+from colar.checks import check_choice, check_number, is_number
 from colar.methods.colar.heads import Head, LatentLoss
 from colar.ops.compress import Merge
 
@@ -27,11 +27,7 @@ class ColarParams:
     def __post_init__(self) -> None:
         if self.snap not in (True, False):
             raise ValueError(f"snap must be true or false, got {self.snap!r}")
-        c = self.compression_factor
-        if not is_number(c):
-            raise ValueError(f"compression_factor must be a number, got {c!r}")
-        if c < 1:
-            raise ValueError(f"compression_factor must be 1 or more, got {c:g}")
+        check_number("compression_factor", self.compression_factor, 1)
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,6 @@ class ColarConfig:
     """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
     chain_label: ChainLabel = "expected"
     """"sampled": one token of the group, drawn at random (the paper's); "expected": its expectation over the draw."""
-    own_latents: float = 0.0
-    """Share of the latents fed in training that the model predicted itself (one more forward, without gradient)."""
     stop: Stop = "majority"
     """When greedy thinking ends: "majority", the separator is more likely than not; "argmax", likelier than any one
     token (the paper's), which ends early where c tokens share what is left."""
@@ -75,18 +69,13 @@ class ColarConfig:
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
         check_choice("method.stop", self.stop, get_args(Stop))
-        for name in ("own_latents", "nll_beta"):
-            value = getattr(self, name)
-            if not (is_number(value) and 0 <= value <= 1):
-                raise ValueError(f"method.{name} must be between 0 and 1, got {value!r}")
+        check_number("method.nll_beta", self.nll_beta, 0, 1)
         if self.head == "deterministic" and self.latent_loss == "nll":
             raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
         if self.nll_beta and self.latent_loss != "nll":
             raise ValueError(f"method.nll_beta is a value of latent_loss nll; this one is {self.latent_loss}")
         for name in ("alpha", "comp_weight", "latent_weight"):
-            value = getattr(self, name)
-            if not (is_number(value) and value >= 0):
-                raise ValueError(f"method.{name} must be 0 or more, got {value}")
+            check_number(f"method.{name}", getattr(self, name), 0)
         sigma_e = self.sigma_e
         if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
             raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")

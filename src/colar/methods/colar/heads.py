@@ -1,4 +1,4 @@
-"""The latent head: a Gaussian over the next latent, and what it is trained by (section 3.2).
+"""The latent head: a Gaussian over the next latent, and the losses that train it (section 3.2).
 
 Everything is in units of sigma_e, the standard deviation of the backbone's embeddings.
 
@@ -28,7 +28,10 @@ class LatentHead(nn.Module):
     def __init__(self, width: int, correction: bool = False) -> None:
         """With `correction` the mean starts at 0 everywhere."""
         super().__init__()
-        layers = [module for _ in range(3) for module in (nn.Linear(width, width), nn.GELU())]
+        layers: list[nn.Module] = []
+        for _ in range(3):
+            layers.append(nn.Linear(width, width))
+            layers.append(nn.GELU())
         self.body = nn.Sequential(*layers)
         self.mean = nn.Linear(width, width)
         self.log_std = nn.Linear(width, width)
@@ -38,20 +41,24 @@ class LatentHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         features = self.body(hidden.to(self.mean.weight.dtype))
-        return self.mean(features).float(), self.log_std(features).float().clamp(*LOG_STD_RANGE)
+        mean = self.mean(features).float()
+        log_std = self.log_std(features).float().clamp(*LOG_STD_RANGE)
+        return mean, log_std
 
 
-def continued(logits: Tensor, separator_id: int) -> Tensor:
-    """(..., V): the distribution of the next group's tokens, given that the thinking goes on."""
-    stop = torch.arange(logits.shape[-1], device=logits.device) == separator_id
-    return logits.float().masked_fill(stop, -math.inf).softmax(-1)
+def without_separator(logits: Tensor, separator_id: int) -> Tensor:
+    """The distribution of the next group's tokens, given that the thinking continues, (..., V)."""
+    is_separator = torch.arange(logits.shape[-1], device=logits.device) == separator_id
+    return logits.float().masked_fill(is_separator, -math.inf).softmax(-1)
 
 
 def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-    """Elementwise log-density of N(mean, spread^2) at `latent`, all in units of sigma_e; nothing where spread is 0."""
+    """Elementwise log-density of N(mean, spread^2) at `latent`, in units of sigma_e; 0 where spread is 0."""
     drawn = spread > 0
+    # A spread of 0 would make NaN, and NaN would pass through `where` into the gradient.
     safe = torch.where(drawn, spread, 1.0)
-    logps = -0.5 * ((latent - mean) / safe).square() - safe.log() - 0.5 * math.log(2 * math.pi)
+    squared = ((latent - mean) / safe).square()
+    logps = -0.5 * squared - safe.log() - 0.5 * math.log(2 * math.pi)
     return torch.where(drawn, logps, 0.0)
 
 
@@ -63,9 +70,9 @@ def latent_loss(
     alpha: float = 0.0,
     nll_beta: float = 0.0,
 ) -> Tensor:
-    """Elementwise loss of a prediction, in units of sigma_e squared; `mse` has no use for the spread.
+    """Elementwise loss of a prediction, in units of sigma_e squared; `mse` does not use the spread.
 
-    `nll_beta` weighs the NLL by sigma^(2 beta) without a gradient (beta-NLL, Seitzer et al. 2022, equation 5): at 0 the
+    `nll_beta` weighs the NLL by sigma^(2 beta) without a gradient (beta-NLL, Seitzer et al. 2022, equation 5). At 0 the
     mean learns with (mean - target) / sigma^2, at 1 as by half of the squared error.
     """
     error = (mean - target).square()
@@ -74,5 +81,6 @@ def latent_loss(
     if kind == "nll":
         nll = 0.5 * error * torch.exp(-2 * log_std) + log_std
         return nll if nll_beta == 0 else nll * torch.exp(2 * nll_beta * log_std.detach())
+    # Soft-MSE: E[(mean + sigma eps - target)^2] = error + sigma^2, less alpha times the Gaussian's entropy.
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
     return error + torch.exp(2 * log_std) - alpha * entropy

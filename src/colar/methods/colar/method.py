@@ -21,14 +21,17 @@ they are the targets.
 
 At inference the LM head decides BEFORE each latent whether to stop (it chooses the separator); otherwise the
 latent head's mean, plus `latent_temperature` times sigma times noise, times sigma_e, is fed back.
+
+Shape suffixes: B rows, T reasoning tokens, K latents, G tokens of a group, N labelled positions of a row, M chosen
+positions of all rows, L thoughts of all rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from random import Random
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +39,10 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, Row, ThinkState, Thought
+from colar.methods.colar import actions
 from colar.methods.colar.config import ColarConfig, ColarParams
-from colar.methods.colar.heads import LatentHead, continued, gaussian_logps, latent_loss
-from colar.methods.rollouts import LatentLogprob, Outputs, Scores, score
+from colar.methods.colar.heads import LatentHead, gaussian_logps, latent_loss, without_separator
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise, ragged
 from colar.ops.compress import compress, lattice, members, pick_one, scale
@@ -51,11 +55,13 @@ class Colar(base.Method):
     Config: ClassVar[type] = ColarConfig
     latent: ClassVar[bool] = True
     Params: ClassVar[type] = ColarParams
+    removed: ClassVar[Mapping[str, Any]] = {"own_latents": 0.0}
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return {"latent_head": LatentHead(lm.width, correction=self.config.head == "anchored")}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        # The targets are made of the embeddings: they must not move while they are aimed at.
         lm.freeze_embeddings()
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
@@ -63,8 +69,11 @@ class Colar(base.Method):
 
     @property
     def loss_kind(self) -> Literal["mse", "soft_mse", "nll"]:
-        """What trains the latent head: a head without a spread has only the squared error."""
-        return "mse" if self.config.head == "deterministic" else self.config.latent_loss
+        """The loss of the latent head: a head without a spread has only the squared error."""
+        if self.config.head == "deterministic":
+            return "mse"
+        kind: Literal["soft_mse", "nll"] = self.config.latent_loss
+        return kind
 
     @property
     def sigma_e(self) -> float:
@@ -85,6 +94,8 @@ class Colar(base.Method):
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {known}")
         return f"compression_factor {c:g} was not trained (trained: {known}): expect less"
 
+    # Learning
+
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         params = ColarParams(rng.choice(self.config.factors))
         return base.encode_row(template, example, params, self.prompt(params), rng.getrandbits(62))
@@ -96,63 +107,44 @@ class Colar(base.Method):
         return compress(chain_BTD, batch.chain_lengths, c_B, self.config.merge)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        """ce: equation 1. latent: equation 2 or 3. Both are weighted by the config.
+
+        position    question's last    latent 1    latent 2      ###        answer 1
+        LM head     group 1            group 2     ###           answer 1   EOS
+        head        latent 1           latent 2    -             -          -
+        """
         latents_BKD, counts_B = self.thoughts(lm, batch)
-        question = (lm.embed(batch.question_ids), batch.question_lengths)
-        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
-        fed_BKD = self._fed(lm, batch, question, latents_BKD, counts_B)
-        hidden_BTD = lm.hidden(ragged.pack(question, (fed_BKD, counts_B), answer, multiple=ragged.PAD_TO))
-        labels_BNG, weights_BNG = self._labels(batch, counts_B, latents_BKD.shape[1])
-        hidden_BND = ragged.shift(hidden_BTD, batch.question_lengths - 1, labels_BNG.shape[1])
+        K = latents_BKD.shape[1]
+        labels_BNG, weights_BNG = self._labels(batch, counts_B, K)
+        hidden_BND = self._hidden(lm, batch, latents_BKD, counts_B, n=labels_BNG.shape[1])
+
+        # Logits are made at labelled positions only: they are the largest tensor of an update.
         labelled_BN = losses.labelled(weights_BNG)
         logits_MV = lm.logits(hidden_BND[labelled_BN])
         ce_B = losses.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
-        mask_BK = ragged.length_mask(counts_B, latents_BKD.shape[1])
-        mask_BN = nn.functional.pad(mask_BK, (0, labelled_BN.shape[1] - mask_BK.shape[1]))
-        made = self.config.head == "anchored" and self.config.supervise_chain  # its logits are made already
-        anchor_MV = logits_MV[mask_BN[labelled_BN]] if made else None
-        terms = self._latent_loss(lm, hidden_BND, latents_BKD, mask_BK, batch, anchor_MV)
-        return {"ce": self.config.comp_weight * ce_B} | terms
 
-    @torch.no_grad()
-    def _fed(
-        self,
-        lm: LatentLM,
-        batch: Batch,
-        question: tuple[Tensor, Tensor],
-        latents_BKD: Tensor,
-        counts_B: Tensor,
-    ) -> Tensor:
-        """What is fed in place of the reasoning: the latents, a share of them as the model predicts them itself."""
-        K = latents_BKD.shape[1]
-        if not (self.config.own_latents and K):
-            return latents_BKD
-        hidden_BTD = lm.hidden(ragged.pack(question, (latents_BKD, counts_B), multiple=ragged.PAD_TO))
-        hidden_BKD = ragged.shift(hidden_BTD, batch.question_lengths - 1, K)
-        c_BK = batch.params["compression_factor"][:, None].expand(-1, K)
-        mean, _ = self._predict(lm, hidden_BKD.flatten(0, 1), c_BK.flatten())
-        own_BK = noise.uniform(noise.keys(batch.seeds, noise.OWN), K) < self.config.own_latents
-        own_BKD = (mean * self.sigma_e).view_as(latents_BKD).to(latents_BKD.dtype)
-        return torch.where(own_BK[..., None], own_BKD, latents_BKD)
+        latent_BK = ragged.length_mask(counts_B, K)
+        anchor_LV = None
+        if self.config.head == "anchored" and self.config.supervise_chain:
+            # Every latent's position has a label then: the logits that its mean starts from are made already.
+            latent_BN = nn.functional.pad(latent_BK, (0, labelled_BN.shape[1] - K))
+            anchor_LV = logits_MV[latent_BN[labelled_BN]]
+        latent_terms = self._latent_terms(lm, batch, hidden_BND, latents_BKD, latent_BK, anchor_LV)
+        return {"ce": self.config.comp_weight * ce_B, **latent_terms}
 
-    def _predict(
-        self, lm: LatentLM, hidden_MD: Tensor, c_M: Tensor, logits_MV: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation of the next latent in units of sigma_e, (M, D) each."""
-        mean, log_std = lm.extra["latent_head"](hidden_MD)
-        if self.config.head != "anchored":
-            return mean, log_std
-        logits_MV = lm.logits(hidden_MD) if logits_MV is None else logits_MV
-        probs_MV = continued(logits_MV, lm.template.separator_id)
-        # The LM head's label is the mean of a group's tokens, the latent their sum over its scale.
-        scale_M = torch.ceil(c_M).float() / (scale(torch.ceil(c_M), self.config.merge) * self.sigma_e)
-        vocabulary_VD = lm.vocabulary().detach()
-        with torch.autocast(hidden_MD.device.type, enabled=False):
-            expected_MD = (probs_MV.to(vocabulary_VD.dtype) @ vocabulary_VD).float()
-        return mean + scale_M[:, None] * expected_MD, log_std
+    def _hidden(self, lm: LatentLM, batch: Batch, latents_BKD: Tensor, counts_B: Tensor, n: int) -> Tensor:
+        """Hidden states (B, n, D) from the question's last position on: the first label is predicted there."""
+        question = (lm.embed(batch.question_ids), batch.question_lengths)
+        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
+        fed_BTD = ragged.pack(question, (latents_BKD, counts_B), answer, multiple=ragged.PAD_TO)
+        return ragged.shift(lm.hidden(fed_BTD), batch.question_lengths - 1, n)
 
     def _labels(self, batch: Batch, counts_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
-        """Labels from the last question position on, (B, N, G), and their weights: the next group's tokens, or
-        one of them; then ### answer EOS, one label each."""
+        """Labels of the LM head from the last question position on, (B, N, G), and their weights.
+
+        At the K positions before a latent: the tokens of its group, or one of them. After them: ### answer EOS, one
+        label each, in the first of the G places.
+        """
         c_B = batch.params["compression_factor"]
         ids_BKG, real_BKG = members(batch.chain_ids, batch.chain_lengths, c_B, K)
         if self.config.chain_label == "sampled":
@@ -160,84 +152,141 @@ class Colar(base.Method):
         weights_BKG = real_BKG / real_BKG.sum(-1, keepdim=True).clamp(min=1)
         if not self.config.supervise_chain:
             weights_BKG = torch.zeros_like(weights_BKG)
-        more = max(1, ids_BKG.shape[-1]) - 1
-        answer_BA1 = nn.functional.pad(batch.answer_ids[..., None], (0, more))
-        weight_BA1 = nn.functional.pad(
-            torch.ones_like(batch.answer_ids[..., None], dtype=torch.float32), (0, more)
-        )
-        if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
-            ids_BKG, weights_BKG = answer_BA1[:, :0], weight_BA1[:, :0]
-        labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BA1, batch.answer_lengths))
-        return labels_BNG, ragged.pack((weights_BKG, counts_B), (weight_BA1, batch.answer_lengths))
 
-    def _latent_loss(
+        # The answer's labels get as many places as a group's, so that the two can stand in one row.
+        G = max(1, ids_BKG.shape[-1])
+        answer_BA1 = batch.answer_ids[..., None]
+        answer_BAG = nn.functional.pad(answer_BA1, (0, G - 1))
+        answer_weights_BAG = nn.functional.pad(torch.ones_like(answer_BA1, dtype=torch.float32), (0, G - 1))
+        if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
+            ids_BKG = answer_BAG[:, :0]
+            weights_BKG = answer_weights_BAG[:, :0]
+        labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
+        weights_BNG = ragged.pack((weights_BKG, counts_B), (answer_weights_BAG, batch.answer_lengths))
+        return labels_BNG, weights_BNG
+
+    def _latent_terms(
         self,
         lm: LatentLM,
+        batch: Batch,
         hidden_BND: Tensor,
         latents_BKD: Tensor,
-        mask_BK: Tensor,
-        batch: Batch,
-        logits_MV: Tensor | None,
+        latent_BK: Tensor,
+        anchor_LV: Tensor | None,
     ) -> dict[str, Tensor]:
-        c_M = batch.params["compression_factor"][:, None].expand_as(mask_BK)[mask_BK]
-        mean, log_std = self._predict(lm, hidden_BND[:, : mask_BK.shape[1]][mask_BK], c_M, logits_MV)
-        target_MD = latents_BKD[mask_BK].float() / self.sigma_e
-        loss_MD = latent_loss(
-            mean, log_std, target_MD, self.loss_kind, self.config.alpha, self.config.nll_beta
-        )
+        """The latent head's loss, and two quantities to log: its spread and its squared error."""
+        K = latent_BK.shape[1]
+        hidden_LD = hidden_BND[:, :K][latent_BK]
+        c_BK = batch.params["compression_factor"][:, None].expand_as(latent_BK)
+        mean_LD, log_std_LD = self._predict(lm, hidden_LD, c_BK[latent_BK], anchor_LV)
+        target_LD = latents_BKD[latent_BK].float() / self.sigma_e
+        config = self.config
+        loss_LD = latent_loss(mean_LD, log_std_LD, target_LD, self.loss_kind, config.alpha, config.nll_beta)
 
-        def per_row(values_M: Tensor) -> Tensor:
-            values_BK = values_M.new_zeros(mask_BK.shape).masked_scatter(mask_BK, values_M)
-            return ragged.row_mean(values_BK, mask_BK)
+        def mean_of_row(values_L: Tensor) -> Tensor:
+            values_BK = values_L.new_zeros(latent_BK.shape).masked_scatter(latent_BK, values_L)
+            return ragged.row_mean(values_BK, latent_BK)
 
+        squared_error_LD = (mean_LD.detach() - target_LD).square()
         return {
-            "latent": self.config.latent_weight * per_row(loss_MD.mean(-1)),
-            "_sigma": per_row(log_std.detach().exp().mean(-1)),
-            "_latent_mse": per_row((mean.detach() - target_MD).square().mean(-1)),
+            "latent": config.latent_weight * mean_of_row(loss_LD.mean(-1)),
+            "_sigma": mean_of_row(log_std_LD.detach().exp().mean(-1)),
+            "_latent_mse": mean_of_row(squared_error_LD.mean(-1)),
         }
+
+    def _predict(
+        self, lm: LatentLM, hidden_LD: Tensor, c_L: Tensor, logits_LV: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the next latent in units of sigma_e, (L, D) each.
+
+        `logits_LV` are the LM head's at these hidden states, where they are made already (the anchored head uses them).
+        """
+        mean_LD, log_std_LD = lm.extra["latent_head"](hidden_LD)
+        if self.config.head != "anchored":
+            return mean_LD, log_std_LD
+        if logits_LV is None:
+            logits_LV = lm.logits(hidden_LD)
+        probs_LV = without_separator(logits_LV, lm.template.separator_id)
+        vocabulary_VD = lm.vocabulary().detach()
+        with torch.autocast(hidden_LD.device.type, enabled=False):
+            expected_LD = (probs_LV.to(vocabulary_VD.dtype) @ vocabulary_VD).float()
+        # The LM head's label is the mean of a group's tokens, the latent their sum over its scale.
+        size_L = torch.ceil(c_L)
+        anchor_scale_L = size_L.float() / (scale(size_L, self.config.merge) * self.sigma_e)
+        return mean_LD + anchor_scale_L[:, None] * expected_LD, log_std_LD
+
+    # Reinforcement
 
     @property
     def explores(self) -> bool:
         """Whether latents are drawn (at a latent_temperature above 0)."""
         return bool(self.config.head != "deterministic")
 
-    def logps(self, lm: LatentLM, outputs: Outputs, latent_logprob: LatentLogprob) -> Scores:
-        if bool((outputs.params["snap"] > 0).any()):
+    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+        if bool((rollouts.params["snap"] > 0).any()):
             raise ValueError(
                 "snap must be false in outputs that are scored: a snapped latent is no draw of the head"
             )
-        predict = self._predict if self.explores else None
-        return score(lm, outputs, predict, self.sigma_e, latent_logprob)
+
+        def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
+            go_on_L = actions.go_on_logps(thoughts, lm.template.separator_id)
+            if not self.explores:
+                return go_on_L, {}
+            c_L = rollouts.params["compression_factor"][thoughts.row]
+            mean_LD, log_std_LD = self._predict(lm, thoughts.hidden, c_L, thoughts.logits)
+            temperature_L = rollouts.latent_temperature[thoughts.row].float()
+            spread_LD = temperature_L[:, None] * log_std_LD.exp()
+            drawn_LD = thoughts.latents.float() / self.sigma_e
+            density_L = actions.density(drawn_LD, mean_LD, spread_LD, latent_logprob)
+            with torch.no_grad():
+                # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
+                entropy_L = torch.where(temperature_L > 0, actions.entropy(spread_LD), torch.nan)
+                sigma_L = log_std_LD.exp().mean(-1)
+            return go_on_L + density_L, {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
+
+        return score(lm, rollouts, thought_logps)
+
+    def sampled_logps(
+        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
+    ) -> Tensor:
+        return actions.sampled_logps(info, stopped, latent_logprob)
+
+    # Thinking
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        logits_BV, c_B = state.logits(), state.params["compression_factor"]
-        mean, log_std = self._predict(lm, state.hidden, c_B, logits_BV)
-        latent = mean
-        latent_logp_B = torch.zeros_like(mean[:, 0])
+        logits_BV = state.logits()
+        mean_BD, log_std_BD = self._predict(lm, state.hidden, state.params["compression_factor"], logits_BV)
+
+        # The next latent, in units of sigma_e: the mean, or a draw.
+        latent_BD = mean_BD
+        latent_logp_B = torch.zeros_like(mean_BD[:, 0])
         if self.explores and bool((state.latent_temperature > 0).any()):
-            spread = state.latent_temperature[:, None].float() * log_std.exp()
-            latent = mean + spread * state.normal(mean.shape[-1])
-            latent_logp_B = gaussian_logps(latent, mean, spread).mean(-1)
-        embeds = latent * self.sigma_e
+            spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
+            latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
+            latent_logp_B = gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1)
+        embeds_BD = latent_BD * self.sigma_e
         snap_B = state.params["snap"] > 0
         if bool(snap_B.any()):
-            embeds = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds)
+            embeds_BD = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds_BD)
+
         stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
-        info = {
-            "mu": mean,
-            "sigma": log_std.exp(),
-            "stop_probability": stop_B,
-            "stop_logp": self._stop_logp(lm, state, logits_BV, stop_B),
-            "latent_logp": latent_logp_B,  # mean over the dimensions
-        }
-        tokens_B = torch.full_like(state.step, -1)
         return Thought(
-            embeds.to(state.hidden.dtype), self._stops(lm, state, logits_BV, stop_B), tokens_B, info
+            embeds=embeds_BD.to(state.hidden.dtype),
+            done=self._stops(lm, state, logits_BV, stop_B),
+            token_ids=torch.full_like(state.step, -1),
+            info={
+                "mu": mean_BD,
+                "sigma": log_std_BD.exp(),
+                "stop_probability": stop_B,
+                "stop_logp": self._stop_logp(lm, state, logits_BV, stop_B),
+                "latent_logp": latent_logp_B,  # mean over the dimensions
+            },
         )
 
     def _stop_logp(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
         """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
-        if bool(((state.temperature == 0) | (state.temperature == 1)).all()):
+        plain = (state.temperature == 0) | (state.temperature == 1)
+        if bool(plain.all()):
             return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
         separator_B = torch.full_like(state.step, lm.template.separator_id)
         return token_logps(logits_BV, state.temperature, separator_B)
@@ -246,7 +295,8 @@ class Colar(base.Method):
         """(B,) bool: which rows end their thinking here."""
         greedy_B = state.temperature == 0
         by_majority = self.config.stop == "majority"
-        if by_majority and bool(greedy_B.all()):  # no need to know which token is likeliest
+        # Greedy rows need no draw and no argmax over the vocabulary then.
+        if by_majority and bool(greedy_B.all()):
             return stop_B > 0.5
         ids_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
         chosen_B = ids_B == lm.template.separator_id
@@ -259,7 +309,7 @@ class Colar(base.Method):
             uniform_B = state.uniform(noise.SNAP, g + 1)
             return sample_tokens(mass_BV.log(), state.temperature, state.top_p, uniform_B)
 
-        probs_BV = continued(logits_BV, lm.template.separator_id)
+        probs_BV = without_separator(logits_BV, lm.template.separator_id)
         ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose)
         total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
         return total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from colar.analysis import retrieval
 from colar.data.example import Example
 from colar.methods.base import Method
+from colar.methods.rollouts import require_scorable
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 from colar.training.batches import Order, Schedule
@@ -151,7 +152,9 @@ class Generator:
             "advantages": advantages_R,
             "weights": output_weights(self.config.loss_type, lengths, self.order.plan, self.length),
             "kept": kept,
-            "engine_logps": rollout.engine_logps(rollouts, outputs, self.config.latent_logprob),
+            "engine_logps": rollout.engine_logps(
+                require_scorable(self.method), rollouts, outputs, self.config.latent_logprob
+            ),
         }
         metrics = self._metrics(sampled) | {
             "rollout/seconds": seconds,
@@ -214,7 +217,7 @@ class Generator:
             **describe(tokens, "completions"),
             "completions/clipped_ratio": share(each.completion.reason == "length" for each in rollouts),
             **describe(thoughts, "latents"),
-            "latents/clipped_ratio": share(not each.stopped for each in rollouts),
+            "latents/clipped_ratio": share(each.cut for each in rollouts),
         }
 
     def _records(self, groups: Sequence[Group], advantages_R: Sequence[float]) -> list[dict[str, Any]]:
@@ -243,7 +246,9 @@ class Generator:
             "question": each.example.question,
             "thoughts": [
                 {
-                    "tokens": [near.token for near in reading.neighbours],
+                    "tokens": [near.token for near in reading.neighbours]
+                    if reading.token is None
+                    else [reading.token],
                     "sigma": reading.sigma,
                     "stop_probability": reading.stop_probability,
                 }

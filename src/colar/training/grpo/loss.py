@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from colar.methods.base import Method
-from colar.methods.rollouts import Outputs, Scorable, Scores
+from colar.methods.rollouts import Rollouts, Scores, require_scorable
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.config import GrpoConfig, Level, LossType, Plan, Scale
 from colar.training.objective import Objective
@@ -118,21 +118,18 @@ def mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
 class GrpoObjective(Objective):
     """`forward(**tensors)` -> {"loss": scalar, metric: detached scalar}.
 
-    Tensors are `Outputs.tensors()` with columns: advantages, weights (c_i), kept (B,); engine_logps (B, N); and where
+    Tensors are `Rollouts.tensors()` with columns: advantages, weights (c_i), kept (B,); engine_logps (B, N); and where
     a generation is used more than once old_logps, with beta above 0 ref_logps. Without old_logps the ratio is 1.
     """
 
     def __init__(self, lm: LatentLM, method: Method, config: GrpoConfig) -> None:
-        if not isinstance(method, Scorable):
-            raise ValueError(
-                f"method.name {method.name} cannot be trained by grpo: its outputs have no log-probs"
-            )
         super().__init__(lm, method)
-        self.grpo, self.scorable = config, method  # not `config`: Trainer writes into a model's
+        self.scorable = require_scorable(method)
+        self.grpo = config  # not `config`: Trainer writes into a model's
 
     def score(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of what these outputs chose, by the present weights."""
-        return self.scorable.logps(self.lm, Outputs.from_tensors(tensors), self.grpo.latent_logprob)
+        return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
 
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The outputs' losses summed and divided by `num_items_in_batch`, the outputs of the update (or given)."""
@@ -150,8 +147,7 @@ class GrpoObjective(Objective):
         difference_BN = (tensors["engine_logps"][:, :N] - old_BN).abs()
         metrics |= {
             "entropy": finite_mean(scores.entropy),
-            "latents/sigma": finite_mean(scores.sigma),
-            "latents/entropy": finite_mean(scores.latent_entropy),
+            **{name: finite_mean(values_B) for name, values_B in scores.logged.items()},
             "sampling/logp_difference": mean(difference_BN, scores.mask),
         }
         count = losses_B.shape[0] if num_items_in_batch is None else num_items_in_batch

@@ -1,6 +1,6 @@
 """Rollouts: a group of outputs for each question, through the engine, and what was sampled and how.
 
-The outputs of a question follow one another in the engine's line, so that the question is read once for all of them.
+The outputs of a question follow one another in the engine's queue, so that the question is read once for all of them.
 Every draw is a function of (run seed, generation, example id, sample): a resumed run samples the same, and no output
 depends on what is sampled beside it. The model is in eval mode while it samples, and has no gradient.
 """
@@ -21,7 +21,7 @@ from colar.engine.engine import Engine, evaluating
 from colar.engine.request import Completion, Request, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method, param_columns
-from colar.methods.rollouts import LatentLogprob, Outputs
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scorable
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 from colar.ops.ragged import pad
@@ -40,8 +40,13 @@ class Rollout:
 
     @property
     def stopped(self) -> bool:
-        """Whether the thinking ended by the model's choice."""
-        return self.completion.length < self.completion.request.decoding.max_latents
+        """Whether the method chose to end the thinking: neither cut at the limit, nor of a fixed number of thoughts."""
+        return bool(self.completion.stop_info)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the thinking met `max_latents`."""
+        return self.completion.length >= self.completion.request.decoding.max_latents
 
     @property
     def token_ids(self) -> list[int]:
@@ -49,21 +54,18 @@ class Rollout:
         ended = self.completion.reason == "stop"
         return [*self.completion.token_ids, *([self.eos_id] if ended else [])]
 
-    def logps(self, latent_logprob: LatentLogprob) -> Tensor:
-        """The engine's log-prob of each position, (K + 1 + A,): latents, the stop (0 if forced), tokens."""
+    def logps(self, method: Scorable, latent_logprob: LatentLogprob) -> Tensor:
+        """The engine's log-prob of each position, (K + 1 + A,): thoughts, the stop (0 if forced), tokens."""
         completion = self.completion
-        stop = completion.stop_info["stop_logp"][None].cpu() if self.stopped else torch.zeros(1)
-        return torch.cat([self._latent_logps(latent_logprob), stop, torch.tensor(completion.token_logps)])
-
-    def _latent_logps(self, latent_logprob: LatentLogprob) -> Tensor:
-        """log(1 - p[###]) + density of each latent, (K,), of what the method said when it drew them."""
-        completion = self.completion
-        if completion.latents is None:
-            return torch.zeros(0)
-        stop_K = torch.stack([info["stop_logp"] for info in completion.info]).cpu()
-        density_K = torch.stack([info["latent_logp"] for info in completion.info]).cpu()
-        dimensions = completion.latents.shape[1] if latent_logprob == "sum" else 1
-        return torch.log(-torch.expm1(stop_K)) + dimensions * density_K
+        said = list(completion.info)
+        if self.stopped:
+            said.append(completion.stop_info)
+        chosen = torch.zeros(completion.length + 1)
+        if said:
+            columns = {name: torch.stack([info[name] for info in said]).cpu() for name in said[0]}
+            stopped = torch.arange(len(said)) == completion.length
+            chosen[: len(said)] = method.sampled_logps(columns, stopped, latent_logprob)
+        return torch.cat([chosen, torch.tensor(completion.token_logps)])
 
 
 def requests(
@@ -111,23 +113,18 @@ def roll_out(
     ]
 
 
-def collate(rollouts: Sequence[Rollout], width: int) -> Outputs:
+def collate(rollouts: Sequence[Rollout], width: int) -> Rollouts:
     """Rollouts as tensors on the CPU; `width` is the model's."""
     question, question_lengths = pad([r.question_ids for r in rollouts])
+    thoughts, thought_counts = pad([r.completion.thought_ids for r in rollouts])
     tokens, token_lengths = pad([r.token_ids for r in rollouts])
-    counts = [r.completion.length for r in rollouts]
-    thought = [r.completion.latents for r in rollouts if r.completion.latents is not None]
-    dtype = thought[0].dtype if thought else torch.float32
-    latents = torch.zeros(len(rollouts), max(counts), width, dtype=dtype)
-    for row, rollout in enumerate(rollouts):
-        if rollout.completion.latents is not None:
-            latents[row, : counts[row]] = rollout.completion.latents.cpu()
     decodings = [r.completion.request.decoding for r in rollouts]
-    return Outputs(
+    return Rollouts(
         question_ids=question,
         question_lengths=question_lengths,
-        latents=latents,
-        latent_counts=torch.tensor(counts),
+        thought_ids=thoughts,
+        latents=_latents(rollouts, thoughts.shape[1], width),
+        thought_counts=thought_counts,
         token_ids=tokens,
         token_lengths=token_lengths,
         stopped=torch.tensor([r.stopped for r in rollouts]),
@@ -137,10 +134,28 @@ def collate(rollouts: Sequence[Rollout], width: int) -> Outputs:
     )
 
 
-def engine_logps(rollouts: Sequence[Rollout], outputs: Outputs, latent_logprob: LatentLogprob) -> Tensor:
-    """The engine's log-probs where `Scores.logps` has the trainer's, (R, N); 0 at forced stops."""
-    logps_RN = torch.zeros(len(rollouts), int(outputs.positions().max()))
+def _latents(rollouts: Sequence[Rollout], longest: int, width: int) -> Tensor:
+    """The latents as they were fed, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
+    kept = [r.completion.latents for r in rollouts if r.completion.latents is not None]
+    ids: set[int] = set()
+    for rollout in rollouts:
+        ids.update(rollout.completion.thought_ids)
+    if ids and -1 not in ids:
+        width = 0
+    dtype = kept[0].dtype if kept else torch.float32
+    latents = torch.zeros(len(rollouts), longest, width, dtype=dtype)
     for row, rollout in enumerate(rollouts):
-        values = rollout.logps(latent_logprob)
+        if width and rollout.completion.latents is not None:
+            latents[row, : rollout.completion.length] = rollout.completion.latents.cpu()
+    return latents
+
+
+def engine_logps(
+    method: Scorable, rollouts: Sequence[Rollout], tensors: Rollouts, latent_logprob: LatentLogprob
+) -> Tensor:
+    """The engine's log-probs where `Scores.logps` has the trainer's, (R, N); 0 at forced stops."""
+    logps_RN = torch.zeros(len(rollouts), int(tensors.positions().max()))
+    for row, rollout in enumerate(rollouts):
+        values = rollout.logps(method, latent_logprob)
         logps_RN[row, : len(values)] = values
     return logps_RN

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from colar import files
-from colar.methods.rollouts import Outputs
+from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.generation import Generation, Generator, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
@@ -77,7 +77,7 @@ class GrpoTrainer(LatentTrainer):
     def score(self, tensors: dict[str, Tensor]) -> Tensor:
         """The present weights' log-probs of a generation, (R, N) on the CPU, batch by batch as they will be learnt
         from and in the same precision: at the first of them the ratio is 1."""
-        outputs = Outputs.from_tensors(tensors)
+        outputs = Rollouts.from_tensors(tensors)
         R = outputs.token_lengths.shape[0]
         logps_RN = torch.zeros(R, int(outputs.positions().max()))
         for start in range(0, R, self.plan.batch):

@@ -1,0 +1,51 @@
+"""CoLaR's thoughts as actions: going on, and where the latent was drawn, its density.
+
+With p the LM head's softmax at the row's temperature, and mu, sigma of the latent head:
+
+    log(1 - p[###]) + log N(l / sigma_e; mu, (latent_temperature * sigma)^2)
+
+The density is a mean over the D dimensions (`latent_logprob: mean`, of the size of a token's log-prob) or their sum
+(the true one). It is left out where latents are not drawn: a deterministic head, latent_temperature 0.
+
+Shape suffixes: B rows, K steps of one request, L thoughts of all rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from colar.methods.colar.heads import gaussian_logps
+from colar.methods.rollouts import LatentLogprob, ThoughtActions
+
+
+def go_on_logps(actions: ThoughtActions, separator_id: int) -> Tensor:
+    """log(1 - p[###]) of each thought, (L,)."""
+    # As the mass of all other tokens, without the 1 - p: exact where stopping is nearly certain, too.
+    separator = torch.tensor([separator_id], device=actions.scaled.device)
+    others_LV = actions.scaled.index_fill(1, separator, -math.inf)
+    return others_LV.logsumexp(-1) - actions.total
+
+
+def density(latents_LD: Tensor, mean_LD: Tensor, spread_LD: Tensor, latent_logprob: LatentLogprob) -> Tensor:
+    """Log-density of each latent, (L,), all in units of sigma_e."""
+    density_LD = gaussian_logps(latents_LD, mean_LD, spread_LD)
+    return density_LD.mean(-1) if latent_logprob == "mean" else density_LD.sum(-1)
+
+
+def entropy(spread_LD: Tensor) -> Tensor:
+    """The Gaussian's entropy per dimension (in units of sigma_e), mean over the dimensions, (L,)."""
+    log_spread_LD = spread_LD.clamp(min=1e-30).log()
+    return (log_spread_LD + 0.5 * math.log(2 * math.pi * math.e)).mean(-1)
+
+
+def sampled_logps(info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob) -> Tensor:
+    """Log-probs of what `think` chose at the steps of one request, (K,), from what it said of them."""
+    stop_K = info["stop_logp"]
+    # `latent_logp` is the mean over the dimensions: the sum is that many times as large.
+    dimensions = info["mu"].shape[-1] if latent_logprob == "sum" else 1
+    thought_K = torch.log(-torch.expm1(stop_K)) + dimensions * info["latent_logp"]
+    return torch.where(stopped, stop_K, thought_K)
