@@ -1,8 +1,11 @@
 """The one interface of all methods, and the tensors that go through it.
 
+    learning    Example --encode--> Row --collate--> Batch --loss--> named terms, one value a row
+    thinking    requests --begin--> columns;  then, step by step:  ThinkState --think--> Thought
+
 A `Row` is one example as ids; a `Batch` the same segments padded one by one on the right, with everything
-that differs between rows as a column. `ThinkState` is what a method sees at inference, one step of all rows
-at once, and `Thought` what it answers. Nothing outside `methods/` asks which method it has.
+that differs between rows as a column. `ThinkState` holds one step of all rows at once, and `Thought` is the method's
+reply to it. Nothing outside `methods/` asks which method it has: docs/add_a_method.md adds one.
 
 Shape suffixes: B rows, Q question, T reasoning tokens, A answer, N labels, S steps, D width, V vocabulary.
 """
@@ -10,6 +13,7 @@ Shape suffixes: B rows, Q question, T reasoning tokens, A answer, N labels, S st
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,10 +51,13 @@ class Row:
 
     @property
     def chain(self) -> list[int]:
-        return [token for step in self.steps for token in step]
+        """The reasoning tokens, all steps end to end."""
+        return list(itertools.chain.from_iterable(self.steps))
 
     def __len__(self) -> int:
-        return len(self.question) + self.n_latents + sum(map(len, self.steps)) + len(self.answer)
+        """Positions that training needs for the row, thoughts of the model's own included."""
+        n_chain = sum(map(len, self.steps))
+        return len(self.question) + self.n_latents + n_chain + len(self.answer)
 
 
 @dataclass(frozen=True)
@@ -71,32 +78,49 @@ class Batch:
     @classmethod
     def collate(cls, rows: Sequence[Row]) -> Batch:
         """Padding is id 0 and never read: every use goes through the lengths."""
-        question, question_lengths = pad([row.question for row in rows])
-        chain, chain_lengths = pad([row.chain for row in rows])
-        sizes, _ = pad([[len(step) for step in row.steps] for row in rows])
-        answer, answer_lengths = pad([row.answer for row in rows])
-        seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64)
-        n_latents = torch.tensor([row.n_latents for row in rows], dtype=torch.int64)
-        segments = (question, question_lengths, chain, chain_lengths, sizes, answer, answer_lengths)
-        return cls(*segments, seeds, n_latents, param_columns([row.params for row in rows]))
+        question_ids, question_lengths = pad([row.question for row in rows])
+        chain_ids, chain_lengths = pad([row.chain for row in rows])
+        step_sizes, _ = pad([list(map(len, row.steps)) for row in rows])
+        answer_ids, answer_lengths = pad([row.answer for row in rows])
+        return cls(
+            question_ids=question_ids,
+            question_lengths=question_lengths,
+            chain_ids=chain_ids,
+            chain_lengths=chain_lengths,
+            step_sizes=step_sizes,
+            answer_ids=answer_ids,
+            answer_lengths=answer_lengths,
+            seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64),
+            n_latents=torch.tensor([row.n_latents for row in rows], dtype=torch.int64),
+            params=param_columns([row.params for row in rows]),
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """A flat dict, as data loaders and Trainer move it between devices."""
         flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "params"}
-        return flat | {f"params.{name}": column for name, column in self.params.items()}
+        for name, column in self.params.items():
+            flat[f"params.{name}"] = column
+        return flat
 
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Batch:
-        params = {key.removeprefix("params."): flat[key] for key in flat if key.startswith("params.")}
-        return cls(**{key: flat[key] for key in flat if not key.startswith("params.")}, params=params)
+        """The inverse of `tensors`."""
+        segments, params = {}, {}
+        for key, tensor in flat.items():
+            if key.startswith("params."):
+                params[key.removeprefix("params.")] = tensor
+            else:
+                segments[key] = tensor
+        return cls(**segments, params=params)
 
 
 @dataclass
 class ThinkState:
-    """What a method sees at one thinking step, a row each for every request that is still thinking.
+    """One thinking step of all requests that still think, a row each.
 
     `hidden` (B, D) is the last hidden state after the question or after the last thought; `step` (B,) counts
-    forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step).
+    forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step): whoever
+    shares the batch, a request gets the same draws.
     """
 
     hidden: Tensor
@@ -260,7 +284,7 @@ def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
 
 
 def variant(params: Any) -> str:
-    """What a request asks beyond its speed, where that is not the default: `snap`, `key=value`; "" for most."""
+    """A request's values other than its speed, where they are not the default: `snap`, `key=value`; "" for most."""
     parts = []
     for f in dataclasses.fields(params):
         value = getattr(params, f.name)
@@ -271,10 +295,13 @@ def variant(params: Any) -> str:
 
 def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
     """A (B,) float64 column for each field of the rows' params."""
-    names = [f.name for f in dataclasses.fields(params[0])] if params else []
-    return {
-        name: torch.tensor([float(getattr(p, name)) for p in params], dtype=torch.float64) for name in names
-    }
+    if not params:
+        return {}
+    columns = {}
+    for f in dataclasses.fields(params[0]):
+        values = [float(getattr(each, f.name)) for each in params]
+        columns[f.name] = torch.tensor(values, dtype=torch.float64)
+    return columns
 
 
 def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:

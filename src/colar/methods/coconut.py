@@ -90,30 +90,36 @@ class Coconut(base.Method):
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over the remaining steps and the answer of -log p(next token)."""
-        blank_BK = batch.seeds.new_zeros(len(batch.seeds), int(batch.n_latents.max()))
+        # After the question: each row's latents, its remaining steps, its answer. The latents' columns are blank
+        # here, and filled one by one while the sequence is unrolled.
+        K = int(batch.n_latents.max())
+        blank_BK = batch.seeds.new_zeros(len(batch.seeds), K)
         chain = (batch.chain_ids, batch.chain_lengths)
         answer = (batch.answer_ids, batch.answer_lengths)
         tail_BN = ragged.pack((blank_BK, batch.n_latents), chain, answer, multiple=ragged.PAD_TO)
-        tail_BND, K = lm.embed(tail_BN), blank_BK.shape[1]
-        real_BN = ragged.length_mask(batch.n_latents + chain[1] + answer[1], tail_BN.shape[1])
+        tail_BND = lm.embed(tail_BN)
+        lengths_B = batch.n_latents + batch.chain_lengths + batch.answer_lengths
+        real_BN = ragged.length_mask(lengths_B, tail_BN.shape[1])
         sequence, first_BKD, _ = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
         rest_BTD = sequence.feed(tail_BND[:, K:], real_BN[:, K:])
-        hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[
-            :, :-1
-        ]  # column i is predicted one position before it
+
+        # Column i is predicted one position before it.
+        hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[:, :-1]
+        # A latent is no label: nobody wrote down what it should be.
         labelled_BN = real_BN & ~ragged.length_mask(batch.n_latents, tail_BN.shape[1])
         return {"ce": losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
 
     @torch.no_grad()
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """The model's own latents, then what is left of the steps."""
-        chain_BTD, n = lm.embed(batch.chain_ids), batch.n_latents
-        blank_BKD = chain_BTD.new_zeros(len(n), int(n.max()), lm.width)
-        counts_B = n + batch.chain_lengths
-        tail_BND = ragged.pack((blank_BKD, n), (chain_BTD, batch.chain_lengths))
+        chain_BTD = lm.embed(batch.chain_ids)
+        K = int(batch.n_latents.max())
+        blank_BKD = chain_BTD.new_zeros(len(batch.n_latents), K, lm.width)
+        counts_B = batch.n_latents + batch.chain_lengths
+        tail_BND = ragged.pack((blank_BKD, batch.n_latents), (chain_BTD, batch.chain_lengths))
         real_BN = ragged.length_mask(counts_B, tail_BND.shape[1])
         _, _, fed_BKD = unroll(lm, batch, tail_BND, real_BN, lambda hidden_BD: hidden_BD)
-        return torch.cat([fed_BKD, tail_BND[:, fed_BKD.shape[1] :]], dim=1), counts_B
+        return torch.cat([fed_BKD, tail_BND[:, K:]], dim=1), counts_B
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         return base.fixed_thought(state, state.hidden, self.config.n_latents)

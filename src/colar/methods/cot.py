@@ -49,11 +49,11 @@ class Cot(base.Method):
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over L_r + L_a labelled positions of -log p(next token)."""
+        question = (batch.question_ids, batch.question_lengths)
         chain = (batch.chain_ids, batch.chain_lengths)
         answer = (batch.answer_ids, batch.answer_lengths)
-        ids_BT = ragged.pack(
-            (batch.question_ids, batch.question_lengths), chain, answer, multiple=ragged.PAD_TO
-        )
+        ids_BT = ragged.pack(question, chain, answer, multiple=ragged.PAD_TO)
+        # The question is no label: hidden states are taken from its last position on.
         labels_BN = ragged.pack(chain, answer)
         hidden_BTD = lm.hidden(lm.embed(ids_BT))
         hidden_BND = ragged.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])

@@ -97,9 +97,9 @@ class Distill(base.Method):
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """student, teacher, align: the three weighted terms."""
         config = self.config
-        teacher_B, target = self._teacher(lm, batch)
-        student_B, aligned = self._student(lm, batch)
-        align_B = alignment(aligned, target, config.align_loss, config.align_scale)
+        teacher_B, target_LBD = self._teacher(lm, batch)
+        student_B, aligned_LBD = self._student(lm, batch)
+        align_B = alignment(aligned_LBD, target_LBD, config.align_loss, config.align_scale)
         return {
             "student": config.student_weight * student_B,
             "teacher": config.teacher_weight * teacher_B,
@@ -109,11 +109,17 @@ class Distill(base.Method):
     def _teacher(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
         question = (batch.question_ids, batch.question_lengths)
-        tail = ((batch.chain_ids, batch.chain_lengths), (batch.answer_ids, batch.answer_lengths))
-        layers = lm.layers(lm.embed(ragged.pack(question, *tail, multiple=ragged.PAD_TO)))
-        labels_BN = ragged.pack(*tail)
+        chain = (batch.chain_ids, batch.chain_lengths)
+        answer = (batch.answer_ids, batch.answer_lengths)
+        ids_BT = ragged.pack(question, chain, answer, multiple=ragged.PAD_TO)
+        layers = lm.layers(lm.embed(ids_BT))
+
+        # Labels: the chain, the separator that closes it, the answer. The first is predicted by the question's end.
+        labels_BN = ragged.pack(chain, answer)
         hidden_BND = ragged.shift(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
         mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
+
+        # The closing separator is fed right behind the chain: there the student is aligned with the teacher.
         separator_B = batch.question_lengths + batch.chain_lengths
         at_separator = [ragged.shift(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
         return losses.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
@@ -121,16 +127,19 @@ class Distill(base.Method):
     def _student(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The same of the student, whose labels are the answer's."""
         sequence, _, _ = self._unroll(lm, batch)
+        # The answer segment begins with the closing separator: its first column is where the two are aligned.
         answer_BA = ragged.pack((batch.answer_ids, batch.answer_lengths), multiple=ragged.PAD_TO)
         real_BA = ragged.length_mask(batch.answer_lengths, answer_BA.shape[1])
         layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
         return base.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
 
     def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
+        """Read the questions, then feed the student its own latents: as many in every row."""
         n = self.config.n_latents
+        n_latents_B = torch.full_like(batch.seeds, n)
         blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
-        real_BK = ragged.length_mask(torch.full_like(batch.seeds, n), n)
-        fixed = replace(batch, n_latents=torch.full_like(batch.seeds, n))
+        real_BK = ragged.length_mask(n_latents_B, n)
+        fixed = replace(batch, n_latents=n_latents_B)
         return unroll(lm, fixed, blank_BKD, real_BK, lambda hidden_BD: self.project(lm, hidden_BD))
 
     def project(self, lm: LatentLM, hidden_BD: Tensor) -> Tensor:
@@ -156,9 +165,10 @@ def alignment(
 ) -> Tensor:
     """Mean over layers and D of the distance of two lists of hidden states (B, D), (B,); no gradient to `teacher`."""
     distance = F.smooth_l1_loss if kind == "smooth_l1" else F.l1_loss
-    losses = []
+    by_layer = []
     for student_BD, teacher_BD in zip(student, teacher, strict=True):
         target_BD = teacher_BD.detach().float()
         loss_B = distance(student_BD.float(), target_BD, reduction="none").mean(-1)
-        losses.append(loss_B / target_BD.std(-1) if scale else loss_B)
-    return torch.stack(losses).mean(0)
+        # A layer whose states are large would outweigh the others.
+        by_layer.append(loss_B / target_BD.std(-1) if scale else loss_B)
+    return torch.stack(by_layer).mean(0)

@@ -77,7 +77,9 @@ class Icot(Cot):
     def stage(self, epoch: float) -> int:
         """Units to be removed, floor(removed_per_epoch * (epoch - cot_epochs)), up to the last stage."""
         since = max(epoch - self.config.cot_epochs, 0.0)
-        return int(min(self.config.removed_per_epoch * since, self.last_stage()) + 1e-9)
+        due = min(self.config.removed_per_epoch * since, self.last_stage())
+        # A product that should be whole, and is a rounding error below, must not fall a stage short.
+        return int(due + 1e-9)
 
     def last_stage(self) -> int:
         most = self.config.most_removed
@@ -90,6 +92,7 @@ class Icot(Cot):
         stage = self.stage(epoch)
         if self.config.most_removed is None and stage == self.config.remove_all_at:
             return replace(row, steps=[])
+        # Removal smoothing: now and then a row is ahead of its stage.
         removed = stage + offset(rng.random(), self.config.smoothing_lambda)
         if self.config.most_removed is not None:
             removed = min(removed, self.config.most_removed)
@@ -105,13 +108,18 @@ class Icot(Cot):
 
 def offset(uniform: float, smoothing_lambda: float | None) -> int:
     """The o of removal smoothing by inverse CDF, P(o >= n) = exp(-lambda n), from `uniform` in [0, 1)."""
-    return 0 if smoothing_lambda is None else math.floor(-math.log1p(-uniform) / smoothing_lambda)
+    if smoothing_lambda is None:
+        return 0
+    return math.floor(-math.log1p(-uniform) / smoothing_lambda)
 
 
 def without_first(steps: list[list[int]], n: int) -> list[list[int]]:
-    """The steps without the first n tokens of the chain, and without steps that have lost all."""
+    """The steps without the first n tokens of the chain; a step that has lost all its tokens is gone."""
     kept = []
+    left = n
     for step in steps:
-        kept.append(step[n:])
-        n = max(n - len(step), 0)
-    return [step for step in kept if step]
+        rest = step[left:]
+        left = max(left - len(step), 0)
+        if rest:
+            kept.append(rest)
+    return kept

@@ -31,10 +31,13 @@ def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_
 def cross_entropy_from(logits_MV: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
     """`cross_entropy` from the logits of the M labelled positions, row after row."""
     mask_BN = labelled(weights_BNG)
+    labels_MG = labels_BNG[mask_BN]
+    weights_MG = weights_BNG[mask_BN]
     log_probs_MV = logits_MV.log_softmax(-1)
-    losses_M = -(log_probs_MV.gather(1, labels_BNG[mask_BN]) * weights_BNG[mask_BN]).sum(-1)
-    empty_BN = losses_M.new_zeros(mask_BN.shape)
-    return row_mean(empty_BN.masked_scatter(mask_BN, losses_M), mask_BN)
+    losses_M = -(log_probs_MV.gather(1, labels_MG) * weights_MG).sum(-1)
+    # Back into rows: the mean is taken over a row's own positions.
+    losses_BN = losses_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, losses_M)
+    return row_mean(losses_BN, mask_BN)
 
 
 def token_loss(lm: LatentLM, hidden_BND: Tensor, ids_BN: Tensor, mask_BN: Tensor) -> Tensor:

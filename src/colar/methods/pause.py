@@ -77,8 +77,8 @@ class Pause(base.Method):
         return scaled
 
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        rows = len(batch.seeds)
-        return self.pauses(lm).expand(rows, -1, -1), torch.full_like(batch.seeds, self.config.n_pauses)
+        pauses_BKD = self.pauses(lm).expand(len(batch.seeds), -1, -1)
+        return pauses_BKD, torch.full_like(batch.seeds, self.config.n_pauses)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: mean over the answer of -log p(next token)."""
@@ -86,6 +86,7 @@ class Pause(base.Method):
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
         hidden_BTD = lm.hidden(ragged.pack(question, (pauses_BKD, counts_B), answer, multiple=ragged.PAD_TO))
+        # Only the answer is a label: what the model says at a pause is not trained.
         separator_B = batch.question_lengths + counts_B
         hidden_BAD = ragged.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": base.answer_loss(lm, hidden_BAD, batch)}

@@ -64,6 +64,7 @@ def load_for_training(
     """
     folder = checkpoint.resolve(path_or_id)
     info = checkpoint.read_info(folder)
+    # An adapter trains on with the settings it has; full weights may get a new one laid on.
     adapter = info["weights"] == "adapter"
     if adapter and lora is None:
         raise ValueError(

@@ -65,23 +65,35 @@ def param_names() -> list[str]:
 
 def param_types() -> dict[str, type]:
     """The type of each per-request value that some method has."""
-    return {name: kind for method in METHODS.values() for name, kind in get_type_hints(method.Params).items()}
+    types: dict[str, type] = {}
+    for method in METHODS.values():
+        types.update(get_type_hints(method.Params))
+    return types
 
 
 def typed(cls: type[Any], values: Mapping[str, Any], what: str) -> Any:
-    """A dataclass from JSON-like values: unknown keys and wrong types are errors in words."""
+    """A dataclass from JSON-like values. ValueError names an unknown key, or one whose value has the wrong type."""
     hints = get_type_hints(cls)
+    arguments = {}
     for key, value in values.items():
         if key not in hints:
             raise ValueError(
                 f"{what}: unknown key {key!r}{did_you_mean(key, hints)}; keys: {', '.join(hints) or 'none'}"
             )
-        expected = hints[key]
-        if expected is float or expected is int:
-            fits = isinstance(value, int | float) and not isinstance(value, bool)
-            fits = fits and (expected is float or float(value).is_integer())
-        else:
-            fits = expected is not bool or isinstance(value, bool)
-        if not fits:
-            raise ValueError(f"{what}: {key} must be a {expected.__name__}, got {value!r}")
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        if not _fits(value, hints[key]):
+            raise ValueError(f"{what}: {key} must be a {hints[key].__name__}, got {value!r}")
+        # JSON and YAML have lists where a frozen dataclass has tuples.
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+    return cls(**arguments)
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    """Whether a value may stand for a field of this type; types that are no plain number or bool check themselves."""
+    is_bool = isinstance(value, bool)
+    if expected is bool:
+        return is_bool
+    if expected is float:
+        return isinstance(value, int | float) and not is_bool
+    if expected is int:
+        return isinstance(value, int | float) and not is_bool and float(value).is_integer()
+    return True

@@ -49,13 +49,15 @@ class Unrolled:
         self, embeds_BTD: Tensor, real_BT: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, DynamicCache | None]:
         """Embeddings, mask, positions and cache of the next forward."""
-        n = embeds_BTD.shape[1]
         before_BT = real_BT[:, :0] if self.real_BT is None else self.real_BT
         self.real_BT = torch.cat([before_BT, real_BT], dim=1)
+        # Positions count what is real: padding on the left of a question moves nothing.
         positions_BT = (self.real_BT.cumsum(1) - 1).clamp(min=0)
         mask_BT = self.real_BT.long()
         if self.cache is not None:
-            return embeds_BTD, mask_BT, positions_BT[:, -n:], self.cache
+            n_new = embeds_BTD.shape[1]
+            return embeds_BTD, mask_BT, positions_BT[:, -n_new:], self.cache
+        # No cache: everything that was fed so far goes in again.
         before_BTD = embeds_BTD[:, :0] if self.fed_BTD is None else self.fed_BTD
         self.fed_BTD = torch.cat([before_BTD, embeds_BTD], dim=1)
         return self.fed_BTD, mask_BT, positions_BT, None
@@ -78,12 +80,16 @@ def unroll(
     """
     sequence = Unrolled(lm)
     question_BQD, real_BQ = align_right(lm.embed(batch.question_ids), batch.question_lengths)
+    # All questions end in the same column: its hidden state makes the first latent of every row.
     hidden = [sequence.feed(question_BQD, real_BQ)[:, -1]]
     fed = []
     for k in range(int(batch.n_latents.max())):
         latent_BD = latent(hidden[-1]).to(tail_BND.dtype)
-        fed.append(torch.where((batch.n_latents > k)[:, None], latent_BD, tail_BND[:, k]))
-        hidden.append(sequence.feed(fed[-1][:, None], real_BN[:, k : k + 1])[:, 0])
+        # A row with fewer latents is already in its own tail here.
+        thinks_B1 = (batch.n_latents > k)[:, None]
+        fed_BD = torch.where(thinks_B1, latent_BD, tail_BND[:, k])
+        fed.append(fed_BD)
+        hidden.append(sequence.feed(fed_BD[:, None], real_BN[:, k : k + 1])[:, 0])
     fed_BKD = torch.stack(fed, dim=1) if fed else tail_BND[:, :0]
     return sequence, torch.stack(hidden, dim=1), fed_BKD
 

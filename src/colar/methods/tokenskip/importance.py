@@ -76,11 +76,12 @@ class LLMLingua2:
         for example in progress.track(examples, "score chains"):
             text, spans = chain_spans(template, example)
             keep = self.characters(text) if spans else []
-            yield tuple(_mean([keep[i] for i in range(*span) if keep[i] is not None]) for span in spans)
+            yield tuple(_mean(keep[first:end]) for first, end in spans)
 
     @torch.no_grad()
     def characters(self, text: str) -> list[float | None]:
         """P(keep) of each character; None where no token of the classifier lies (white space)."""
+        # A chain may be longer than the classifier's context: it is read in windows. XLM-RoBERTa keeps two positions.
         longest = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings - 2)
         encoded = self.tokenizer(
             text, max_length=longest, truncation=True, return_overflowing_tokens=True,
@@ -97,7 +98,8 @@ class LLMLingua2:
 
 def chain_spans(template: Template, example: Example) -> tuple[str, list[tuple[int, int]]]:
     """The chain's text, and the characters [first, end) of it that each of our tokens covers."""
-    text, spans = "", []
+    text = ""
+    spans: list[tuple[int, int]] = []
     for i, (step, ids) in enumerate(zip(example.steps, template.steps(example.steps), strict=True)):
         piece = (template.config.step_joiner if i else "") + step
         if not template.tokenizer.is_fast:

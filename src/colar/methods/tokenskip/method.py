@@ -84,6 +84,7 @@ class TokenSkip(Cot):
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         rows = list(examples)
+        # Before any update: the surprisal is that of the model to start from.
         if self.config.scorer == "surprisal":
             scores = surprisal(lm, rows)
         else:
@@ -110,13 +111,18 @@ class TokenSkip(Cot):
 
 
 def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -> list[list[int]]:
-    """The ceil(ratio * n) most important of a chain's n tokens, in order; steps that have lost all are gone."""
+    """The ceil(ratio * n) most important of a chain's n tokens, in order; a step that has lost all is gone."""
     n = len(importance)
     assert n == sum(map(len, steps)), "a score for each token"
+    # 0.6 x 5 is a rounding error above 3: it must not keep a fourth token.
     count = math.ceil(ratio * n - 1e-9)
-    kept = set(sorted(range(n), key=lambda i: (-importance[i], i))[:count])
-    pruned, first = [], 0
+    by_importance = sorted(range(n), key=lambda i: (-importance[i], i))
+    kept = set(by_importance[:count])
+    pruned = []
+    first = 0
     for step in steps:
-        pruned.append([token for i, token in enumerate(step, first) if i in kept])
+        rest = [token for i, token in enumerate(step, first) if i in kept]
         first += len(step)
-    return [step for step in pruned if step]
+        if rest:
+            pruned.append(rest)
+    return pruned
