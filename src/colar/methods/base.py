@@ -133,7 +133,7 @@ class ThinkState:
     sample: Tensor
     make_logits: Callable[[Tensor], Tensor]
     begun: dict[str, Tensor] = field(default_factory=dict)
-    """What the method's `begin` made for these rows."""
+    """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
     """Whether anybody looks at `Thought.info`: a method may leave out what is costly to say."""
 
@@ -168,7 +168,7 @@ class Thought:
 
 
 class Asked(Protocol):
-    """What a method may read of a request: `engine.request.Request` has these, and the engine's own settings."""
+    """The fields of a request that a method may read; `engine.request.Request` has them."""
 
     @property
     def id(self) -> str: ...
@@ -207,7 +207,7 @@ class Method(ABC):
     # Learning
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        """What it adds to the backbone, by name; `LatentLM` registers, trains and saves them.
+        """The modules that it adds to the backbone, by name; `LatentLM` registers, trains and saves them.
 
         May read `lm` (its width, a copy of a layer), and must make the same shapes for any backbone of that config:
         a checkpoint's weights are loaded over them.
@@ -219,7 +219,7 @@ class Method(ABC):
         return examples
 
     def prompt(self, params: Any) -> str:
-        """What fills the template's speed slot, in training and at inference alike."""
+        """The text of the template's speed slot, in training and at inference alike."""
         return ""
 
     def stage(self, epoch: float) -> int:
@@ -242,7 +242,7 @@ class Method(ABC):
         """
 
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What training feeds between the separators: embeddings (B, K, D) and each row's number of them (B,)."""
+        """The embeddings that training feeds between the separators, (B, K, D), and each row's number of them, (B,)."""
         return lm.embed(batch.chain_ids), batch.chain_lengths
 
     # Thinking

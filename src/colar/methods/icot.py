@@ -47,11 +47,11 @@ class IcotConfig:
     """The curriculum; defaults are those of its paper's GSM8k runs."""
 
     unit: Unit = "tokens"
-    """What is removed from the front of the chain: "tokens" (the paper's) or whole "steps"."""
+    """The unit that is removed from the front of the chain: "tokens" (the paper's) or whole "steps"."""
     removed_per_epoch: float = 8.0
     """Units removed in an epoch (the paper's Delta), above 0."""
     remove_all_at: int = 39
-    """When so many units are to be removed, the whole chain is, however long; 1 or more."""
+    """From this number of units on the whole chain is removed, however long; 1 or more."""
     most_removed: int | None = None
     """Never remove more units than this, 0 or more, and think the rest in tokens; null: remove all in the end."""
     smoothing_lambda: float | None = 4.0

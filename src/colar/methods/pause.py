@@ -69,7 +69,7 @@ class Pause(base.Method):
         return replace(row, steps=[], n_latents=self.config.n_pauses)
 
     def pauses(self, lm: LatentLM) -> Tensor:
-        """What is fed, (K, D)."""
+        """The embeddings that are fed, (K, D)."""
         if self.config.sigma_e is None:
             raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
         weight: Any = lm.extra["pauses"].weight

@@ -60,7 +60,7 @@ def load_for_training(
     """A checkpoint's weights for another stage of training, with the modules of `method`.
 
     The modules are loaded where the checkpoint is of the same method, and made afresh where it is not. With
-    `lora` an adapter goes on being trained (its settings must be the checkpoint's), or is laid on full weights.
+    `lora` an adapter trains on (its settings must be the checkpoint's), or is laid on full weights.
     """
     folder = checkpoint.resolve(path_or_id)
     info = checkpoint.read_info(folder)

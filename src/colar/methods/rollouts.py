@@ -118,7 +118,7 @@ class Scores:
 
 @runtime_checkable
 class Scorable(Protocol):
-    """What a method has beside `Method` to be trained by reinforcement: the log-probs of what it chose itself."""
+    """A method that reinforcement can train: beside `Method` it has the log-probs of its own choices."""
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         """By the present weights, with gradient to them; none through the latents."""
@@ -209,7 +209,7 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, N: int) -> Tensor:
 
 
 def _fed(lm: LatentLM, rollouts: Rollouts) -> Tensor:
-    """What was fed at each thought, (B, K, D): the latent, or the token's embedding."""
+    """The embedding that was fed at each thought, (B, K, D): the latent, or the token's."""
     latents_BKD = rollouts.latents.detach()
     is_token_BK = rollouts.thought_ids >= 0
     only_tokens = latents_BKD.shape[-1] == 0

@@ -55,7 +55,7 @@ def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float
 
 
 class LLMLingua2:
-    """A token classifier, by Hub id or folder. ValueError in words where it cannot be loaded."""
+    """A token classifier, by Hub id or folder. ValueError says why where it cannot be loaded."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         try:

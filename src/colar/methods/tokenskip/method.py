@@ -53,7 +53,7 @@ class TokenSkipParams:
 
 @dataclass(frozen=True)
 class TokenSkipConfig:
-    """What is pruned in training."""
+    """How chains are pruned in training."""
 
     ratios: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     """Ratios drawn from in training, each above 0 and at most 1 (the paper's)."""
