@@ -49,7 +49,8 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
 
     Never raises on any text; ValueError for an unknown `answer_type`, RuntimeError where math-verify is missing.
     """
-    parsed, gold = extract(completion, answer_type), extract(answer, answer_type)
+    parsed = extract(completion, answer_type)
+    gold = extract(answer, answer_type)
     if parsed is None or gold is None:
         return Verdict(False, parsed)
     if parsed == gold:
@@ -62,7 +63,7 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
 
 
 def extract(completion: str, answer_type: AnswerType) -> str | None:
-    """The answer that `completion` states, in its canonical spelling; None where none can be read."""
+    """Extract the answer that `completion` states, in its canonical spelling; None where none can be read."""
     if answer_type == "number":
         value = read_number(_stated(completion))
         return None if value is None else canonical(value)
@@ -82,18 +83,25 @@ def _stated(text: str) -> str:
     markers = list(_MARKER.finditer(text))
     if not markers:
         return text.strip()
-    return _SENTENCE_END.split(text[markers[-1].end() :].lstrip(), maxsplit=1)[0].strip()
+    # The last one: a model that corrects itself means its last word. What follows the sentence is no answer.
+    after = text[markers[-1].end() :].lstrip()
+    sentence = _SENTENCE_END.split(after, maxsplit=1)[0]
+    return sentence.strip()
 
 
 def _latex(completion: str) -> str | None:
     expression = _expression(completion)
-    return plain(expression) or None if len(expression) <= MAX_CHARACTERS else None
+    if len(expression) > MAX_CHARACTERS:
+        return None
+    return plain(expression) or None
 
 
 def _expression(text: str) -> str:
     """The stated answer as LaTeX: the box, the one `$...$`, or all of it. `\\text{}` still marks words as words."""
     stated = _stated(text)
-    spans = [] if _has_box(text) else math_spans(stated)
+    if _has_box(text):
+        return stated
+    spans = math_spans(stated)
     return spans[0] if len(spans) == 1 else stated
 
 
@@ -106,17 +114,25 @@ def _choice(stated: str) -> str | None:
     letter = _WHOLE_LETTER.fullmatch(stated)
     if letter:
         return letter[1].upper()
+    # "(B)" is the pattern's first group, "B." its second.
     letters: set[str] = {first or second for first, second in _LABEL.findall(stated)}
-    truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
     if len(letters) == 1:
         return letters.pop()
-    if letters or len(truths) != 1 or _NEGATION.search(stated):
+    if letters:
+        return None
+    truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
+    # "It is not true" states the opposite of the word it has: not read.
+    if len(truths) != 1 or _NEGATION.search(stated):
         return None
     return truths.pop()
 
 
 def _text(completion: str) -> str | None:
     text = " ".join(completion.split())
-    text = text[leading.end() :] if (leading := _LEADING_MARKER.match(text)) else text
+    leading = _LEADING_MARKER.match(text)
+    if leading:
+        text = text[leading.end() :]
     folded = text.casefold()
-    return folded.strip("\"'“”` ").rstrip(".!?,;: ") or folded or None
+    bare = folded.strip("\"'“”` ").rstrip(".!?,;: ")
+    # An answer of nothing but punctuation keeps it.
+    return bare or folded or None

@@ -1,6 +1,6 @@
 """The table of data sources: where each lies, on the Hub and under a data folder, and how its rows are read.
 
-A line per source, and nothing about sources anywhere else. `files` are paths under `data_dir`, named as upstream
+One entry a source, and nothing about sources anywhere else. `files` are paths under `data_dir`, named as upstream
 names them; several alternatives are tried in order, and one that lists several files is their concatenation.
 Hub splits use the Hub's own syntax ("train+test").
 """
@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """One line of the table. `order="key"`: sorted by the row's own id, or by the hash of its question."""
+    """One entry of the table. `order="key"`: sorted by the row's own id, or by the hash of its question."""
 
     about: str
     licence: str
@@ -49,89 +49,158 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # name -> default
 
 
-def _one(path: str, hub: str | None) -> Split:
-    return Split(((path,),), hub)
+def _one_file(path: str, hub: str | None) -> Split:
+    return Split(files=((path,),), hub=hub)
 
 
-def _coconut_files(name: str) -> dict[str, Split]:
-    upstream = {"train": "train", "validation": "valid", "test": "test"}
-    return {split: _one(f"{name}/{name}_{word}.json", None) for split, word in upstream.items()}
+def _coconut_splits(name: str) -> dict[str, Split]:
+    """The three splits of a data set in Coconut's repository, which says "valid" for validation."""
+    return {
+        "train": _one_file(f"{name}/{name}_train.json", hub=None),
+        "validation": _one_file(f"{name}/{name}_valid.json", hub=None),
+        "test": _one_file(f"{name}/{name}_test.json", hub=None),
+    }
 
 
 _GSM8K_AUG_TRAIN = Split(
-    (("gsm8k_aug/train.txt",), ("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt")),
-    "train",
+    files=(
+        ("gsm8k_aug/train.txt",),
+        # What can be had without the Hub: the head of the published file, and GSM8K's own training problems.
+        ("gsm8k_aug/train_first3000.txt", "gsm8k_aug/train_no_aug_equations.txt"),
+    ),
+    hub="train",
 )
-_MATH_TRAIN = Split((("math/train.parquet",),), "train", "kept", frozenset({"98fc77ec11ec6bfc"}))
+_MATH_TRAIN = Split(
+    files=(("math/train.parquet",),),
+    hub="train",
+    part="kept",
+    leave_out=frozenset({"98fc77ec11ec6bfc"}),
+)
 _MATH_SUBJECTS = (
-    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
     "precalculus",
-)  # fmt: skip
+)
 
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         "gsm8k-aug": Source(
-            "GSM8K augmented by GPT-4, steps as equations (the paper's training set)", "MIT", "number",
-            {
+            about="GSM8K augmented by GPT-4, steps as equations (the paper's training set)",
+            licence="MIT",
+            answer_type="number",
+            splits={
                 "train": _GSM8K_AUG_TRAIN,
-                "validation": _one("gsm8k_aug/valid.txt", "validation"),
-                "test": _one("gsm8k_aug/test.txt", "test"),
+                "validation": _one_file("gsm8k_aug/valid.txt", hub="validation"),
+                "test": _one_file("gsm8k_aug/test.txt", hub="test"),
             },
-            formats.icot_line, formats.columns("question", "answer", steps="steps"), "whynlp/gsm8k-aug",
+            file_parser=formats.icot_line,
+            hub_parser=formats.columns("question", "answer", steps="steps"),
+            hub="whynlp/gsm8k-aug",
         ),
         "gsm8k": Source(
-            "grade-school problems, steps in words", "MIT", "number",
-            {"train": _one("gsm8k/train.jsonl", "train"), "test": _one("gsm8k/test.jsonl", "test")},
-            formats.gsm8k, formats.gsm8k, "openai/gsm8k", ("main",), options={"keep_marks": False},
+            about="grade-school problems, steps in words",
+            licence="MIT",
+            answer_type="number",
+            splits={
+                "train": _one_file("gsm8k/train.jsonl", hub="train"),
+                "test": _one_file("gsm8k/test.jsonl", hub="test"),
+            },
+            file_parser=formats.gsm8k,
+            hub_parser=formats.gsm8k,
+            hub="openai/gsm8k",
+            hub_configs=("main",),
+            options={"keep_marks": False},
         ),
         "gsm-hard": Source(
-            "GSM8K's test set with large numbers; a quarter of the answers are no integers", "MIT", "number",
-            {"test": _one("gsm_hard/gsmhardv2.jsonl", "train")},
-            formats.columns("input", "target"), formats.columns("input", "target"), "reasoning-machines/gsm-hard",
+            about="GSM8K's test set with large numbers; a quarter of the answers are not integers",
+            licence="MIT",
+            answer_type="number",
+            # The Hub calls its only split "train"; it is made of GSM8K's test questions.
+            splits={"test": _one_file("gsm_hard/gsmhardv2.jsonl", hub="train")},
+            file_parser=formats.columns("input", "target"),
+            hub_parser=formats.columns("input", "target"),
+            hub="reasoning-machines/gsm-hard",
         ),
         "svamp": Source(
-            "one-step problems with distractors; all 1,000 are the test set, as in the paper", "MIT", "number",
-            {"test": _one("svamp/SVAMP.json", "train+test")},
-            formats.svamp, formats.svamp, "ChilleD/SVAMP", order="key",
+            about="one-step problems with distractors; all 1,000 are the test set, as in the paper",
+            licence="MIT",
+            answer_type="number",
+            splits={"test": _one_file("svamp/SVAMP.json", hub="train+test")},
+            file_parser=formats.svamp,
+            hub_parser=formats.svamp,
+            hub="ChilleD/SVAMP",
+            order="key",
         ),
         "multiarith": Source(
-            "two-step problems; all 600 are the test set, as in the paper", "none stated", "number",
-            {"test": _one("multiarith/MultiArith.json", "train+test")},
-            formats.columns("sQuestion", "lSolutions"), formats.columns("question", "final_ans"),
-            "ChilleD/MultiArith", order="key",
+            about="two-step problems; all 600 are the test set, as in the paper",
+            licence="none stated",
+            answer_type="number",
+            splits={"test": _one_file("multiarith/MultiArith.json", hub="train+test")},
+            file_parser=formats.columns("sQuestion", "lSolutions"),
+            hub_parser=formats.columns("question", "final_ans"),
+            hub="ChilleD/MultiArith",
+            order="key",
         ),
         "math": Source(
-            "competition problems, LaTeX answers; a tenth of train is held out as validation", "MIT", "latex",
-            {
+            about="competition problems, LaTeX answers; a tenth of train is held out as validation",
+            licence="MIT",
+            answer_type="latex",
+            splits={
                 "train": _MATH_TRAIN,
                 "validation": replace(_MATH_TRAIN, part="held"),
-                "test": _one("math/test.parquet", "test"),
+                "test": _one_file("math/test.parquet", hub="test"),
             },
-            formats.hendrycks_math, formats.hendrycks_math, "EleutherAI/hendrycks_math", _MATH_SUBJECTS, "key",
+            file_parser=formats.hendrycks_math,
+            hub_parser=formats.hendrycks_math,
+            hub="EleutherAI/hendrycks_math",
+            hub_configs=_MATH_SUBJECTS,
+            order="key",
         ),
         "math-500": Source(
-            "500 of the MATH test problems", "MIT", "latex",
-            {"test": _one("math500/test500.jsonl", "test")},
-            formats.math_500, formats.math_500, "HuggingFaceH4/MATH-500",
+            about="500 of the MATH test problems",
+            licence="MIT",
+            answer_type="latex",
+            splits={"test": _one_file("math500/test500.jsonl", hub="test")},
+            file_parser=formats.math_500,
+            hub_parser=formats.math_500,
+            hub="HuggingFaceH4/MATH-500",
         ),
+        # No files: its authors ask that no copy in plain text be published.
         "gpqa": Source(
-            "graduate-level science, four choices; gated on the Hub, never to be published in plain text",
-            "CC-BY-4.0", "choice", {"test": Split(hub="train")},
-            None, formats.gpqa, "Idavidrein/gpqa", ("gpqa_main",), "key",
+            about="graduate-level science, four choices; gated on the Hub, never to be published in plain text",
+            licence="CC-BY-4.0",
+            answer_type="choice",
+            splits={"test": Split(hub="train")},
+            hub_parser=formats.gpqa,
+            hub="Idavidrein/gpqa",
+            hub_configs=("gpqa_main",),
+            order="key",
         ),
         # No copy of these two on the Hub is known to be the one Coconut used: files only.
         "prosqa": Source(
-            "paths in a graph of made-up words (facebookresearch/coconut, data/)", "MIT", "text",
-            _coconut_files("prosqa"), formats.coconut,
+            about="paths in a graph of made-up words (facebookresearch/coconut, data/)",
+            licence="MIT",
+            answer_type="text",
+            splits=_coconut_splits("prosqa"),
+            file_parser=formats.coconut,
         ),
         "prontoqa": Source(
-            "true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
-            "Apache-2.0", "choice",
-            _coconut_files("prontoqa"), formats.coconut,
+            about="true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
+            licence="Apache-2.0",
+            answer_type="choice",
+            splits=_coconut_splits("prontoqa"),
+            file_parser=formats.coconut,
         ),
+        # No files and no Hub: `synthetic.py` makes the rows.
         "arithmetic": Source(
-            "generated here: chains of sums and products, no download", "Apache-2.0", "number",
-            {split: Split() for split in SPLITS},
+            about="generated here: chains of sums and products, no download",
+            licence="Apache-2.0",
+            answer_type="number",
+            splits={split: Split() for split in SPLITS},
         ),
     }
-)  # fmt: skip
+)

@@ -1,9 +1,11 @@
-"""`Example`: one problem with its reasoning, the row that every source yields and every method learns from."""
+"""`Example`: one problem with its reasoning. Every source yields these, and every method learns from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+from colar.checks import check_choice, check_holds
 
 AnswerType = Literal["number", "latex", "choice", "text"]
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
@@ -26,9 +28,5 @@ class Example:
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):
             value = getattr(self, field)
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{field} must be a non-empty string, got {value!r}")
-        if self.answer_type not in ANSWER_TYPES:
-            raise ValueError(
-                f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {self.answer_type!r}"
-            )
+            check_holds(field, isinstance(value, str) and bool(value.strip()), value, "a non-empty string")
+        check_choice("answer_type", self.answer_type, ANSWER_TYPES)

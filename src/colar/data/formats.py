@@ -1,9 +1,9 @@
 """File formats and row formats: how published rows become question, steps and answer.
 
-A reader turns a file into (place, raw row) pairs, where a place is "file:line" (or "file: row 7" where a format has
-no lines). A parser turns one raw row into `Fields` and raises ValueError with the reason where the row is
-malformed; the caller adds the place. Text is stripped and otherwise left as published, except that whole floats
-lose their ".0" (145.0 -> "145").
+A reader turns a file into entries: (place, raw row) pairs. A place is what an error message names, "file:line", or
+"file: row 7" where a format has no lines. A parser turns one raw row into `Fields` and raises ValueError with the
+reason where the row is malformed; the caller adds the place. Text is stripped and otherwise left as published,
+except that whole floats lose their ".0" (145.0 -> "145").
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from colar.data.example import AnswerType
 from colar.data.latex import extract_boxed
 
 Parser = Callable[..., "Fields"]
+Entries = Iterator[tuple[str, Any]]
+"""(place, raw row) of each row of a file."""
 
 _EQUATION = re.compile(r"<<[^<>]*>>")
 _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
@@ -33,7 +35,7 @@ _MATH_UNANSWERED = frozenset({"79595ba3b4cfcfe2", "81a7fe8e017d681c"})
 
 
 class UpstreamFault(ValueError):
-    """A row that is known to be faulty where it was published: left out and told, whatever was asked."""
+    """A row that is known to be faulty where it was published: always left out, with a message on stderr."""
 
 
 @dataclass(frozen=True)
@@ -47,115 +49,21 @@ class Fields:
     answer_type: AnswerType | None = None
 
 
-def read(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, raw row) of a .txt (a line each), .jsonl, .json (a list) or .parquet file. ValueError names the file."""
+# --- readers: a file -> entries ------------------------------------------------------------------------
+
+
+def read(path: Path) -> Entries:
+    """Read a .txt or .jsonl file (a row a line), .json (a list) or .parquet. Raises ValueError that names the file."""
     if path.suffix in (".txt", ".jsonl"):
-        yield from _lines(path)
-    elif path.suffix == ".json":
-        yield from ((f"{path}: row {number}", row) for number, row in enumerate(_json_list(path), start=1))
-    elif path.suffix == ".parquet":
-        from pyarrow import parquet  # type: ignore[import-untyped]
-
-        for number, row in enumerate(parquet.read_table(path).to_pylist(), start=1):
-            yield f"{path}: row {number}", row
-    else:
-        raise ValueError(f"{path}: a data file must end in .json, .jsonl, .parquet or .txt")
+        return _lines(path)
+    if path.suffix == ".json":
+        return _numbered(path, _json_list(path))
+    if path.suffix == ".parquet":
+        return _numbered(path, _parquet_list(path))
+    raise ValueError(f"{path}: a data file must end in .json, .jsonl, .parquet or .txt")
 
 
-def question_hash(question: str) -> str:
-    """16 hex digits of the SHA-256 of the question with its white space collapsed: the same on every machine."""
-    return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:16]
-
-
-def columns(question: str, answer: str, *, steps: str | None = None, key: str | None = None) -> Parser:
-    """A parser of rows that hold question, answer, and perhaps steps and an id, in columns of these names."""
-
-    def parse(raw: Any) -> Fields:
-        row = _row(raw)
-        chain = _steps(row[steps], steps) if steps is not None and steps in row else ()
-        own = _text(row, key) if key is not None and row.get(key) is not None else None
-        return Fields(_text(row, question), chain, _answer(row, answer), own)
-
-    return parse
-
-
-def coconut(raw: Any) -> Fields:
-    """Coconut's rows, also a user's own: question, steps (a list, or one string), answer; perhaps id, answer_type."""
-    row = _row(raw)
-    fields = columns("question", "answer", steps="steps", key="id")(row)
-    return Fields(fields.question, fields.steps, fields.answer, fields.key, row.get("answer_type"))
-
-
-def icot_line(raw: Any) -> Fields:
-    """`question||<<21/7=3>> <<5*3=15>> #### 15`; each `<<...>>` is a step, and there may be none."""
-    question, bars, rest = str(raw).partition("||")
-    if not bars:
-        raise ValueError("no '||' between question and steps")
-    chain, mark, answer = rest.partition("####")
-    if not mark:
-        raise ValueError("no '####' before the answer")
-    outside = _EQUATION.sub("", chain).strip()
-    if outside:
-        raise ValueError(f"text outside <<...>> in the steps: {outside[:40]!r}")
-    steps = tuple(_EQUATION.findall(chain))
-    return Fields(_filled(question, "question"), steps, _filled(answer, "answer"))
-
-
-def gsm8k(raw: Any, keep_marks: bool = False) -> Fields:
-    """GSM8K's own rows: a step a line, then `#### answer`. The <<...>> calculator marks go unless `keep_marks`."""
-    row = _row(raw)
-    chain, mark, answer = _text(row, "answer").rpartition("####")
-    if not mark:
-        raise ValueError("no '####' before the answer")
-    chain = chain if keep_marks else _EQUATION.sub("", chain)
-    steps = tuple(line.strip() for line in chain.splitlines() if line.strip())
-    return Fields(_text(row, "question"), steps, _filled(answer, "answer"))
-
-
-def svamp(raw: Any) -> Fields:
-    """SVAMP: Body and Question make the problem, joined by ". " where the body does not end in punctuation."""
-    row = _row(raw)
-    body, question = _text(row, "Body"), _text(row, "Question")
-    joint = " " if body[-1] in _CLOSING else ". "
-    return Fields(body + joint + question, (), _answer(row, "Answer"), _text(row, "ID"))
-
-
-def hendrycks_math(raw: Any) -> Fields:
-    """MATH: the solution's paragraphs are the steps, its last box (braces matched) is the answer.
-
-    Reads the publisher's columns (problem, solution) and the verl layout (`reward_model.ground_truth`), whose
-    question carries a prompt suffix and whose `target` has lost its spaces: both are put right.
-    """
-    row = _row(raw)
-    if "reward_model" in row:
-        row = _row(_row(row["reward_model"]).get("ground_truth"))
-        row = {**row, "problem": _text(row, "question").removesuffix(_PROMPT_SUFFIX)}
-    problem, solution = _text(row, "problem"), _text(row, "solution")
-    answer = extract_boxed(solution)
-    if answer is None:
-        fault = UpstreamFault if question_hash(problem) in _MATH_UNANSWERED else ValueError
-        raise fault("no answer: the solution has no filled, closed \\boxed{}")
-    return Fields(problem, _paragraphs(solution), answer)
-
-
-def math_500(raw: Any) -> Fields:
-    """MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
-    row = _row(raw)
-    key = _text(row, "unique_id").removeprefix("test/").removesuffix(".json")
-    return Fields(_text(row, "problem"), _paragraphs(_text(row, "solution")), _text(row, "answer"), key)
-
-
-def gpqa(raw: Any) -> Fields:
-    """GPQA: four choices, their order fixed by a hash of question and choice; the answer is a letter. No steps."""
-    row = _row(raw)
-    question, correct = _text(row, "Question"), _text(row, "Correct Answer")
-    wrong = [_text(row, f"Incorrect Answer {number}") for number in (1, 2, 3)]
-    choices = sorted([correct, *wrong], key=lambda choice: question_hash(f"{question} {choice}"))
-    lines = [f"({letter}) {choice}" for letter, choice in zip(_LETTERS, choices, strict=True)]
-    return Fields("\n".join([question, *lines]), (), _LETTERS[choices.index(correct)])
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+def _lines(path: Path) -> Entries:
     with open(path, encoding="utf-8") as stream:
         try:
             for number, line in enumerate(stream, start=1):
@@ -165,9 +73,16 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
 
 
+def _numbered(path: Path, rows: list[Any]) -> Entries:
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}: row {number}", row
+
+
 def _json_list(path: Path) -> list[Any]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
     if not isinstance(rows, list):
@@ -175,7 +90,142 @@ def _json_list(path: Path) -> list[Any]:
     return rows
 
 
-def _row(raw: Any) -> Mapping[str, Any]:
+def _parquet_list(path: Path) -> list[Any]:
+    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+
+    try:
+        rows: list[Any] = parquet.read_table(path).to_pylist()
+    except ArrowException as error:
+        raise ValueError(f"{path}: not a Parquet file: {error}") from error
+    return rows
+
+
+# --- parsers: a raw row -> Fields ----------------------------------------------------------------------
+
+
+def columns(question: str, answer: str, *, steps: str | None = None, key: str | None = None) -> Parser:
+    """Make a parser of rows that hold question, answer, and perhaps steps and an id, in columns of these names."""
+
+    def parse(raw: Any) -> Fields:
+        row = _named_fields(raw)
+        chain: tuple[str, ...] = ()
+        if steps is not None and steps in row:
+            chain = _steps(row[steps], steps)
+        own_key = None
+        if key is not None and row.get(key) is not None:
+            own_key = _text(row, key)
+        return Fields(_text(row, question), chain, _answer(row, answer), own_key)
+
+    return parse
+
+
+_own_columns = columns("question", "answer", steps="steps", key="id")
+
+
+def coconut(raw: Any) -> Fields:
+    """Parse Coconut's rows, also a user's own.
+
+    Fields: question, steps (a list, or one string), answer; perhaps id and answer_type.
+    """
+    row = _named_fields(raw)
+    fields = _own_columns(row)
+    return Fields(fields.question, fields.steps, fields.answer, fields.key, row.get("answer_type"))
+
+
+def icot_line(raw: Any) -> Fields:
+    """Parse `question||<<21/7=3>> <<5*3=15>> #### 15`; each `<<...>>` is a step, and there may be none."""
+    question, bars, rest = str(raw).partition("||")
+    if not bars:
+        raise ValueError("no '||' between question and steps")
+    chain, mark, answer = rest.partition("####")
+    if not mark:
+        raise ValueError("no '####' before the answer")
+    # Text between the equations would be lost without a word.
+    outside = _EQUATION.sub("", chain).strip()
+    if outside:
+        raise ValueError(f"text outside <<...>> in the steps: {outside[:40]!r}")
+    steps = tuple(_EQUATION.findall(chain))
+    return Fields(_filled(question, "question"), steps, _filled(answer, "answer"))
+
+
+def gsm8k(raw: Any, keep_marks: bool = False) -> Fields:
+    """Parse GSM8K's own rows: a step a line, then `#### answer`. Drops the <<...>> marks unless `keep_marks`."""
+    row = _named_fields(raw)
+    chain, mark, answer = _text(row, "answer").rpartition("####")
+    if not mark:
+        raise ValueError("no '####' before the answer")
+    if not keep_marks:
+        chain = _EQUATION.sub("", chain)
+    steps = _stripped(chain.splitlines())
+    return Fields(_text(row, "question"), steps, _filled(answer, "answer"))
+
+
+def svamp(raw: Any) -> Fields:
+    """Parse SVAMP: Body and Question make the problem, joined by ". " where the body has no final punctuation."""
+    row = _named_fields(raw)
+    body = _text(row, "Body")
+    question = _text(row, "Question")
+    joint = " " if body[-1] in _CLOSING else ". "
+    return Fields(body + joint + question, (), _answer(row, "Answer"), _text(row, "ID"))
+
+
+def hendrycks_math(raw: Any) -> Fields:
+    """Parse MATH: the solution's paragraphs are the steps, its last box (braces matched) is the answer.
+
+    Reads the publisher's columns (problem, solution) and the verl layout (`reward_model.ground_truth`), whose
+    question carries a prompt suffix and whose `target` has lost its spaces: both are put right.
+    """
+    row = _named_fields(raw)
+    if "reward_model" in row:
+        truth = _named_fields(_named_fields(row["reward_model"]).get("ground_truth"))
+        problem = _text(truth, "question").removesuffix(_PROMPT_SUFFIX)
+        row = {**truth, "problem": problem}
+    problem = _text(row, "problem")
+    solution = _text(row, "solution")
+    answer = extract_boxed(solution)
+    if answer is None:
+        # A fault of the publisher's is left out and told; anyone else's stops the load.
+        known = question_hash(problem) in _MATH_UNANSWERED
+        fault = UpstreamFault if known else ValueError
+        raise fault("no answer: the solution has no filled, closed \\boxed{}")
+    return Fields(problem, _paragraphs(solution), answer)
+
+
+def math_500(raw: Any) -> Fields:
+    """Parse MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
+    row = _named_fields(raw)
+    key = _text(row, "unique_id").removeprefix("test/").removesuffix(".json")
+    return Fields(_text(row, "problem"), _paragraphs(_text(row, "solution")), _text(row, "answer"), key)
+
+
+def gpqa(raw: Any) -> Fields:
+    """Parse GPQA: no steps; the answer is a letter of four choices, their order fixed by a hash of each."""
+    row = _named_fields(raw)
+    question = _text(row, "Question")
+    correct = _text(row, "Correct Answer")
+    wrong = [_text(row, f"Incorrect Answer {number}") for number in (1, 2, 3)]
+    # Published with the right answer first: the hash puts it in a random place, the same on every machine.
+    choices = sorted([correct, *wrong], key=lambda choice: question_hash(f"{question} {choice}"))
+    lines = [question]
+    for letter, choice in zip(_LETTERS, choices, strict=True):
+        lines.append(f"({letter}) {choice}")
+    return Fields("\n".join(lines), (), _LETTERS[choices.index(correct)])
+
+
+# --- parts of a row ------------------------------------------------------------------------------------
+
+
+def collapsed(text: str) -> str:
+    """The text with every run of white space as one space: two copies of a question differ in no more than that."""
+    return " ".join(text.split())
+
+
+def question_hash(question: str) -> str:
+    """16 hex digits of the SHA-256 of the question with its white space collapsed: the same on every machine."""
+    return hashlib.sha256(collapsed(question).encode()).hexdigest()[:16]
+
+
+def _named_fields(raw: Any) -> Mapping[str, Any]:
     if isinstance(raw, str):  # a line of a .jsonl file
         try:
             raw = json.loads(raw)
@@ -189,8 +239,10 @@ def _row(raw: Any) -> Mapping[str, Any]:
 def _text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if value is None:
-        raise ValueError(f"no field {name!r} (has {', '.join(sorted(map(str, row))) or 'none'})")
-    if isinstance(value, int) and not isinstance(value, bool) and name == "id":
+        present = ", ".join(sorted(map(str, row))) or "none"
+        raise ValueError(f"no field {name!r} (has {present})")
+    # An id may be a number in a user's file; any other field that is no text is a mistake.
+    if name == "id" and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"{name} must be text, is a {type(value).__name__}")
@@ -206,18 +258,25 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
         return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, is {value}")
-    return str(int(value)) if value == int(value) else repr(value)
+    if value == int(value):
+        return str(int(value))
+    return repr(value)
 
 
 def _steps(value: Any, name: str) -> tuple[str, ...]:
     steps = [value] if isinstance(value, str) else value
     if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
         raise ValueError(f"{name} must be text or a list of texts")
-    return tuple(step.strip() for step in steps if step.strip())
+    return _stripped(steps)
 
 
 def _paragraphs(solution: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in _PARAGRAPH.split(solution) if part.strip())
+    return _stripped(_PARAGRAPH.split(solution))
+
+
+def _stripped(parts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """The parts without white space around them, empty ones left out."""
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def _filled(text: str, name: str) -> str:

@@ -31,6 +31,7 @@ _MATHS = re.compile(
     r"(?<!\\)\$\$?([^$]+)\$\$?|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL
 )
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
+# Spellings that print alike, and the one that each becomes.
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!]"), ""),
     (re.compile(r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])"), " "),
@@ -46,7 +47,7 @@ _PLAIN_NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9.,]+(?:/[0-9]+)?|\\frac\{[0-9]+\}
 
 
 def extract_boxed(solution: str) -> str | None:
-    r"""Content of the last `\boxed{...}` or `\fbox{...}`, braces matched; also `\boxed 5`.
+    r"""The content of the last `\boxed{...}` or `\fbox{...}`, braces matched; also `\boxed 5`.
 
     None where there is no box, where it is empty, or where the last one never closes (a truncated completion).
     """
@@ -55,17 +56,23 @@ def extract_boxed(solution: str) -> str | None:
         start = match.end()
     if start is None or start >= len(solution):
         return None
-    if solution[start] != "{":
+    if solution[start] == "{":
+        content = _braced(solution, start) or ""
+    else:
+        # `\boxed 5.`: the next word, without the sentence's punctuation.
         bare = _BARE_BOX.match(solution, start)
         content = bare[0].rstrip(".,;:") if bare else ""
-    else:
-        content = _braced(solution, start) or ""
     return content.strip() or None
 
 
 def math_spans(text: str) -> list[str]:
-    r"""What stands between `$...$`, `\(...\)` or `\[...\]`."""
-    return [next(filter(None, groups)).strip() for groups in _MATHS.findall(text)]
+    r"""The texts between `$...$`, `\(...\)` or `\[...\]`."""
+    spans = []
+    for dollars, round_ones, square_ones in _MATHS.findall(text):
+        # A group a kind of delimiter; two of the three are empty.
+        inner = dollars or round_ones or square_ones
+        spans.append(inner.strip())
+    return spans
 
 
 def plain(expression: str) -> str:
@@ -82,27 +89,36 @@ def plain(expression: str) -> str:
 
 def same_maths(gold: str, answer: str) -> bool:
     """Whether two LaTeX expressions mean the same. Safe in threads; answers within DEADLINE_S or so."""
-    spelled, other = plain(gold), plain(answer)
+    spelled = plain(gold)
+    other = plain(answer)
     if spelled == other:
         return True
     if max(len(gold), len(answer)) > MAX_CHARACTERS or not spelled or not other:
         return False
-    if not _WORDS.sub("", gold).strip(" $.\\"):  # "\text{Evelyn}": letters are a word, not a product
+    only_words = not _WORDS.sub("", gold).strip(" $.\\")
+    if only_words:
+        # "\text{Evelyn}" is a word. As maths it would be a product of letters, in any order.
         return spelled.casefold().strip("()") == other.casefold().strip("()")
     if _PLAIN_NUMBER.fullmatch(spelled) and _PLAIN_NUMBER.fullmatch(other):
-        left, right = read_number(spelled), read_number(other)
-        if left is not None and right is not None:
-            return left == right
+        # Plain numbers are compared exactly, and need no worker.
+        gold_value = read_number(spelled)
+        value = read_number(other)
+        if gold_value is not None and value is not None:
+            return gold_value == value
     return _asked(gold, answer)
 
 
 def _braced(text: str, start: int) -> str | None:
-    """What stands in the braces that open at `start`; `\\{` and `\\}` are characters, not braces."""
-    depth, position = 0, start
+    """The text in the braces that open at `start`; None where they never close.
+
+    `\\{` and `\\}` are characters, not braces.
+    """
+    depth = 0
+    position = start
     while position < len(text):
         character = text[position]
         if character == "\\":
-            position += 1
+            position += 1  # the next character is escaped
         elif character == "{":
             depth += 1
         elif character == "}":
@@ -121,6 +137,7 @@ class _Comparer:
         self._process: subprocess.Popen[str] | None = None
 
     def same(self, gold: str, answer: str) -> bool:
+        """Ask the worker; False where it takes too long or dies."""
         with self._lock:
             process = self._process or self._start()
             expired = threading.Event()
@@ -129,6 +146,7 @@ class _Comparer:
                 expired.set()
                 process.kill()
 
+            # Killing the worker ends the read below: its pipe closes, and the reply is empty.
             timer = threading.Timer(DEADLINE_S, expire)
             timer.start()
             try:
@@ -142,11 +160,13 @@ class _Comparer:
 
     def _start(self) -> subprocess.Popen[str]:
         worker = Path(__file__).with_name("latex_worker.py")
-        self._process = process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", str(worker)],  # -P: this folder must not shadow the standard library
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         )  # fmt: skip
+        self._process = process
         assert process.stdout is not None
+        # The worker prints "ready", or why math-verify cannot be imported.
         greeting = process.stdout.readline().strip()
         if greeting != "ready":
             self._stop()
@@ -154,14 +174,16 @@ class _Comparer:
         return process
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             process.communicate()
 
     def forget(self) -> None:
         """In a forked child: the worker and its pipes belong to the parent."""
-        self._lock, self._process = threading.Lock(), None
+        self._lock = threading.Lock()
+        self._process = None
 
     def close(self) -> None:
         with self._lock:
@@ -186,6 +208,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_COMPARER.forget)
 
 
+# A model repeats its wrong answers, and a group of rollouts has many alike.
 @lru_cache(maxsize=10_000)
 def _asked(gold: str, answer: str) -> bool:
     return _COMPARER.same(gold, answer)

@@ -1,4 +1,4 @@
-"""Run as a script by `latex.py`: reads `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
+"""Worker process of `latex.py`: reads a `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
 
 It imports nothing of this package, so that it starts as fast as math-verify does.
 """
@@ -14,7 +14,7 @@ MEMORY_BYTES = 4 * 2**30
 
 
 def limit_memory() -> None:
-    """A runaway power fails with MemoryError instead of taking the machine along. POSIX only."""
+    """Let a runaway power fail with MemoryError instead of filling the machine's memory. POSIX only."""
     try:
         import resource
     except ImportError:
@@ -25,6 +25,7 @@ def limit_memory() -> None:
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
+    """Answer each line of `requests` with one line; the first line says "ready", or why nothing can be answered."""
     try:
         from math_verify import LatexExtractionConfig, parse, verify
     except ImportError as error:
@@ -32,6 +33,7 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         return
 
     def read(expression: str) -> list[object]:
+        # math-verify looks for LaTeX between dollar signs only.
         text = expression if "$" in expression else f"${expression}$"
         found: list[object] = parse(
             text, [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None
@@ -51,5 +53,7 @@ def serve(requests: TextIO, replies: TextIO) -> None:
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     limit_memory()
-    channel, sys.stdout = sys.stdout, sys.stderr  # nothing that a library prints may pass for a reply
+    # Nothing that a library prints may pass for a reply.
+    channel = sys.stdout
+    sys.stdout = sys.stderr
     serve(sys.stdin, channel)

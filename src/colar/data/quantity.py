@@ -37,14 +37,17 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
 # (Possessive quantifiers would say so in one sign each; Python 3.11.2, which is Debian 12's, gets them wrong.)
 _NUMBER = re.compile(
     r"""
+    # A sign, a currency sign, and a sign after the currency sign. No digit, letter or operator stands before.
     (?:(?<![\w)\]}])(?P<sign>[-+]))?  (?:[$€£¥]\s?)?  (?P<inner>(?<=[$€£¥])[-+])?
     (?<![\w./^*×÷]) (?<![\w)\]}][-+])
+    # "3/4" or "1 1/2"; else digits with or without thousands separators, and a power of ten.
     (?: (?:(?P<whole>[0-9]+)\s)? (?P<top>[0-9]+)/(?P<bottom>[0-9]+)(?![0-9])
       | (?P<digits> [0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+(?![0-9]))?
                   | [0-9]+(?![0-9])(?:\.[0-9]+(?![0-9]))? | \.[0-9]+(?![0-9]) )
         (?: [eE](?P<exponent>[-+]?[0-9]+) | \s?[x×*]\s?10\^(?:\{(?P<braced>[-+]?[0-9]+)\}|(?P<power>[-+]?[0-9]+)) )?
         (?![0-9]) (?![eE][-+]?[0-9]) (?!\s?[x×*]\s?10\^)
     )
+    # Percent signs are a unit. What follows must not make the number an operand, a date, a version or a name.
     (?: \s?% )* (?!\s?%)
     (?![0-9_]) (?!\.[0-9]) (?![-+*×/^÷][0-9($]) (?!\^) (?![A-Za-z](?![A-Za-z]))
     """,
@@ -53,17 +56,25 @@ _NUMBER = re.compile(
 
 
 def read_number(text: str) -> Fraction | None:
-    """The one value that `text` states, or None where it states none, several, or one too long to build."""
+    """Read the one value that `text` states; None where it states none, several, or one too long to build."""
     text = text.strip()
-    if _PLAIN.fullmatch(text):
+    if _PLAIN.fullmatch(text):  # most answers: no need for the grammar below
         return Fraction(int(text))
-    text = _FRACTION.sub(lambda m: f" {m[1] or m[3]}/{m[2] or m[4]}", text).strip()
+    text = _FRACTION.sub(_slashed, text).strip()
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     value = _single(text)
     if value is None and "=" in text:
+        # An equation: "6*7 = 42" states 42.
         value = _single(text.rpartition("=")[2])
     return value
+
+
+def _slashed(match: re.Match[str]) -> str:
+    r"""`\frac{3}{4}` or `\frac34` as " 3/4". The space keeps "2\frac{1}{2}" a mixed number."""
+    top = match[1] or match[3]
+    bottom = match[2] or match[4]
+    return f" {top}/{bottom}"
 
 
 def same_number(gold: Fraction, value: Fraction) -> bool:
@@ -77,19 +88,29 @@ def canonical(value: Fraction) -> str:
     """One spelling for each value, for votes and records: "42", "-0.75", and "1/3" where decimals never end."""
     if value.denominator == 1:
         return str(value.numerator)
-    rest, twos, fives = value.denominator, 0, 0
-    while rest % 2 == 0:
-        rest, twos = rest // 2, twos + 1
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
+    # Decimals end exactly where the denominator has no prime factors but 2 and 5.
+    twos, rest = _divided_out(value.denominator, 2)
+    fives, rest = _divided_out(rest, 5)
     if rest != 1:
         return str(value)
     places = max(twos, fives)
-    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+    scaled = abs(value.numerator) * 10**places // value.denominator
+    digits = str(scaled).rjust(places + 1, "0")  # 0.05 needs its zeros
+    sign = "-" if value < 0 else ""
+    return f"{sign}{digits[:-places]}.{digits[-places:]}"
+
+
+def _divided_out(number: int, prime: int) -> tuple[int, int]:
+    """How often `prime` divides `number`, and what is left."""
+    times = 0
+    while number % prime == 0:
+        number //= prime
+        times += 1
+    return times, number
 
 
 def _single(text: str) -> Fraction | None:
+    """The value of all numbers in `text` if they agree ("42\\n42.0"), else None."""
     values: set[Fraction] = set()
     for match in _NUMBER.finditer(text):
         value = _value(match)
@@ -102,14 +123,19 @@ def _single(text: str) -> Fraction | None:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
+    """The value of one number that the grammar found; None where it is too long to build, or divides by 0."""
     group = match.groupdict()
     exponent = group["exponent"] or group["braced"] or group["power"] or "0"
+    # The exponent's own length first: int() of a million digits takes minutes too.
     if len(match[0]) > MAX_DIGITS or len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
         return None
     if group["digits"] is not None:
         value = Fraction(group["digits"].replace(",", "")) * Fraction(10) ** int(exponent)
-    elif int(group["bottom"]) == 0:
-        return None
     else:
-        value = Fraction(int(group["top"]), int(group["bottom"])) + int(group["whole"] or 0)
-    return -value if "-" in (group["sign"], group["inner"]) else value
+        top, bottom = int(group["top"]), int(group["bottom"])
+        if bottom == 0:
+            return None
+        value = int(group["whole"] or 0) + Fraction(top, bottom)
+    if group["sign"] == "-" or group["inner"] == "-":
+        return -value
+    return value

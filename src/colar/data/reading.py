@@ -1,27 +1,24 @@
-"""Raw rows of a split, from files under a data folder, from a user's own file, or from the Hub."""
+"""Find the raw rows of a split: in files under a data folder, in a user's own file, or on the Hub."""
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from colar import progress
+from colar.checks import check_known
 from colar.data import formats
 from colar.data.catalogue import Source, Split
-from colar.data.formats import Parser
+from colar.data.formats import Entries, Parser
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
-
-Rows = Iterator[tuple[str, Any]]
-"""(place, raw row); a place is what an error message names: "file:line"."""
 
 
 def folder(data_dir: str | Path | None) -> Path | None:
     """The data folder: `data_dir`, else the one that COLAR_DATA_DIR names, else None (the Hub)."""
-    named = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
+    named = data_dir
+    if named is None:
+        named = os.environ.get(DATA_DIR_VARIABLE) or None  # set but empty counts as not set
     if named is None:
         return None
     if not Path(named).is_dir():
@@ -38,8 +35,8 @@ def present(plan: Split, under: Path) -> list[Path] | None:
     return None
 
 
-def of_source(name: str, source: Source, plan: Split, data_dir: str | Path | None) -> tuple[Rows, Parser]:
-    """The rows of a source's split, and the parser that they need."""
+def of_source(name: str, source: Source, plan: Split, data_dir: str | Path | None) -> tuple[Entries, Parser]:
+    """The entries of a source's split, and the parser that they need."""
     under = folder(data_dir)
     if source.file_parser is not None and under is not None:
         return _from_files(name, source, plan, under), source.file_parser
@@ -51,18 +48,23 @@ def of_source(name: str, source: Source, plan: Split, data_dir: str | Path | Non
     return from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser
 
 
-def of_path(path: Path, split: str) -> Rows:
-    """The rows of a user's file, or of `<split>.jsonl` in a user's folder."""
+def splits_in(own_folder: Path) -> list[str]:
+    """The splits that a user's folder of `<split>.jsonl` files has, by name."""
+    return sorted(path.stem for path in own_folder.glob("*.jsonl"))
+
+
+def of_path(path: Path, split: str) -> Entries:
+    """The entries of a user's file, or of `<split>.jsonl` in a user's folder."""
     if path.is_dir():
-        require("split of " + str(path), [split], sorted(child.stem for child in path.glob("*.jsonl")))
+        check_known(f"{path} split", [split], splits_in(path))
         path = path / f"{split}.jsonl"
     if not path.is_file():
         raise ValueError(f"no file {path}")
     return formats.read(path)
 
 
-def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Rows:
-    """The rows of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
+def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
+    """The entries of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
     import datasets
 
     for config in configs:
@@ -80,30 +82,21 @@ def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Rows:
             yield f"{label}[{split}]: row {number}", row
 
 
-def require(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """ValueError, naming the nearest and all allowed values, for the first value that is not allowed."""
-    allowed = list(allowed)
-    for value in given:
-        if value not in allowed:
-            nearest = difflib.get_close_matches(str(value), allowed, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise ValueError(f"unknown {what}: {value!r}{hint} (allowed: {', '.join(allowed) or 'none'})")
-
-
-def _from_files(name: str, source: Source, plan: Split, under: Path) -> Rows:
+def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
     paths = present(plan, under)
     if paths is None:
+        # The user named a folder: a download in place of a file that is not there would go unnoticed.
         otherwise = f", or name no folder to load {source.hub} from the Hub" if source.hub else ""
         raise ValueError(f"{name}: no {_wanted(plan)} under {under}{otherwise}")
     if len(paths) == 1:
         return formats.read(paths[0])
-    read = " and ".join(path.name for path in paths)
-    progress.say(f"{name}: no {plan.files[0][0]} under {under}, reading {read}")
+    parts = " and ".join(path.name for path in paths)
+    progress.say(f"{name}: no {plan.files[0][0]} under {under}, reading {parts}")
     return _distinct(name, paths)
 
 
-def _distinct(name: str, paths: list[Path]) -> Rows:
-    """The lines of several iCoT files, one per question: what stands before "||"."""
+def _distinct(name: str, paths: list[Path]) -> Entries:
+    """The lines of several iCoT files, each question once: the question is what stands before "||"."""
     seen: set[str] = set()
     dropped = 0
     for path in paths:
@@ -119,4 +112,6 @@ def _distinct(name: str, paths: list[Path]) -> Rows:
 
 
 def _wanted(plan: Split) -> str:
-    return " or ".join(" + ".join(names) for names in plan.files)
+    """The split's files as an error names them: "a, or b + c" has two alternatives."""
+    alternatives = [" + ".join(names) for names in plan.files]
+    return " or ".join(alternatives)

@@ -8,9 +8,9 @@ MATH has no validation split. Here it is the tenth of train (750 rows) whose que
 after white space is collapsed: fixed, and the same from files, Hub and any machine. The rows of such a source
 (`order="key"` in the table) are sorted by that hash and named by it, so `limit` takes a random but fixed sample.
 Departure from the paper, which shuffles once and does not say how. Three of MATH's 7,500 training rows are left
-out, aloud: two end in an empty box, and one is also a test question (the copies differ in white space).
+out, with a message: two end in an empty box, and one is also a test question (the copies differ in white space).
 
-Malformed rows are errors that name file and line, unless `skip_malformed`; nothing is dropped unsaid.
+Malformed rows are errors that name file and line, unless `skip_malformed`; nothing is dropped in silence.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
+from colar.checks import check_holds, check_known
 from colar.data import answers, formats, reading, synthetic
 from colar.data.catalogue import SOURCES, Source, Split
 from colar.data.example import AnswerType, Example
-from colar.data.formats import Fields, Parser, UpstreamFault
-from colar.data.reading import DATA_DIR_VARIABLE, Rows
+from colar.data.formats import Entries, Fields, Parser, UpstreamFault
+from colar.data.reading import DATA_DIR_VARIABLE
 
 __all__ = ["DATA_DIR_VARIABLE", "GENERATED", "SOURCES", "Listing", "describe", "load", "prepare"]
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
-_SHOWN = 3
-_OWN_FILE = Source("", "", "number", {}, formats.coconut)
+_NAMED = 3  # malformed rows that a message names, of however many were left out
+_OWN_FILE = Source(about="", licence="", answer_type="number", splits={}, file_parser=formats.coconut)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ def load(
     skip_malformed: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> list[Example]:
-    """The rows of one split, in a fixed order.
+    """Load the rows of one split, in a fixed order.
 
     `source` is a name of the table, a `.json` (a list) or `.jsonl` file in Coconut's format (question, steps,
     answer, perhaps id and answer_type), or a folder of `<split>.jsonl` files such as `prepare` writes. `limit`
@@ -69,23 +70,24 @@ def load(
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be 1 or more, or null for all rows, got {limit}")
+    check_holds("limit", limit is None or limit >= 1, limit, "1 or more, or null for all rows")
     options = dict(options or {})
     if _is_path(source):
-        reading.require("option of a file", options, ())
+        check_known("file option", options, ())
         reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, {}, skip_malformed)
         found = reader.examples(reading.of_path(Path(source), split))
     else:
-        reading.require("source", [source], SOURCES)
+        check_known("source", [source], SOURCES)
         entry = SOURCES[source]
-        reading.require(f"split of {source}", [split], entry.splits)
+        check_known(f"{source} split", [split], entry.splits)
         if source == "arithmetic":
             return _generate(split, limit, seed, options)
         _check_options(source, entry, options)
-        raw, parser = reading.of_source(source, entry, entry.splits[split], data_dir)
+        plan = entry.splits[split]
+        entries, parser = reading.of_source(source, entry, plan, data_dir)
         reader = _Reader(source, split, entry, parser, options, skip_malformed)
-        found = _arranged(reader.examples(raw), entry, entry.splits[split])
+        found = _arranged(reader.examples(entries), entry, plan)
+    # Rows are read no further than `limit`: a malformed row behind it is never met.
     examples = list(islice(found, limit))
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
@@ -103,7 +105,7 @@ def prepare(
     skip_malformed: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write `<output>/<split>.jsonl` in Coconut's format, each in one step. Returns the paths.
+    """Write `<output>/<split>.jsonl` in Coconut's format, each file in one step. Returns the paths.
 
     `load(output, split)` reads them back to equal rows. Arguments and errors are `load`'s.
     """
@@ -120,36 +122,37 @@ def prepare(
             options=options,
         )
         lines = [json.dumps(dataclasses.asdict(example), ensure_ascii=False) + "\n" for example in examples]
-        paths.append(files.write_text(Path(output) / f"{split}.jsonl", "".join(lines)))
+        path = files.write_text(Path(output) / f"{split}.jsonl", "".join(lines))
+        paths.append(path)
     return paths
 
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
-    """Every source of the table, and where each would be read from now."""
+    """List every source of the table, and where each would be read from now."""
     under = reading.folder(data_dir)
-    return [
-        Listing(name, ", ".join(it.splits), it.answer_type, _found(it, under), it.licence, it.about)
-        for name, it in SOURCES.items()
-    ]
+    listings = []
+    for name, source in SOURCES.items():
+        splits = ", ".join(source.splits)
+        found = _found(source, under)
+        listings.append(Listing(name, splits, source.answer_type, found, source.licence, source.about))
+    return listings
 
 
 def _found(source: Source, under: Path | None) -> str:
     """ "built in", the Hub id, or the folder, with the splits whose files are not there."""
     if source.file_parser is None and source.hub is None:
         return "built in"
-    if under is None or source.file_parser is None:
-        return (
-            f"Hub {source.hub}"
-            if source.hub
-            else f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})"
-        )
-    missing = [name for name, plan in source.splits.items() if reading.present(plan, under) is None]
-    return f"{under}" + (f" (not there: {', '.join(missing)})" if missing else "")
+    if under is not None and source.file_parser is not None:
+        missing = [name for name, plan in source.splits.items() if reading.present(plan, under) is None]
+        return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
+    if source.hub is not None:
+        return f"Hub {source.hub}"
+    return f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Parses raw rows into Examples; a malformed row is an error, or is told and skipped."""
+    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out with a message."""
 
     name: str
     split: str
@@ -158,13 +161,15 @@ class _Reader:
     options: Mapping[str, Any]
     skip: bool
 
-    def examples(self, raw_rows: Rows) -> Iterator[Example]:
+    def examples(self, entries: Entries) -> Iterator[Example]:
         ids: set[str] = set()
         skipped: list[str] = []
-        for index, (place, raw) in enumerate(raw_rows):
+        for index, (place, raw) in enumerate(entries):
             try:
-                example = self._example(self.parser(raw, **self.options), index, ids)
+                fields = self.parser(raw, **self.options)
+                example = self._example(fields, index, ids)
             except ValueError as error:
+                # The publisher's own faults are known: they stop nobody's load.
                 if not self.skip and not isinstance(error, UpstreamFault):
                     raise ValueError(f"{place}: {error}") from error
                 skipped.append(f"{place}: {error}")
@@ -172,20 +177,27 @@ class _Reader:
             ids.add(example.id)
             yield example
         if skipped:
-            shown = "; ".join(skipped[:_SHOWN]) + ("; ..." if len(skipped) > _SHOWN else "")
-            progress.say(f"{self.name}/{self.split}: left out {len(skipped)} row(s): {shown}")
+            shown = "; ".join(skipped[:_NAMED])
+            more = "; ..." if len(skipped) > _NAMED else ""
+            progress.say(f"{self.name}/{self.split}: left out {len(skipped)} row(s): {shown}{more}")
 
     def _example(self, fields: Fields, index: int, ids: set[str]) -> Example:
-        left_out = self.source.splits[self.split].leave_out if self.source.splits else ()
-        if left_out and formats.question_hash(fields.question) in left_out:
+        if self._in_test_set(fields.question):
             raise UpstreamFault("the test set asks the same question")
         answer_type: AnswerType = fields.answer_type or self.source.answer_type
         example = Example(
             self._id(fields, index, ids), fields.question, fields.steps, fields.answer, answer_type
         )
+        # A gold that the judge cannot read would count every answer as wrong.
         if answer_type in ("number", "choice") and answers.extract(example.answer, answer_type) is None:
             raise ValueError(f"answer {example.answer[:40]!r} cannot be read as answer_type {answer_type!r}")
         return example
+
+    def _in_test_set(self, question: str) -> bool:
+        if self.source is _OWN_FILE:
+            return False
+        leave_out = self.source.splits[self.split].leave_out
+        return bool(leave_out) and formats.question_hash(question) in leave_out
 
     def _id(self, fields: Fields, index: int, ids: set[str]) -> str:
         """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
@@ -197,7 +209,8 @@ class _Reader:
             return own
         if self.source.order == "upstream":
             return f"{prefix}{index}"
-        first = candidate = prefix + formats.question_hash(fields.question)
+        first = prefix + formats.question_hash(fields.question)
+        candidate = first
         repeat = 1
         while candidate in ids:  # MultiArith asks 20 questions twice
             repeat += 1
@@ -210,22 +223,28 @@ def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Itera
     if source.order == "upstream":
         return examples
     ranked = sorted(examples, key=lambda example: example.id)
-    held = round(len(ranked) / 10)
-    return iter({"all": ranked, "kept": ranked[held:], "held": ranked[:held]}[plan.part])
+    n_held = round(len(ranked) / 10)
+    if plan.part == "held":
+        return iter(ranked[:n_held])
+    if plan.part == "kept":
+        return iter(ranked[n_held:])
+    return iter(ranked)
 
 
 def _generate(split: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[Example]:
     fields = [field.name for field in dataclasses.fields(synthetic.ArithmeticConfig)]
-    reading.require("option of arithmetic", options, fields)
+    check_known("arithmetic option", options, fields)
     n = GENERATED[split] if limit is None else limit
     return synthetic.generate(synthetic.ArithmeticConfig(**options), split, n, seed)
 
 
 def _check_options(name: str, source: Source, options: Mapping[str, Any]) -> None:
-    reading.require(f"option of {name}", options, source.options)
+    check_known(f"{name} option", options, source.options)
     for key, value in options.items():
-        if type(value) is not type(source.options[key]):
-            raise ValueError(f"{key} must be a {type(source.options[key]).__name__}, got {value!r}")
+        # Exactly the default's type: a 1 for a bool is a mistake, though Python would take it.
+        expected = type(source.options[key])
+        if type(value) is not expected:
+            raise ValueError(f"{key} must be a {expected.__name__}, got {value!r}")
 
 
 def _is_path(source: str) -> bool:

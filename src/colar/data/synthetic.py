@@ -23,6 +23,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from colar.checks import check_choice, check_holds, check_number, is_number
 from colar.data.example import Example
 
 SPLITS = ("train", "validation", "test")
@@ -33,7 +34,7 @@ MAX_MISSES = 20_000
 
 @dataclass(frozen=True)
 class ArithmeticConfig:
-    """Which problems are made. The defaults are the demo's; the others shift the test set away from them."""
+    """Which problems are made. The defaults are the demo's; other values shift the test set away from them."""
 
     steps: tuple[int, int] = (3, 4)
     """Fewest and most equations in a chain; lengths between them are equally frequent."""
@@ -51,43 +52,48 @@ class ArithmeticConfig:
     answer is that step's: a teacher who errs. Validation and test are right whatever this is."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", tuple(self.steps))
-        if len(self.steps) != 2 or not 1 <= self.steps[0] <= self.steps[1]:
-            raise ValueError(f"steps must be [fewest, most] with 1 <= fewest <= most, got {self.steps!r}")
-        for key in ("max_number", "max_value"):
-            if getattr(self, key) < 4:
-                raise ValueError(f"{key} must be an integer of 4 or more, got {getattr(self, key)!r}")
-        if not self.operations or set(self.operations) - set(OPERATIONS):
-            raise ValueError(
-                f"operations must be some of the characters {OPERATIONS}, got {self.operations!r}"
-            )
-        if not 0 <= self.overruns <= 1:
-            raise ValueError(f"overruns must be a share from 0 to 1, got {self.overruns!r}")
-        if self.wording not in WORDINGS:
-            raise ValueError(f"wording must be one of {', '.join(WORDINGS)}, got {self.wording!r}")
+        check_holds("steps", _is_range(self.steps), self.steps, "[fewest, most] with 1 <= fewest <= most")
+        object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
+        check_number("max_number", self.max_number, 4, whole=True)
+        check_number("max_value", self.max_value, 4, whole=True)
+        some = isinstance(self.operations, str) and self.operations != ""
+        known = some and set(self.operations) <= set(OPERATIONS)
+        check_holds("operations", known, self.operations, f"some of the characters {OPERATIONS}")
+        share = is_number(self.overruns) and 0 <= self.overruns <= 1
+        check_holds("overruns", share, self.overruns, "a share from 0 to 1")
+        check_choice("wording", self.wording, tuple(WORDINGS))
+
+
+def _is_range(steps: object) -> bool:
+    """Whether `steps` is [fewest, most], both whole, 1 <= fewest <= most."""
+    if not isinstance(steps, list | tuple) or len(steps) != 2:
+        return False
+    if not all(isinstance(step, int) for step in steps):
+        return False
+    fewest, most = steps
+    return 1 <= int(fewest) <= int(most)
 
 
 def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Example]:
-    """The first `n` problems of that split and seed, with distinct questions; a smaller `n` gives a prefix.
+    """Make the first `n` problems of that split and seed, with distinct questions; a smaller `n` gives a prefix.
 
     Raises ValueError where `split` is unknown or the settings do not hold `n` different questions.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    check_choice("split", split, SPLITS)
     if n < 0:
         raise ValueError(f"n must not be negative, got {n!r}")
-    rng = random.Random(
-        int.from_bytes(hashlib.sha256(f"arithmetic/{split}/{seed}".encode()).digest()[:8], "big")
-    )
+    digest = hashlib.sha256(f"arithmetic/{split}/{seed}".encode()).digest()
+    rng = random.Random(int.from_bytes(digest[:8], "big"))
     examples: list[Example] = []
     seen: set[str] = set()
     misses = 0
     while len(examples) < n:
+        # A draw is thrown away where it is a dead end, another split's, or a question that came before.
         problem = _draw_problem(config, rng)
         question = ""
         if problem is not None and _split_of(problem) == split:
             question = WORDINGS[config.wording](problem, rng)
-        if not question or question in seen:
+        if problem is None or not question or question in seen:
             misses += 1
             if misses > MAX_MISSES:
                 raise ValueError(
@@ -97,17 +103,27 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
             continue
         misses = 0
         seen.add(question)
-        steps = tuple(
-            f"<<{a}{op}{b}={value}>>" for move in problem or () for a, op, b, value in move.equations
-        )
-        if split == "train" and len(steps) == config.steps[1] and 0 < config.overruns > rng.random():
-            steps = (*steps, _one_too_many(steps[-1]))
+        steps = _chain(problem)
+        # Only where a teacher may err is a number drawn for it: other settings keep their rows.
+        longest = len(steps) == config.steps[1]
+        if split == "train" and longest and config.overruns > 0 and rng.random() < config.overruns:
+            steps.append(_one_too_many(steps[-1]))
         answer = _result(steps[-1])
-        examples.append(Example(f"arithmetic/{split}/{len(examples)}", question, steps, answer))
+        examples.append(Example(f"arithmetic/{split}/{len(examples)}", question, tuple(steps), answer))
     return examples
 
 
+def _chain(problem: list[_Move]) -> list[str]:
+    """The reasoning steps: an equation each, `<<3*4=12>>`."""
+    steps = []
+    for move in problem:
+        for a, op, b, value in move.equations:
+            steps.append(f"<<{a}{op}{b}={value}>>")
+    return steps
+
+
 def _result(step: str) -> str:
+    """The number to the right of the equals sign."""
     return step.rpartition("=")[2].removesuffix(">>")
 
 
@@ -137,17 +153,19 @@ class _Move:
 STARTS = {"count": "", "groups": "*"}
 MOVES = {"add": "+", "sub": "-", "mul": "*", "div": "/", "add_groups": "*+", "sub_groups": "*-"}
 ENDINGS = {"more": "++", "fewer": "-+", "times": "*+"}
-KINDS = STARTS | MOVES | ENDINGS
+KINDS = {**STARTS, **MOVES, **ENDINGS}
+PRODUCTS = ("groups", "add_groups", "sub_groups")
+"""The kinds that name two numbers, whose product is a step."""
 
 
 def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[_Move] | None:
-    """A problem, or None where the draw ran into a dead end (the caller draws again)."""
-    left = _between(rng, *config.steps)
+    """Draw a problem, or None where the draw ran into a dead end (the caller draws again)."""
+    steps_left = _between(rng, *config.steps)
     moves: list[_Move] = []
     total = 0
-    while left or not moves:
-        kinds = list(MOVES) + [kind for kind in ENDINGS if left == 2] if moves else list(STARTS)
-        kinds = [k for k in kinds if len(KINDS[k]) <= left and set(KINDS[k]) <= set(config.operations)]
+    while steps_left or not moves:
+        kinds = _possible_kinds(config, first=not moves, steps_left=steps_left)
+        # Kinds are tried in a random order until one has numbers that fit.
         move = None
         while kinds and move is None:
             kind = kinds.pop(_between(rng, 0, len(kinds) - 1))
@@ -156,57 +174,87 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[_Move] |
             return None
         moves.append(move)
         total = move.total
-        left -= len(move.equations)
+        steps_left -= len(move.equations)
     return moves
 
 
+def _possible_kinds(config: ArithmeticConfig, first: bool, steps_left: int) -> list[str]:
+    """The kinds that may stand here: their steps fit, and the config allows their operations."""
+    if first:
+        candidates = list(STARTS)
+    elif steps_left == 2:
+        # Every ending takes two steps, and nothing may follow it.
+        candidates = [*MOVES, *ENDINGS]
+    else:
+        candidates = list(MOVES)
+    allowed = set(config.operations)
+    return [kind for kind in candidates if len(KINDS[kind]) <= steps_left and set(KINDS[kind]) <= allowed]
+
+
 def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> _Move | None:
-    """Numbers for a move of that kind which keep every result within 2..max_value; None if there are none."""
-    top, room = config.max_number, config.max_value
+    """Draw numbers for a move that keep every result within 2..max_value; None if there are none."""
     if kind == "count":
-        number = _between(rng, 2, min(top, room))
+        number = _between(rng, 2, min(config.max_number, config.max_value))
         return _Move(kind, (number,), (), number)
-    if kind in ("groups", "add_groups", "sub_groups"):
-        most = {"groups": room, "add_groups": room - total, "sub_groups": total - 2}[kind]
-        if most < 4:
-            return None
-        a = _between(rng, 2, min(top, most // 2))
-        b = _between(rng, 2, min(top, most // a))
-        numbers: tuple[int, ...] = (a, b)
-        product = (a, "*", b, a * b)
-        if kind == "groups":
-            return _Move(kind, numbers, (product,), a * b)
-        last = _equation(total, KINDS[kind][1], a * b)
-        return _Move(kind, numbers, (product, last), last[3])
-    least, most = (
-        2,
-        {
-            "add": room - total,
-            "sub": total - 2,
-            "mul": room // total,
-            "div": total // 2,
-            "more": room - 2 * total,
-            "fewer": total - 2,
-            "times": (room - total) // total,
-        }[kind],
-    )
-    if kind == "fewer":
-        least = max(least, 2 * total - room)
-    choices: Sequence[int] = range(least, min(top, most) + 1)
-    if kind == "div":
-        choices = [number for number in choices if total % number == 0]
+    if kind in PRODUCTS:
+        return _draw_product(kind, total, config, rng)
+    choices = _choices(kind, total, config)
     if not choices:
         return None
     number = choices[_between(rng, 0, len(choices) - 1)]
     first = _equation(total, KINDS[kind][0], number)
     if kind in MOVES:
         return _Move(kind, (number,), (first,), first[3])
+    # An ending: the second person's number, then both people's together.
     both = _equation(total, "+", first[3])
     return _Move(kind, (number,), (first, both), both[3])
 
 
+def _draw_product(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> _Move | None:
+    """Draw a move on a * b. Both are 2 or more, so that the product must have room for 4."""
+    if kind == "groups":
+        largest = config.max_value
+    elif kind == "add_groups":
+        largest = config.max_value - total
+    else:
+        largest = total - 2
+    if largest < 4:
+        return None
+    a = _between(rng, 2, min(config.max_number, largest // 2))
+    b = _between(rng, 2, min(config.max_number, largest // a))
+    product = _equation(a, "*", b)
+    if kind == "groups":
+        return _Move(kind, (a, b), (product,), a * b)
+    last = _equation(total, KINDS[kind][1], a * b)
+    return _Move(kind, (a, b), (product, last), last[3])
+
+
+def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
+    """The numbers that a move of one number may name, given the total so far."""
+    smallest = 2
+    limit = config.max_value
+    # The largest number after which the move's last result is still within 2..limit.
+    largest = {
+        "add": limit - total,
+        "sub": total - 2,
+        "mul": limit // total,
+        "div": total // 2,
+        "more": limit - 2 * total,
+        "fewer": total - 2,
+        "times": (limit - total) // total,
+    }[kind]
+    if kind == "fewer":
+        # Both together have 2 * total - number.
+        smallest = max(smallest, 2 * total - limit)
+    within = range(smallest, min(config.max_number, largest) + 1)
+    if kind == "div":
+        return [number for number in within if total % number == 0]
+    return within
+
+
 def _equation(a: int, op: str, b: int) -> Equation:
-    return a, op, b, {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[op]
+    results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}
+    return a, op, b, results[op]
 
 
 def _split_of(problem: list[_Move]) -> str:
@@ -214,10 +262,17 @@ def _split_of(problem: list[_Move]) -> str:
     parts = []
     for move in problem:
         for a, op, b, _ in move.equations:
-            low, high = (min(a, b), max(a, b)) if op in "+*" else (a, b)
-            parts.append(f"{low}{op}{high}")
-    bucket = int.from_bytes(hashlib.sha256(" ".join(parts).encode()).digest()[:4], "big") % 10
-    return {0: "test", 1: "validation"}.get(bucket, "train")
+            # 3*4 and 4*3 are one problem, and must not stand in two splits.
+            if op in "+*" and a > b:
+                a, b = b, a
+            parts.append(f"{a}{op}{b}")
+    digest = hashlib.sha256(" ".join(parts).encode()).digest()
+    bucket = int.from_bytes(digest[:4], "big") % 10
+    if bucket == 0:
+        return "test"
+    if bucket == 1:
+        return "validation"
+    return "train"
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
@@ -273,23 +328,28 @@ PLAIN = {
 
 def _tell(problem: list[_Move], rng: random.Random, joiner: str = ", ") -> tuple[str, str]:
     """The story and its question; `joiner` stands between all clauses but the last two."""
-    words = {
-        "name": NAMES[_between(rng, 0, len(NAMES) - 1)],
-        "things": THINGS[_between(rng, 0, len(THINGS) - 1)],
-    }
+    # The order of the draws is part of the format: the same seed tells the same story.
+    words = {"name": _pick(NAMES, rng), "things": _pick(THINGS, rng)}
     words["peer"] = words["name"]
     while words["peer"] == words["name"]:
-        words["peer"] = NAMES[_between(rng, 0, len(NAMES) - 1)]
+        words["peer"] = _pick(NAMES, rng)
     clauses = []
     for move in problem:
-        words["container"] = CONTAINERS[_between(rng, 0, len(CONTAINERS) - 1)]
-        forms = CLAUSES[move.kind]
-        clauses.append(forms[_between(rng, 0, len(forms) - 1)].format(*move.numbers, **words))
+        words["container"] = _pick(CONTAINERS, rng)
+        clause = _pick(CLAUSES[move.kind], rng)
+        clauses.append(clause.format(*move.numbers, **words))
+    # An ending is a sentence of its own.
     peer = clauses.pop() if problem[-1].kind in ENDINGS else ""
-    story = " and ".join(part for part in (joiner.join(clauses[:-1]), clauses[-1]) if part)
+    story = clauses[-1]
+    if len(clauses) > 1:
+        story = joiner.join(clauses[:-1]) + " and " + story
     if peer:
         return f"{words['name']} {story}. {peer}.", "How many do both have?"
     return f"{words['name']} {story}.", "How many {things} does {name} have?".format(**words)
+
+
+def _pick(among: Sequence[str], rng: random.Random) -> str:
+    return among[_between(rng, 0, len(among) - 1)]
 
 
 def _story(problem: list[_Move], rng: random.Random) -> str:
@@ -305,7 +365,8 @@ def _question_first(problem: list[_Move], rng: random.Random) -> str:
 
 
 def _plain(problem: list[_Move], rng: random.Random) -> str:
-    return ". ".join(PLAIN[move.kind].format(*move.numbers) for move in problem) + ". What is the result?"
+    sentences = [PLAIN[move.kind].format(*move.numbers) + "." for move in problem]
+    return " ".join([*sentences, "What is the result?"])
 
 
 WORDINGS = {"story": _story, "run_on": _run_on, "question_first": _question_first, "plain": _plain}
