@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from colar.cli import main
 from colar.data import answers, formats, sources, synthetic
 from colar.data.catalogue import SOURCES, SPLITS
 from colar.data.example import Example
@@ -218,6 +219,7 @@ MALFORMED_OWN = [
     ("[1]", "must be an object with named fields, is a list"),
     ('{"question": "q"', "not valid JSON"),
     ('{"question": "q", "steps": []}', "no field 'answer' (has "),
+    ('{"question": "q", "answre": "1"}', "no field 'answer', did you mean 'answre'? (has answre, question)"),
     ('{"question": "q", "answer": ""}', "empty answer"),
     ('{"question": "q", "answer": null}', "no field 'answer'"),
     ('{"question": ["q"], "answer": "1"}', "question must be text, is a list"),
@@ -276,8 +278,19 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     latin.write_bytes('{"question": "caf\u00e9", "answer": "1"}'.encode("latin-1"))
     with pytest.raises(ValueError, match=r"c\.jsonl: not UTF-8"):
         load(str(latin), "test")
+    with pytest.raises(ValueError, match=r"c\.json: not UTF-8"):
+        load(str(latin.rename(tmp_path / "c.json")), "test")
     with pytest.raises(ValueError, match=r"no file .*nowhere"):
         load(str(tmp_path / "nowhere.jsonl"), "test")
+    with pytest.raises(ValueError, match=r"no file or folder .*nowhere"):
+        load(str(tmp_path / "nowhere"), "test")
+    with pytest.raises(ValueError, match=r"d\.txt: a file of one's own must end in \.json or \.jsonl"):
+        load(str(put(tmp_path, "d.txt", ICOT)), "test")
+    path = tmp_path / "math" / "test.parquet"
+    path.parent.mkdir()
+    path.write_text("no Parquet\n")
+    with pytest.raises(ValueError, match=r"test\.parquet: not a Parquet file"):
+        load("math", "test", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -355,6 +368,70 @@ def test_prepared_files_read_back_to_the_same_rows(tmp_path: Path) -> None:
         assert load(str(tmp_path / "out" / f"{split}.jsonl"), split) == load("math", split, data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"unknown .* split 'test'; allowed: train, validation"):
         load(str(tmp_path / "out"), "test")
+
+
+def test_the_splits_of_a_source_a_folder_and_a_file(tmp_path: Path) -> None:
+    assert sources.splits_of("gsm8k") == ["train", "test"]
+    assert sources.splits_of("svamp") == ["test"]
+    for name in ("extra", "test", "train"):
+        put(tmp_path, f"{name}.jsonl", [{"question": "q", "answer": "1"}])
+    assert sources.splits_of(str(tmp_path)) == ["train", "test", "extra"]
+    assert sources.splits_of(str(tmp_path / "extra.jsonl")) == ["train"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty holds no SPLIT\.jsonl file"):
+        sources.splits_of(str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="unknown source 'swamp', did you mean 'svamp'"):
+        sources.splits_of("swamp")
+
+
+def test_show_takes_limit_and_the_first_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"ID": f"chal-{n}", "Body": "b", "Question": "q", "Answer": n} for n in range(5)]
+    put(tmp_path, "svamp/SVAMP.json", rows)
+    show = ["data", "show", "svamp", "--data_dir", str(tmp_path)]
+    counts = {}
+    for words in ([], ["--limit", "1"], ["--n", "2"]):
+        assert main([*show, *words]) == 0
+        counts[" ".join(words)] = capsys.readouterr().out.count('"id": "svamp/test/chal-')
+    assert counts == {"": 3, "--limit 1": 1, "--n 2": 2}
+
+
+def test_prepare_writes_the_splits_that_a_source_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "gsm8k/test.jsonl", [{"question": "q", "answer": "#### 2"}])
+    put(tmp_path, "gsm8k/train.jsonl", [{"question": "p", "answer": "#### 1"}])
+    prepare = ["data", "prepare", "gsm8k", "--data_dir", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert main(prepare) == 0
+    assert [Path(line).name for line in capsys.readouterr().out.splitlines()] == ["train.jsonl", "test.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["gsm8k", "--split", "tset"],
+            "unknown gsm8k split 'tset', did you mean 'test'?; allowed: train, test",
+        ),
+        (["arithmetic", "--limit", "0"], "limit must be 1 or more"),
+        (["arithmetic", "--options", "step=3"], "unknown arithmetic option 'step', did you mean 'steps'?"),
+        (["arithmetic", "--options", "steps=3"], "steps must be [fewest, most]"),
+        (
+            ["arithmetic", "--options", "max_number=4.0"],
+            "max_number must be a whole number, 4 or more, got 4.0",
+        ),
+        (["arithmetic", "--options", "max_number=nine"], "max_number must be a whole number, 4 or more"),
+        (["arithmetic", "--options", "operations=-"], "operations must be some of the characters +-*/"),
+        (["arithmetic", "--options", "steps={"], "--options steps={: the value is not valid YAML"),
+        (["arithmetic", "--options", "gsm8k.steps=3"], "the source is arithmetic, not gsm8k"),
+    ],
+)
+def test_mistakes_in_data_show_are_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "show", *words]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.out == ""
 
 
 def test_describe_says_where_each_source_is(tmp_path: Path) -> None:

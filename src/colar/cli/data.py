@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from typing import Any
 
 from colar import files
 from colar.cli.shared import data_options, options
 
+SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl files"
+
 
 def add_parser(commands: Any) -> None:
     data = commands.add_parser("data", help="list, show or prepare data sources")
     actions = data.add_subparsers(dest="action", required=True, metavar="list | show | prepare")
+    _add_list(actions)
+    _add_show(actions)
+    _add_prepare(actions)
+
+
+def _add_list(actions: Any) -> None:
     listed = actions.add_parser("list", help="every source and where it comes from")
     listed.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
     listed.set_defaults(run=data_list)
-    show = actions.add_parser("show", help="a few rows of a source")
-    show.add_argument("source", help="source, or .json / .jsonl file")
-    show.add_argument("--n", type=int, default=3, help="rows")
-    show.add_argument("--split", default="train", help="split")
+
+
+def _add_show(actions: Any) -> None:
+    show = actions.add_parser("show", help="print the first rows of a source")
+    show.add_argument("source", help=SOURCE_HELP)
+    show.add_argument("--limit", type=int, default=3, help="first N rows")
+    show.add_argument("--n", dest="limit", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    show.add_argument("--split", help="split (default: the source's first)")
     data_options(show)
     show.set_defaults(run=data_show)
+
+
+def _add_prepare(actions: Any) -> None:
     prepare = actions.add_parser("prepare", help="write a source as JSONL, checked row by row")
-    prepare.add_argument("source", help="source, or .json / .jsonl file")
-    prepare.add_argument("--splits", nargs="+", default=["train", "validation", "test"], help="splits")
-    prepare.add_argument("--limit", type=int, help="first so many rows of each")
+    prepare.add_argument("source", help=SOURCE_HELP)
+    prepare.add_argument("--splits", nargs="+", help="splits (default: all that the source has)")
+    prepare.add_argument("--limit", type=int, help="first N rows of each")
     prepare.add_argument("--output", required=True, help="folder")
     data_options(prepare)
     prepare.set_defaults(run=data_prepare)
@@ -35,28 +49,49 @@ def add_parser(commands: Any) -> None:
 def data_list(args: argparse.Namespace) -> None:
     from colar.data import sources
 
-    for row in sources.describe(args.data_dir):
-        print(f"{row.name:<12} {row.splits:<24} {row.answer_type:<8} {row.found}")
-        print(f"{'':<12} {row.about} ({row.licence})")
+    for listing in sources.describe(args.data_dir):
+        print(f"{listing.name:<12} {listing.splits:<24} {listing.answer_type:<8} {listing.found}")
+        print(f"{'':<12} {listing.about} ({listing.licence})")
 
 
 def data_show(args: argparse.Namespace) -> None:
     from colar.data import sources
 
+    split = args.split or sources.splits_of(args.source)[0]
     examples = sources.load(
-        args.source, args.split, data_dir=args.data_dir, limit=args.n, seed=args.data_seed,
-        skip_malformed=args.skip_malformed, options=options(args.options, args.source),
-    )  # fmt: skip
+        args.source,
+        split,
+        data_dir=args.data_dir,
+        limit=args.limit,
+        seed=args.data_seed,
+        skip_malformed=args.skip_malformed,
+        options=_options(args),
+    )
     for example in examples:
-        print(json.dumps(dataclasses.asdict(example), ensure_ascii=False, indent=2))
+        print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
 
 
 def data_prepare(args: argparse.Namespace) -> None:
     from colar.data import sources
 
     written = sources.prepare(
-        args.source, args.splits, files.require_writable(args.output), data_dir=args.data_dir, limit=args.limit,
-        seed=args.data_seed, skip_malformed=args.skip_malformed, options=options(args.options, args.source),
-    )  # fmt: skip
+        args.source,
+        args.splits or sources.splits_of(args.source),
+        files.require_writable(args.output),
+        data_dir=args.data_dir,
+        limit=args.limit,
+        seed=args.data_seed,
+        skip_malformed=args.skip_malformed,
+        options=_options(args),
+    )
     for path in written:
         print(path)
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """The source's options. An option of another source would do nothing: it is an error."""
+    for pair in args.options:
+        owner = pair.partition("=")[0].rpartition(".")[0]
+        if owner not in ("", args.source):
+            raise ValueError(f"--options {pair}: the source is {args.source}, not {owner}")
+    return options(args.options, args.source)

@@ -115,7 +115,10 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
-            options[key] = yaml.safe_load(value)
+            try:
+                options[key] = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise ValueError(f"--options {pair}: the value is not valid YAML") from error
     return options
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from colar.checks import check_choice, check_holds
 
@@ -30,3 +30,7 @@ class Example:
             value = getattr(self, field)
             check_holds(field, isinstance(value, str) and bool(value.strip()), value, "a non-empty string")
         check_choice("answer_type", self.answer_type, ANSWER_TYPES)
+
+    def as_row(self) -> dict[str, Any]:
+        """The example as a row of a JSONL file, which `colar.data.sources.load` reads back to an equal one."""
+        return asdict(self)

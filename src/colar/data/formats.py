@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from colar.checks import did_you_mean
 from colar.data.example import AnswerType
 from colar.data.latex import extract_boxed
 
@@ -239,8 +240,10 @@ def _named_fields(raw: Any) -> Mapping[str, Any]:
 def _text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if value is None:
-        present = ", ".join(sorted(map(str, row))) or "none"
-        raise ValueError(f"no field {name!r} (has {present})")
+        # A null counts as not there: a user's own tools often write it for one.
+        present = sorted(str(key) for key, other in row.items() if other is not None)
+        has = ", ".join(present) or "none"
+        raise ValueError(f"no field {name!r}{did_you_mean(name, present)} (has {has})")
     # An id may be a number in a user's file; any other field that is no text is a mistake.
     if name == "id" and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -25,12 +26,12 @@ from typing import Any
 from colar import files, progress
 from colar.checks import check_holds, check_known
 from colar.data import answers, formats, reading, synthetic
-from colar.data.catalogue import SOURCES, Source, Split
+from colar.data.catalogue import SOURCES, SPLITS, Source, Split
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Entries, Fields, Parser, UpstreamFault
 from colar.data.reading import DATA_DIR_VARIABLE
 
-__all__ = ["DATA_DIR_VARIABLE", "GENERATED", "SOURCES", "Listing", "describe", "load", "prepare"]
+__all__ = ["DATA_DIR_VARIABLE", "GENERATED", "SOURCES", "Listing", "describe", "load", "prepare", "splits_of"]
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
@@ -72,12 +73,12 @@ def load(
     """
     check_holds("limit", limit is None or limit >= 1, limit, "1 or more, or null for all rows")
     options = dict(options or {})
+    _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
         reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, {}, skip_malformed)
         found = reader.examples(reading.of_path(Path(source), split))
     else:
-        check_known("source", [source], SOURCES)
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
         if source == "arithmetic":
@@ -121,10 +122,25 @@ def prepare(
             skip_malformed=skip_malformed,
             options=options,
         )
-        lines = [json.dumps(dataclasses.asdict(example), ensure_ascii=False) + "\n" for example in examples]
+        lines = [json.dumps(example.as_row(), ensure_ascii=False) + "\n" for example in examples]
         path = files.write_text(Path(output) / f"{split}.jsonl", "".join(lines))
         paths.append(path)
     return paths
+
+
+def splits_of(source: str) -> list[str]:
+    """List the splits that a source has; those of a user's folder are its files, and a file is one, called train."""
+    _check_source(source)
+    if not _is_path(source):
+        return list(SOURCES[source].splits)
+    if not Path(source).is_dir():
+        return ["train"]
+    splits = reading.splits_in(Path(source))
+    if not splits:
+        raise ValueError(f"{source} holds no SPLIT.jsonl file")
+    # A folder's train split comes first, as a source's does; splits with names of their own come last.
+    known = [split for split in SPLITS if split in splits]
+    return known + [split for split in splits if split not in SPLITS]
 
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
@@ -245,6 +261,17 @@ def _check_options(name: str, source: Source, options: Mapping[str, Any]) -> Non
         expected = type(source.options[key])
         if type(value) is not expected:
             raise ValueError(f"{key} must be a {expected.__name__}, got {value!r}")
+
+
+def _check_source(source: str) -> None:
+    """Reject what is neither a source of the table nor a user's file or folder."""
+    if source in SOURCES or _is_path(source):
+        return
+    if Path(source).is_file():
+        raise ValueError(f"{source}: a file of one's own must end in .json or .jsonl")
+    if os.sep in source:
+        raise ValueError(f"no file or folder {source}")
+    check_known("source", [source], SOURCES)
 
 
 def _is_path(source: str) -> bool:

@@ -23,7 +23,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from colar.checks import check_choice, check_holds, check_number, is_number
+from colar.checks import check_choice, check_holds, is_number
 from colar.data.example import Example
 
 SPLITS = ("train", "validation", "test")
@@ -54,8 +54,9 @@ class ArithmeticConfig:
     def __post_init__(self) -> None:
         check_holds("steps", _is_range(self.steps), self.steps, "[fewest, most] with 1 <= fewest <= most")
         object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
-        check_number("max_number", self.max_number, 4, whole=True)
-        check_number("max_value", self.max_value, 4, whole=True)
+        for key in ("max_number", "max_value"):
+            value = getattr(self, key)
+            check_holds(key, isinstance(value, int) and value >= 4, value, "a whole number, 4 or more")
         some = isinstance(self.operations, str) and self.operations != ""
         known = some and set(self.operations) <= set(OPERATIONS)
         check_holds("operations", known, self.operations, f"some of the characters {OPERATIONS}")
