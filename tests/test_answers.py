@@ -90,10 +90,20 @@ def test_no_number_is_guessed(text: str) -> None:
         ("123456789012345678901234567890", "123456789012345678901234567890", True),
         ("123456789012345678901234567891", "123456789012345678901234567890", False),  # equal as floats
         ("3244047.1", "3244047.0999999996", True),  # GSM-Hard's golds carry float noise
-        ("3244047", "3244047.0999999996", True),
-        ("3245000", "3244047.0999999996", False),  # 3e-4 off
+        ("3244047", "3244047.0999999996", False),  # 0.1 off
+        ("3245000", "3244047.0999999996", False),
+        ("14053029.6667", "14053029.666666666", True),
+        ("14053029.67", "14053029.666666666", False),  # 0.0033 off
+        ("14053100", "14053029.666666666", False),
+        ("55938720", "55938720.00000001", True),
+        ("0.3333", "1/3", True),
+        ("0.33", "1/3", False),
+        ("4.5009", "4.5", True),
+        ("4.501", "4.5", False),  # PAL has <, not <=
+        ("10.0009", "10", False),
         ("3.509e-7", "3.509e-07", True),
-        ("0", "3.509e-07", False),  # an absolute tolerance would pass this
+        ("0", "3.509e-07", True),  # PAL's rule has this price
+        ("0", "0.0016791648", False),
         ("-3.5", "3.5", False),
         ("45", "45%", True),
         ("0.45", "45%", False),
@@ -103,10 +113,19 @@ def test_numbers_compare(completion: str, gold: str, correct: bool) -> None:
     assert judge(completion, gold, "number").correct is correct
 
 
-def test_the_tolerance_is_relative_and_closed() -> None:
-    gold = Fraction(5, 2)
-    assert same_number(gold, gold * Fraction(10_001, 10_000))
-    assert not same_number(gold, gold * Fraction(10_002, 10_000))
+@pytest.mark.parametrize(
+    "gold", [Fraction(5, 2), Fraction(-5, 2), Fraction(28_106_059, 2), Fraction(1, 10**7)]
+)
+def test_the_tolerance_is_absolute_and_open(gold: Fraction) -> None:
+    just_within = Fraction(999_999, 10**9)
+    for sign in (-1, 1):
+        assert same_number(gold, gold + sign * just_within)
+        assert not same_number(gold, gold + sign * Fraction(1, 1000))
+
+
+def test_an_integer_gold_has_no_tolerance() -> None:
+    assert same_number(Fraction(10), Fraction(10))
+    assert not same_number(Fraction(10), Fraction(10) + Fraction(1, 10**9))
 
 
 @pytest.mark.parametrize(

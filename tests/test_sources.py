@@ -8,13 +8,14 @@ import json
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from colar.cli import main
-from colar.data import answers, formats, sources, synthetic
+from colar.data import answers, formats, quantity, sources, synthetic
 from colar.data.catalogue import SOURCES, SPLITS
 from colar.data.example import Example
 from colar.data.sources import load
@@ -557,6 +558,23 @@ def test_published_math_splits_are_disjoint(real_data: Path) -> None:
 def test_published_gsm_hard_has_303_golds_that_are_no_integers(real_data: Path) -> None:
     golds = [answers.extract(e.answer, "number") for e in load("gsm-hard", "test", data_dir=real_data)]
     assert sum(gold is not None and not gold.lstrip("-").isdigit() for gold in golds) == 303
+
+
+def test_published_gsm_hard_golds_accept_themselves_and_nothing_further_than_a_thousandth(
+    real_data: Path,
+) -> None:
+    golds = [example.answer for example in load("gsm-hard", "test", data_dir=real_data)]
+    assert "14053029.666666666" in golds
+    assert not answers.judge("14053100", "14053029.666666666", "number").correct
+    for gold in golds:
+        assert answers.judge(gold, gold, "number").correct
+        value = Fraction(gold)
+        for off in (Fraction(1, 1000), -Fraction(1, 1000)):
+            verdict = answers.judge(quantity.canonical(value + off), gold, "number")
+            assert verdict.parsed is not None
+            assert not verdict.correct
+    # The price of PAL's rule, as data/quantity.py states it.
+    assert sum(gold != "0" and answers.judge("0", gold, "number").correct for gold in golds) == 31
 
 
 def test_no_published_answer_passes_for_its_neighbour(real_data: Path) -> None:

@@ -6,10 +6,12 @@ compare. Where it is stated: in the last `\boxed{}`; else in the sentence after 
 
 | type | read as | compared |
 |---|---|---|
-| number | the single value stated there (`quantity.py`); "6*7 = 42" is 42 | integers exactly, others to 1e-4 relative |
+| number | the single value stated there (`quantity.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
 | latex | the expression (the one `$...$` where there is one) | spelling, then math-verify (`latex.py`) |
 | choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
 | text | case, white space and final punctuation dropped | identical |
+
+A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `quantity.py` has the source.
 
 Nothing is guessed: two different values ("12 13 14"), two letters, or nothing readable are unparsable, which is
 wrong and counted as such. Departure from the published code: no commas deleted, so (1,2) is not 12.
