@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from colar import files
-from colar.evaluation.records import load_records
+from colar.evaluation.records import cluster_of, load_records
 from colar.ops import stats
 from colar.show import canvas
 from colar.training import run_folder
@@ -56,7 +56,7 @@ def difference(one: dict[int, list[Any]], other: dict[int, list[Any]], key: str)
 
     def side(system: dict[int, list[Any]]) -> tuple[list[float], list[str]]:
         records = [record for seed in system for record in system[seed]]
-        return [float(record[key]) for record in records], [record["id"] for record in records]
+        return [float(record[key]) for record in records], [cluster_of(record) for record in records]
 
     pooled = stats.paired_difference(*side(one), *side(other))
     by_seed = [

@@ -17,6 +17,9 @@ class Example:
 
     `id` is unique within source and split and the same on every machine (`gsm8k-aug/test/17`): records,
     seeds and paired comparisons are keyed by it. `steps` may be empty: some real rows have no reasoning.
+
+    `cluster` is the id of the first example that asks the same question, "" where this is the first. Answers to one
+    question are not independent, and standard errors count them as one cluster.
     """
 
     id: str
@@ -24,6 +27,7 @@ class Example:
     steps: tuple[str, ...]
     answer: str
     answer_type: AnswerType = "number"
+    cluster: str = ""
 
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):
@@ -32,5 +36,10 @@ class Example:
         check_choice("answer_type", self.answer_type, ANSWER_TYPES)
 
     def as_row(self) -> dict[str, Any]:
-        """The example as a row of a JSONL file, which `colar.data.sources.load` reads back to an equal one."""
-        return asdict(self)
+        """The example as a row of a JSONL file, which `colar.data.sources.load` reads back to an equal one.
+
+        Without `cluster`: it follows from the file's questions.
+        """
+        row = asdict(self)
+        del row["cluster"]
+        return row

@@ -10,6 +10,9 @@ after white space is collapsed: fixed, and the same from files, Hub and any mach
 Departure from the paper, which shuffles once and does not say how. Three of MATH's 7,500 training rows are left
 out, with a message: two end in an empty box, and one is also a test question (the copies differ in white space).
 
+MultiArith asks 20 of its 600 questions a second time. All 600 count, and an example that repeats a question has the
+first one's id as its `cluster`: standard errors take the two as one cluster. The same holds for every source.
+
 Malformed rows are errors that name file and line, unless `skip_malformed`; nothing is dropped in silence.
 """
 
@@ -92,7 +95,7 @@ def load(
     examples = list(islice(found, limit))
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
-    return examples
+    return _with_clusters(examples)
 
 
 def prepare(
@@ -245,6 +248,20 @@ def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Itera
     if plan.part == "kept":
         return iter(ranked[n_held:])
     return iter(ranked)
+
+
+def _with_clusters(examples: list[Example]) -> list[Example]:
+    """Give each example whose question came before the first one's id as its cluster."""
+    first_id: dict[str, str] = {}
+    marked = []
+    for example in examples:
+        question = formats.collapsed(example.question)
+        if question in first_id:
+            example = dataclasses.replace(example, cluster=first_id[question])
+        else:
+            first_id[question] = example.id
+        marked.append(example)
+    return marked
 
 
 def _generate(split: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[Example]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from colar.evaluation.records import CELL, Key, Record
+from colar.evaluation.records import CELL, Key, Record, cluster_of
 from colar.ops import stats
 from colar.show.naming import AVERAGE, is_control, without_control
 
@@ -82,17 +82,24 @@ def difference(
     key: Key, members: Sequence[Record], other: Key, others: Sequence[Record]
 ) -> dict[str, Any] | None:
     """One row of `comparisons`; None where the two share no question."""
-    ids, other_ids = [r["id"] for r in members], [r["id"] for r in others]
-    if not set(ids) & set(other_ids):
+    shared = {record["id"] for record in members} & {record["id"] for record in others}
+    if not shared:
         return None
+    ours = [record for record in members if record["id"] in shared]
+    theirs = [record for record in others if record["id"] in shared]
+    # One side's clusters for both: records from before `cluster` was written may stand beside newer ones.
+    cluster = {record["id"]: cluster_of(record) for record in ours}
     found = stats.paired_difference(
-        [r["correct"] for r in members], ids, [r["correct"] for r in others], other_ids
+        [record["correct"] for record in ours],
+        [cluster[record["id"]] for record in ours],
+        [record["correct"] for record in theirs],
+        [cluster[record["id"]] for record in theirs],
     )
     named = dict(zip(CELL, other, strict=True))
     return {
         **dict(zip(CELL, key, strict=True)),
         "baseline": {name: named[name] for name in OTHER},
-        "n": found.n,
+        "n": len(shared),
         "difference": found.mean,
         "se": found.se,
         "interval": None if found.interval is None else list(found.interval),

@@ -148,8 +148,10 @@ def answer(system: System, asked: Sequence[Asked], limits: Limits) -> Iterator[d
 def grade(completion: Completion, example: Example) -> dict[str, Any]:
     """What a record says of one completion."""
     verdict = judge(completion.text, example.answer, example.answer_type)
+    cluster = {"cluster": example.cluster} if example.cluster else {}
     return {
         "id": example.id,
+        **cluster,
         "completion": completion.text,
         "parsed": verdict.parsed,
         "correct": verdict.correct,

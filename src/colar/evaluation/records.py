@@ -1,6 +1,7 @@
 """Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells.
 
-A cell is what a row of the report is folded from: the records that share the keys of `CELL`.
+A cell is what a row of the report is folded from: the records that share the keys of `CELL`. A record has the key
+`cluster` only where its question repeats an earlier one of the data set (`Example.cluster`).
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ def by_cell(records: Iterable[Record]) -> dict[Key, list[Record]]:
     if not cells:
         raise ValueError("a report needs at least one record")
     return {key: cells[key] for key in sorted(cells, key=order)}
+
+
+def cluster_of(record: Record) -> Any:
+    """The cluster of a record's question: its own id, or where it repeats a question of its data set, that one's."""
+    return record.get("cluster", record["id"])
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:

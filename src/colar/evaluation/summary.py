@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from colar.evaluation.records import CELL, Key, Record
+from colar.evaluation.records import CELL, Key, Record, cluster_of
 from colar.ops import stats
 from colar.show.naming import AVERAGE, system_of
 
@@ -16,14 +16,14 @@ RUN = CELL.index("train_seed")
 
 
 def row(key: Key, members: Sequence[Record]) -> dict[str, Any]:
-    ids = [record["id"] for record in members]
-    accuracy = stats.mean([record["correct"] for record in members], ids)
-    length = stats.mean([record["length"] for record in members], ids)
+    clusters = [cluster_of(record) for record in members]
+    accuracy = stats.mean([record["correct"] for record in members], clusters)
+    length = stats.mean([record["length"] for record in members], clusters)
     by_seed = _accuracy_by_seed(members)
     return {
         **dict(zip(CELL, key, strict=True)),
         "seeds": sorted({record["seed"] for record in members}),
-        "n": accuracy.n,
+        "n": len({record["id"] for record in members}),
         "accuracy": accuracy.mean,
         "accuracy_se": accuracy.se,
         "unparsable": fmean(record["parsed"] is None for record in members),
