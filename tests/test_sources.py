@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -455,6 +456,26 @@ def test_the_table_is_whole() -> None:
         for plan in source.splits.values():
             assert bool(plan.files) == (source.file_parser is not None), name
             assert (plan.hub is not None) == (source.hub is not None), name
+
+
+def test_the_manual_lists_every_source() -> None:
+    """docs/data.md has a line for each source: its splits, type of answer, Hub id and licence."""
+    manual = Path(__file__).resolve().parent.parent / "docs" / "data.md"
+    lines = [line for line in manual.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    for name, source in SOURCES.items():
+        (line,) = [line for line in lines if line.startswith(f"| `{name}` |") and line.count("|") == 9]
+        _, _, _, splits, answer_type, _, hub, files, licence, _ = (cell.strip() for cell in line.split("|"))
+        assert [split.split(" (")[0] for split in re.split(r", (?=[a-z])", splits)] == list(source.splits)
+        assert answer_type == source.answer_type
+        assert (hub == "none") == (source.hub is None)
+        assert (source.hub or "none") in hub
+        assert licence == source.licence
+        for split, plan in source.splits.items():
+            if plan.files:
+                # The folder once, then file names; of "prosqa_valid.json" its own part, "_valid.json".
+                assert Path(plan.files[0][0]).name.removeprefix(name) in files
+            if (name, split) in COUNTS and (name, split) != ("gsm8k-aug", "train"):
+                assert f"({COUNTS[name, split]:,})" in splits
 
 
 def test_hub_rows_give_the_rows_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
