@@ -30,6 +30,7 @@ def _add_show(actions: Any) -> None:
     show = actions.add_parser("show", help="print the first rows of a source")
     show.add_argument("source", help=SOURCE_HELP)
     show.add_argument("--limit", type=int, default=3, help="first N rows")
+    # The name that --limit had before; it still works.
     show.add_argument("--n", dest="limit", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     show.add_argument("--split", help="split (default: the source's first)")
     data_options(show)
@@ -47,6 +48,7 @@ def _add_prepare(actions: Any) -> None:
 
 
 def data_list(args: argparse.Namespace) -> None:
+    # Here and below the library is imported by the command that runs, so that `colar --help` stays fast.
     from colar.data import sources
 
     for listing in sources.describe(args.data_dir):

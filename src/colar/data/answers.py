@@ -55,6 +55,7 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
     gold = extract(answer, answer_type)
     if parsed is None or gold is None:
         return Verdict(False, parsed)
+    # Equal spellings need neither arithmetic nor math-verify.
     if parsed == gold:
         return Verdict(True, parsed)
     if answer_type == "latex":
@@ -114,7 +115,7 @@ def _has_box(text: str) -> bool:
 def _choice(stated: str) -> str | None:
     stated = plain(stated).strip("\"'`* ")
     letter = _WHOLE_LETTER.fullmatch(stated)
-    if letter:
+    if letter:  # nothing but a letter: lower case will do; in a sentence "a" is a word
         return letter[1].upper()
     # "(B)" is the pattern's first group, "B." its second.
     letters: set[str] = {first or second for first, second in _LABEL.findall(stated)}

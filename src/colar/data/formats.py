@@ -152,6 +152,7 @@ def icot_line(raw: Any) -> Fields:
 def gsm8k(raw: Any, keep_marks: bool = False) -> Fields:
     """Parse GSM8K's own rows: a step a line, then `#### answer`. Drops the <<...>> marks unless `keep_marks`."""
     row = _named_fields(raw)
+    # Steps and answer are one text, "step\nstep\n#### 72".
     chain, mark, answer = _text(row, "answer").rpartition("####")
     if not mark:
         raise ValueError("no '####' before the answer")
@@ -177,7 +178,7 @@ def hendrycks_math(raw: Any) -> Fields:
     question carries a prompt suffix and whose `target` has lost its spaces: both are put right.
     """
     row = _named_fields(raw)
-    if "reward_model" in row:
+    if "reward_model" in row:  # the verl layout
         truth = _named_fields(_named_fields(row["reward_model"]).get("ground_truth"))
         problem = _text(truth, "question").removesuffix(_PROMPT_SUFFIX)
         row = {**truth, "problem": problem}
@@ -263,6 +264,7 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
         raise ValueError(f"{name} must be a finite number, is {value}")
     if value == int(value):
         return str(int(value))
+    # repr has the digits that the file had: 3244047.0999999996.
     return repr(value)
 
 

@@ -38,6 +38,7 @@ def present(plan: Split, under: Path) -> list[Path] | None:
 def of_source(name: str, source: Source, plan: Split, data_dir: str | Path | None) -> tuple[Entries, Parser]:
     """The entries of a source's split, and the parser that they need."""
     under = folder(data_dir)
+    # A folder that was named stands in for the Hub, for every source that has files at all.
     if source.file_parser is not None and under is not None:
         return _from_files(name, source, plan, under), source.file_parser
     if source.hub is None or source.hub_parser is None or plan.hub is None:
@@ -65,8 +66,9 @@ def of_path(path: Path, split: str) -> Entries:
 
 def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
     """The entries of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
-    import datasets
+    import datasets  # slow to import: only a load from the Hub waits for it
 
+    # Each subject of MATH is a configuration of its own; most data sets have one, or none to name.
     for config in configs:
         try:
             table = datasets.load_dataset(hub, config, split=split)
@@ -102,6 +104,7 @@ def _distinct(name: str, paths: list[Path]) -> Entries:
     for path in paths:
         for place, line in formats.read(path):
             question = line.partition("||")[0].strip()
+            # The parts overlap: both have some of GSM8K's own training problems.
             if question in seen:
                 dropped += 1
                 continue

@@ -84,7 +84,7 @@ def load(
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
-        if source == "arithmetic":
+        if source == "arithmetic":  # made, not read
             return _generate(split, limit, seed, options)
         _check_options(source, entry, options)
         plan = entry.splits[split]
@@ -113,6 +113,7 @@ def prepare(
 
     `load(output, split)` reads them back to equal rows. Arguments and errors are `load`'s.
     """
+    # Now rather than after a long read.
     files.require_writable(output)
     paths = []
     for split in splits:
@@ -193,6 +194,7 @@ class _Reader:
                     raise ValueError(f"{place}: {error}") from error
                 skipped.append(f"{place}: {error}")
                 continue
+            # A row that was left out keeps its number, but takes no id.
             ids.add(example.id)
             yield example
         if skipped:
@@ -221,6 +223,7 @@ class _Reader:
     def _id(self, fields: Fields, index: int, ids: set[str]) -> str:
         """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
         prefix = f"{self.name}/{self.split}/"
+        # A publisher's id is unique in its own file only; a user's id is taken as it is.
         if fields.key is not None:
             own = fields.key if self.source is _OWN_FILE else prefix + fields.key
             if own in ids:
@@ -241,6 +244,7 @@ def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Itera
     """Sort a hash-ordered source and take the part that the split is; anything else streams through."""
     if source.order == "upstream":
         return examples
+    # These ids end in a hash of the question, or in the publisher's own: sorted, they are in no meaningful order.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
     if plan.part == "held":
@@ -265,6 +269,7 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 
 
 def _generate(split: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[Example]:
+    # Checked here, for a dataclass answers an unknown name with a TypeError.
     fields = [field.name for field in dataclasses.fields(synthetic.ArithmeticConfig)]
     check_known("arithmetic option", options, fields)
     n = GENERATED[split] if limit is None else limit
@@ -292,4 +297,5 @@ def _check_source(source: str) -> None:
 
 
 def _is_path(source: str) -> bool:
+    # A source's name wins over a folder that happens to be called so.
     return source not in SOURCES and (source.endswith((".json", ".jsonl")) or Path(source).is_dir())

@@ -164,6 +164,7 @@ def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[_Move] |
     steps_left = _between(rng, *config.steps)
     moves: list[_Move] = []
     total = 0
+    # A chain of n steps is made of moves that take one or two each.
     while steps_left or not moves:
         kinds = _possible_kinds(config, first=not moves, steps_left=steps_left)
         # Kinds are tried in a random order until one has numbers that fit.
@@ -299,6 +300,7 @@ THINGS = (
     "toys",
 )
 CONTAINERS = ("boxes", "bags", "packs")
+# What a move says in a story. {0} and {1} are its numbers; where there are several forms, one is drawn.
 CLAUSES = {
     "count": ("has {0} {things}",),
     "groups": ("has {0} {container} of {1} {things}",),
@@ -312,6 +314,7 @@ CLAUSES = {
     "fewer": ("{peer} has {0} fewer",),
     "times": ("{peer} has {0} times as many",),
 }
+# The same moves without a story.
 PLAIN = {
     "count": "Take {0}",
     "groups": "Take {0} times {1}",
