@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from colar import files
+from colar.data import sources
 from colar.data.sources import load
 from colar.evaluation import report
 
@@ -126,3 +127,24 @@ def test_records_of_other_data_are_refused(rejudge, golds, folder):
     with pytest.raises(ValueError, match="gsm-hard has no question gsm-hard/test/3"):
         rejudge.refold(folder, golds, STAMP)
     assert (folder / "records.jsonl.gz").read_bytes() == before
+
+
+PUBLISHED = set(sources.SOURCES) - {"arithmetic"}
+
+
+def published_in(folder):
+    """The published test sets that a folder of results has answers to."""
+    rows = files.read_json(folder / "report.json")["rows"]
+    return {row["dataset"] for row in rows} & PUBLISHED
+
+
+RESULTS = sorted(path.parent for path in ROOT.glob("results/*/records.jsonl.gz") if published_in(path.parent))
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda path: path.name)
+def test_committed_records_have_todays_verdicts_and_clusters(rejudge, real_data, folder):
+    records = report.load_records([folder / "records.jsonl.gz"])
+    golds = {}
+    for name in published_in(folder):
+        golds[name] = {example.id: example for example in load(name, "test", data_dir=real_data)}
+    assert rejudge.rejudge(records, golds) == records
