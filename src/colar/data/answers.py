@@ -104,6 +104,7 @@ def _expression(text: str) -> str:
     stated = _stated(text)
     if _has_box(text):
         return stated
+    # "The answer is $x^2+1$" means the formula; of two formulas neither is taken for the answer.
     spans = math_spans(stated)
     return spans[0] if len(spans) == 1 else stated
 

@@ -82,6 +82,7 @@ def plain(expression: str) -> str:
     if len(spans) == 1 and _MATHS.fullmatch(text.rstrip(".")):
         text = spans[0]
     text = _WORDS.sub(r" \1 ", text)
+    # In the order of the table: spaces go last, when nothing else can leave one behind.
     for pattern, replacement in _LOOKS:
         text = pattern.sub(replacement, text)
     return text.strip().removesuffix(".").strip() or expression.strip()

@@ -30,6 +30,7 @@ def present(plan: Split, under: Path) -> list[Path] | None:
     """The first alternative of the split's files that is all there."""
     for names in plan.files:
         paths = [under / name for name in names]
+        # One part of a training set is not a training set.
         if all(path.exists() for path in paths):
             return paths
     return None

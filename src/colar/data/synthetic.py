@@ -334,6 +334,7 @@ def _tell(problem: list[_Move], rng: random.Random, joiner: str = ", ") -> tuple
     """The story and its question; `joiner` stands between all clauses but the last two."""
     # The order of the draws is part of the format: the same seed tells the same story.
     words = {"name": _pick(NAMES, rng), "things": _pick(THINGS, rng)}
+    # Drawn again until it is somebody else.
     words["peer"] = words["name"]
     while words["peer"] == words["name"]:
         words["peer"] = _pick(NAMES, rng)
