@@ -384,7 +384,7 @@ def test_of_several_processes_the_first_speaks_and_errors_come_from_any(checkpoi
     assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
     assert capsys.readouterr().err == ""
     assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "0.5", *SHORT]) == 2
-    assert "must be 1 or more" in capsys.readouterr().err
+    assert "must be a number, 1 or more" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "0")
     assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
     assert "was not trained" in capsys.readouterr().err
