@@ -25,10 +25,10 @@ from colar.data import sources
 from colar.data.answers import judge
 from colar.data.example import Example
 from colar.evaluation import report
-from colar.show.naming import AVERAGE
+from colar.show.naming import AVERAGE, System, point_name
+from colar.show.report_rows import Report, ReportRow
 
 Record = dict[str, Any]
-SYSTEM = ("model", "method", "label", "compression_factor", "decoding", "train_seed")
 ARROW = " -> "
 
 
@@ -69,29 +69,29 @@ def refold(
     `stamp` says when and how, and goes into the report's provenance.
     """
     path = folder / "records.jsonl.gz"
-    saved = files.read_json(folder / "report.json")
+    saved = Report.from_json(files.read_json(folder / "report.json"))
     records = report.load_records([path])
     made = rejudge(records, golds)
     if made == records:
         return None
     # report.json does not say which labels its picture shows: the default is drawn again, anything else would be lost.
-    if "--draw_labelled" in saved["provenance"]["command"].replace("-labelled", "_labelled"):
+    if "--draw_labelled" in saved.provenance["command"].replace("-labelled", "_labelled"):
         raise ValueError(f"{folder}: its picture was drawn with --draw_labelled, fold it with colar report")
     title = (folder / "report.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
     # A pair has a row for each data set; it is asked for once.
-    pairs = list(dict.fromkeys((row["pair"][0], row["pair"][1]) for row in saved.get("pairs", ())))
+    pairs = list(dict.fromkeys((row.pair[0], row.pair[1]) for row in saved.pairs))
     folded = report.write(
         folder,
         made,
         title=title,
-        provenance={**saved["provenance"], "rejudged": dict(stamp)},
-        baseline=saved["baseline"],
-        nearest=saved.get("nearest"),
+        provenance={**saved.provenance, "rejudged": dict(stamp)},
+        baseline=saved.baseline,
+        nearest=saved.nearest,
         pairs=pairs,
     )
     # Last: until the records are written, the command can be given again.
     write_records(path, made)
-    return moved(folder.resolve().name, list(golds), saved["rows"], folded["rows"])
+    return moved(folder.resolve().name, list(golds), saved.rows, folded.rows)
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
@@ -103,27 +103,26 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
 
 
 def moved(
-    name: str, data: Sequence[str], before: Sequence[Record], after: Sequence[Record]
+    name: str, data: Sequence[str], before: Sequence[ReportRow], after: Sequence[ReportRow]
 ) -> list[list[str]]:
     """A line for each system in which a number reads otherwise now; a cell for each of `data` and the average."""
-    keys = (*SYSTEM, "dataset")
-    old = {tuple(row[key] for key in keys): row for row in before}
-    lines: dict[tuple[Any, ...], list[str]] = {}
+    old = {row.cell: row for row in before}
+    columns = [*data, AVERAGE]
+    lines: dict[System, list[str]] = {}
     for row in after:
-        key = tuple(row[key] for key in keys)
-        if row["dataset"] not in (*data, AVERAGE):
+        if row.dataset not in columns:
             continue
         # An empty cell: the system was not asked these questions.
-        line = lines.setdefault(key[:-1], [name, system_name(row), *[""] * (len(data) + 1)])
-        column = [*data, AVERAGE].index(row["dataset"])
-        line[2 + column] = cell(old[key], row)
+        empty = [name, system_name(row.system), *[""] * len(columns)]
+        line = lines.setdefault(row.system, empty)
+        line[2 + columns.index(row.dataset)] = cell(old[row.cell], row)
     return [line for line in lines.values() if any(ARROW in text for text in line)]
 
 
-def cell(before: Record, after: Record) -> str:
+def cell(before: ReportRow, after: ReportRow) -> str:
     """Accuracy and, in brackets, its standard error, both in points: "4.60 -> 4.80 (0.94 -> 0.96)"."""
-    accuracy = change(before["accuracy"], after["accuracy"])
-    return f"{accuracy} ({change(before['accuracy_se'], after['accuracy_se'])})"
+    accuracy = change(before.accuracy, after.accuracy)
+    return f"{accuracy} ({change(before.accuracy_se, after.accuracy_se)})"
 
 
 def change(before: float | None, now: float | None) -> str:
@@ -138,16 +137,14 @@ def points(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
 
 
-def system_name(row: Record) -> str:
+def system_name(system: System) -> str:
     """Method, speed and label, and the decoding where it is not greedy."""
-    parts = [row["method"]]
-    if row["compression_factor"] is not None:
-        parts.append(f"c={row['compression_factor']:g}")
-    if row["label"]:
-        parts.append(f"({row['label']})")
-    if row["decoding"] != "greedy":
-        parts.append(row["decoding"])
-    return " ".join(parts)
+    parts = [system.method, point_name(system)]
+    if system.label:
+        parts.append(f"({system.label})")
+    if system.decoding != "greedy":
+        parts.append(system.decoding)
+    return " ".join(part for part in parts if part)
 
 
 def main() -> None:

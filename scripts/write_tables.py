@@ -15,102 +15,119 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from colar import files
-from colar.show.grid import BLANK, Grid, markdown, number, percent, points, share
-from colar.show.naming import AVERAGE, Row, datasets_of, is_control, system_name, without_control
+from colar.show.grid import (
+    BLANK,
+    Grid,
+    accuracy_of,
+    half_width,
+    markdown,
+    number,
+    percent,
+    points,
+)
+from colar.show.naming import AVERAGE, is_control, system_name, without_control
+from colar.show.report_rows import PairDifference, Report, ReportRow, datasets_of, systems_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!-- (results/\S+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
-Report = Mapping[str, Any]
+
+def by_name(report: Report) -> dict[str, dict[tuple[str, str], ReportRow]]:
+    """The rows of each system by (decoding, dataset), in the report's order of systems."""
+    systems = systems_of(report.shown_rows)
+    found: defaultdict[str, dict[tuple[str, str], ReportRow]] = defaultdict(dict)
+    for row in report.shown_rows:
+        found[system_name(row.system, systems)][row.system.decoding, row.dataset] = row
+    return found
 
 
-def rows_of(report: Report) -> Sequence[Row]:
-    return report["pooled"] or report["rows"]
+def half_runs(row: ReportRow | PairDifference | None) -> str:
+    return half_width(None if row is None else row.runs_interval)
 
 
-def systems(report: Report) -> Iterator[tuple[str, dict[tuple[str, str], Row]]]:
-    """(name, rows by decoding and dataset) of each system, in the report's order."""
-    rows = rows_of(report)
-    found: dict[str, dict[tuple[str, str], Row]] = {}
-    for row in rows:
-        found.setdefault(system_name(row, rows), {})[row["decoding"], row["dataset"]] = row
-    yield from found.items()
-
-
-def half_runs(row: Row | None) -> str:
-    half = None if row is None else row.get("runs_interval")
-    return BLANK if half is None else f"± {100 * half:.1f}"
+def difference(row: PairDifference | None) -> str:
+    return points(None if row is None else row.difference)
 
 
 def accuracy(report: Report) -> Grid:
-    """#L, greedy accuracy on each data set and on average, its two intervals, and the sampled average."""
-    datasets = datasets_of(rows_of(report))
+    """How right is each system, on each data set and on average? Greedy; the sampled average beside it."""
+    datasets = datasets_of(report.shown_rows)
     body = []
-    for name, cells in systems(report):
-        average = cells.get(("greedy", AVERAGE))
-        if average is None or is_control(average["label"]):
+    for name, rows in by_name(report).items():
+        average = rows.get(("greedy", AVERAGE))
+        if average is None or is_control(average.system.label):
             continue
-        shown = [
-            percent(cells["greedy", d]["accuracy"] if ("greedy", d) in cells else None) for d in datasets
-        ]
-        sampled = share(cells.get(("sampled", AVERAGE)))
-        body.append([name, number(average["length"]), *shown, share(average), half_runs(average), sampled])
+        line = [name, number(average.length)]
+        for dataset in datasets:
+            row = rows.get(("greedy", dataset))
+            line.append(BLANK if row is None else percent(row.accuracy))
+        sampled = accuracy_of(rows.get(("sampled", AVERAGE)))
+        body.append([*line, accuracy_of(average), half_runs(average), sampled])
     head = ["system", "#L", *datasets, "average", "runs", "average, sampled"]
+    # The best average first: `52.0 ± 3.9`.
     return Grid("", head, sorted(body, key=lambda line: -float(line[-3].split()[0])))
 
 
 def factors(report: Report) -> Grid:
-    """Greedy averages: a line a compression factor asked for, a column a label."""
-    rows = [row for row in rows_of(report) if row["decoding"] == "greedy"]
-    cells = {(row["compression_factor"], row["label"]): row for row in rows if row["dataset"] == AVERAGE}
-    asked, labels = sorted({c for c, _ in cells}), list(dict.fromkeys(label for _, label in cells))
-    body = [
-        [str(c)]
-        + [
-            f"{share(cells.get((c, x)))} ({half_runs(cells.get((c, x)))})" if (c, x) in cells else BLANK
-            for x in labels
-        ]
-        for c in asked
-    ]
+    """How right is a model at a speed that it was not trained with? Greedy averages: speeds x labels."""
+    found: dict[tuple[float | None, str], ReportRow] = {}
+    for row in report.shown_rows:
+        if row.system.decoding == "greedy" and row.dataset == AVERAGE:
+            found[row.system.compression_factor, row.system.label] = row
+    asked = sorted({factor for factor, _ in found if factor is not None})
+    labels = list(dict.fromkeys(label for _, label in found))
+    body = []
+    for factor in asked:
+        line = [str(factor)]
+        for label in labels:
+            row = found.get((factor, label))
+            line.append(BLANK if row is None else f"{accuracy_of(row)} ({half_runs(row)})")
+        body.append(line)
     return Grid("", ["c asked for", *(label or "random c" for label in labels)], body)
 
 
 def controls(report: Report) -> Grid:
-    """Greedy averages: each method with its own thoughts, and with what a control feeds instead (% truncated)."""
-    rows = rows_of(report)
-    plain: dict[str, list[str]] = {}
-    found: dict[str, dict[str, str]] = {}
-    for name, cells in systems(report):
-        row = cells.get(("greedy", AVERAGE))
+    """Does a method read its thoughts? Greedy averages with its own, and with what a control feeds (% truncated)."""
+    systems = systems_of(report.shown_rows)
+    own: dict[str, list[str]] = {}
+    controlled: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for name, rows in by_name(report).items():
+        row = rows.get(("greedy", AVERAGE))
         if row is None:
             continue
-        base = system_name({**row, "label": without_control(row["label"])}, rows)
-        kind = row["label"].rpartition("control-")[2].partition(",")[0]
-        if not is_control(row["label"]):
-            plain[name] = [name, number(row["length"]), share(row)]
+        label = row.system.label
+        kind = label.rpartition("control-")[2].partition(",")[0]
+        if not is_control(label):
+            own[name] = [name, number(row.length), accuracy_of(row)]
         elif not kind.startswith("cut"):
-            found.setdefault(base, {})[kind] = f"{share(row)} ({percent(row['truncated'])})"
-    kinds = list(dict.fromkeys(kind for given in found.values() for kind in given))
-    body = [[*plain[base], *(given.get(kind, BLANK) for kind in kinds)] for base, given in found.items()]
+            base = system_name(row.system._replace(label=without_control(label)), systems)
+            controlled[base][kind] = f"{accuracy_of(row)} ({percent(row.truncated)})"
+    kinds: list[str] = []
+    for given in controlled.values():
+        kinds += [kind for kind in given if kind not in kinds]
+    body = []
+    for base, given in controlled.items():
+        body.append([*own[base], *(given.get(kind, BLANK) for kind in kinds)])
     return Grid("", ["system", "#L", "its own", *kinds], body)
 
 
 def pairs(report: Report) -> Grid:
-    """The averages of the paired differences: greedy, over training runs, sampled."""
-    lines: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in report["pairs"]:
-        if row["dataset"] == AVERAGE:
-            lines.setdefault((row["pair"][0], row["pair"][1]), {})[row["decoding"]] = row
-    body = [
-        [*names, points(cells.get("greedy")), half_runs(cells.get("greedy")), points(cells.get("sampled"))]
-        for names, cells in lines.items()
-    ]
+    """Is a system better than one named for it? Averaged paired differences: greedy, over training runs, sampled."""
+    found: defaultdict[tuple[str, ...], dict[str, PairDifference]] = defaultdict(dict)
+    for row in report.pairs:
+        if row.difference.dataset == AVERAGE:
+            found[tuple(row.pair)][row.difference.system.decoding] = row
+    body = []
+    for names, by_decoding in found.items():
+        greedy = by_decoding.get("greedy")
+        sampled = by_decoding.get("sampled")
+        body.append([*names, difference(greedy), half_runs(greedy), difference(sampled)])
     return Grid("", ["system", "baseline", "greedy", "runs", "sampled"], body, words=2)
 
 
@@ -129,20 +146,31 @@ def first_table(text: str) -> str:
 
 
 def filled(text: str) -> str:
-    """The page with every table made anew from its result, without columns that have nothing in them."""
+    """The page with every table made anew from its result."""
 
     def table(match: re.Match[str]) -> str:
         folder, kind, _ = match.groups()
-        if kind not in TABLES:
+        if kind in TABLES:
+            report = Report.from_json(files.read_json(ROOT / folder / "report.json"))
+            grid = without_blank_columns(TABLES[kind](report))
+            # The page has a heading of its own: the table alone is put in.
+            body = markdown(grid).partition("\n\n")[2]
+        else:
             body = first_table((ROOT / folder / f"{kind}.md").read_text())
-            return f"<!-- {folder} {kind} -->\n\n{body}\n\n<!-- end -->"
-        grid = TABLES[kind](files.read_json(ROOT / folder / "report.json"))
-        kept = [i for i in range(len(grid.head)) if any(line[i] != BLANK for line in grid.rows)]
-        head, *rows = ([line[i] for i in kept] for line in (grid.head, *grid.rows))
-        body = markdown(replace(grid, head=head, rows=rows)).partition("\n\n")[2]
         return f"<!-- {folder} {kind} -->\n\n{body}\n\n<!-- end -->"
 
     return MARK.sub(table, text)
+
+
+def without_blank_columns(grid: Grid) -> Grid:
+    kept = []
+    for column in range(len(grid.head)):
+        if any(row[column] != BLANK for row in grid.rows):
+            kept.append(column)
+    rows = []
+    for row in grid.rows:
+        rows.append([row[column] for column in kept])
+    return replace(grid, head=[grid.head[column] for column in kept], rows=rows)
 
 
 def main() -> None:

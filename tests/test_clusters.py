@@ -90,10 +90,10 @@ def test_a_repeat_counts_as_a_question_and_not_as_a_cluster() -> None:
 
     Clusters' sums over 4: 2/16, -3/16, 1/16; CR1: 3/2 * (4 + 9 + 1) / 256 = 21/256.
     """
-    row = report.fold(answers("cot", [True, False, True, True], {3: 0}), {})["rows"][0]
+    row = report.fold(answers("cot", [True, False, True, True], {3: 0}), {}).to_json()["rows"][0]
     assert (row["n"], row["samples"], row["accuracy"]) == (4, 4, 0.75)
     assert row["accuracy_se"] == pytest.approx(math.sqrt(21 / 256))
-    plain = report.fold(answers("cot", [True, False, True, True], {}), {})["rows"][0]
+    plain = report.fold(answers("cot", [True, False, True, True], {}), {}).to_json()["rows"][0]
     assert plain["accuracy_se"] == pytest.approx(math.sqrt(4 / 3 * (1 + 9 + 1 + 1) / 256))
 
 
@@ -102,7 +102,7 @@ def test_a_paired_difference_counts_questions_and_clusters_repeats(repeats_of_ot
     """The other system is always wrong: the same residuals as above. Its records may be from before clusters."""
     records = answers("fast", [True, False, True, True], {3: 0})
     records += answers("cot", [False, False, False, False], repeats_of_other)
-    (row, _) = report.fold(records, {})["comparisons"]
+    (row, _) = report.fold(records, {}).to_json()["comparisons"]
     assert (row["n"], row["difference"]) == (4, 0.75)
     assert row["se"] == pytest.approx(math.sqrt(21 / 256))
 
@@ -110,7 +110,7 @@ def test_a_paired_difference_counts_questions_and_clusters_repeats(repeats_of_ot
 def test_a_paired_difference_leaves_out_a_repeat_that_one_side_was_not_asked() -> None:
     records = answers("fast", [True, False, True, True], {3: 0})
     records += answers("cot", [False, False, False], {})
-    (row, _) = report.fold(records, {})["comparisons"]
+    (row, _) = report.fold(records, {}).to_json()["comparisons"]
     assert (row["n"], row["difference"]) == (3, pytest.approx(2 / 3))
     # +1/3, -2/3, +1/3 over 3: 3/2 * (1 + 4 + 1) / 81
     assert row["se"] == pytest.approx(math.sqrt(1 / 9))

@@ -11,7 +11,7 @@ from colar.analysis import controls
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.evaluation.evaluate import Limits, System, cells, evaluate, make_request
+from colar.evaluation.evaluate import EvaluatedModel, Limits, evaluate, make_grid, make_request
 from colar.files import read_jsonl
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
@@ -120,10 +120,11 @@ def test_a_control_can_be_evaluated_as_its_method(tmp_path):
     """Rows under the method's name, with a label that says what was done to it."""
     lm, method = build("coconut")
     limits = Limits(max_latents=8, max_completion_length=4, batch_size=4)
-    (cell,) = cells(System("m", lm, method), ["d"], [method.Params()], ["greedy"], [0])
-    asked = [make_request(cell, example, limits) for example in EXAMPLES]
-    system = System("m", lm, controls.build(lm, method, "zeroed", asked), label="control-zeroed")
-    grid = cells(system, ["d"], [method.Params()], ["greedy"], [0])
+    (point,) = make_grid(EvaluatedModel("m", lm, method), ["d"], [method.Params()], ["greedy"], [0])
+    asked = [make_request(point, example, limits) for example in EXAMPLES]
+    zeroed = controls.build(lm, method, "zeroed", asked)
+    controlled = EvaluatedModel("m", lm, zeroed, label="control-zeroed")
+    grid = make_grid(controlled, ["d"], [method.Params()], ["greedy"], [0])
     assert evaluate(grid, {"d": EXAMPLES}, tmp_path / "r.jsonl", limits) == len(EXAMPLES)
     records = [record for _, record in read_jsonl(tmp_path / "r.jsonl")]
     assert {(r["method"], r["label"], r["length"]) for r in records} == {("coconut", "control-zeroed", 6)}

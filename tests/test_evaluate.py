@@ -9,7 +9,7 @@ from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine import reference
 from colar.evaluation import evaluate
-from colar.evaluation.evaluate import Limits, System
+from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
 from colar.model import backbones
@@ -20,79 +20,82 @@ EXAMPLES = generate(ArithmeticConfig(), "test", 6, seed=0)
 
 
 @pytest.fixture(scope="module")
-def system():
+def model():
     lm = LatentLM.from_backbone(backbones.load("tiny"))
     method = registry.build("colar")
     pretrained.attach(lm, method, 0)
     method.prepare(lm, EXAMPLES)
-    return System("toy", lm, method, train_seed=3)
+    return EvaluatedModel("toy", lm, method, train_seed=3)
 
 
-def params(system, *factors):
-    return [registry.make_params(system.method, {"compression_factor": c}) for c in factors]
+def params(model, *factors):
+    return [registry.make_params(model.method, {"compression_factor": c}) for c in factors]
 
 
-def test_greedy_is_asked_once_and_sampled_with_every_seed(system):
-    grid = evaluate.cells(system, ["a", "b"], params(system, 1, 2), ["greedy", "sampled"], [4, 5, 6])
-    seeds = {decoding: [c.seed for c in grid if c.decoding == decoding] for decoding in ("greedy", "sampled")}
+def test_greedy_is_asked_once_and_sampled_with_every_seed(model):
+    grid = evaluate.make_grid(model, ["a", "b"], params(model, 1, 2), ["greedy", "sampled"], [4, 5, 6])
+    seeds = {
+        decoding: [point.seed for point in grid if point.decoding == decoding]
+        for decoding in ("greedy", "sampled")
+    }
     assert seeds["greedy"] == [4] * 4
     assert sorted(seeds["sampled"]) == sorted([4, 5, 6] * 4)
 
 
-def test_what_is_asked_twice_is_answered_once(system):
+def test_what_is_asked_twice_is_answered_once(model):
     """A second record of one cell and question would make the records unreadable."""
-    grid = evaluate.cells(system, ["a"], params(system, 2, 2.0), ["sampled", "sampled"], [4, 4, 5])
-    assert [cell.seed for cell in grid] == [4, 5]
+    grid = evaluate.make_grid(model, ["a"], params(model, 2, 2.0), ["sampled", "sampled"], [4, 4, 5])
+    assert [point.seed for point in grid] == [4, 5]
 
 
-def test_a_record_says_what_the_reference_says(system, tmp_path):
-    (param,) = params(system, 2)
-    grid = evaluate.cells(system, ["arithmetic"], [param], ["sampled"], [9])
+def test_a_record_says_what_the_reference_says(model, tmp_path):
+    (param,) = params(model, 2)
+    grid = evaluate.make_grid(model, ["arithmetic"], [param], ["sampled"], [9])
     path = tmp_path / "records.jsonl"
     assert evaluate.evaluate(grid, {"arithmetic": EXAMPLES}, path, LIMITS) == len(EXAMPLES)
     records = {record["id"]: record for record in files.resume_jsonl(path)}
     for example in EXAMPLES:
         request = evaluate.make_request(grid[0], example, LIMITS)
-        completion = reference.complete(system.lm, system.method, request)
+        completion = reference.complete(model.lm, model.method, request)
         record = records[example.id]
         assert record["completion"] == completion.text
         assert record["length"] == completion.length
         assert record["forward_passes"] == completion.forward_passes
         assert record["truncated"] == completion.truncated
-        assert record["gold_length"] == sum(map(len, system.lm.template.steps(example.steps)))
+        assert record["gold_length"] == sum(map(len, model.lm.template.steps(example.steps)))
         assert (record["model"], record["train_seed"], record["seed"]) == ("toy", 3, 9)
         assert record["compression_factor"] == 2
     assert evaluate.evaluate(grid, {"arithmetic": EXAMPLES}, path, LIMITS) == 0
 
 
-def test_noise_belongs_to_seed_and_question_not_to_system(system):
-    (param,) = params(system, 2)
-    one = evaluate.Cell(system, "arithmetic", param, "sampled", 1)
-    other = evaluate.Cell(replace(system, model="another"), "arithmetic", param, "sampled", 1)
+def test_noise_belongs_to_seed_and_question_not_to_system(model):
+    (param,) = params(model, 2)
+    one = GridPoint(model, "arithmetic", param, "sampled", 1)
+    other = GridPoint(replace(model, name="another"), "arithmetic", param, "sampled", 1)
     seeds = [evaluate.make_request(one, example, LIMITS).seed for example in EXAMPLES]
     assert seeds == [evaluate.make_request(other, example, LIMITS).seed for example in EXAMPLES]
     assert len(set(seeds)) == len(EXAMPLES)
     assert evaluate.make_request(replace(one, seed=2), EXAMPLES[0], LIMITS).seed != seeds[0]
 
 
-def test_grades_come_from_the_one_judge(system):
-    (param,) = params(system, 2)
-    cell = evaluate.Cell(system, "arithmetic", param, "greedy", 0)
+def test_grades_come_from_the_one_judge(model):
+    (param,) = params(model, 2)
+    point = GridPoint(model, "arithmetic", param, "greedy", 0)
     example = EXAMPLES[0]
-    completion = reference.complete(system.lm, system.method, evaluate.make_request(cell, example, LIMITS))
+    completion = reference.complete(model.lm, model.method, evaluate.make_request(point, example, LIMITS))
     right = evaluate.grade(replace(completion, text=f"{int(example.answer)}.0"), example)
     assert (right["correct"], right["parsed"] is not None) == (True, True)
     garbage = evaluate.grade(replace(completion, text="no number here"), example)
     assert (garbage["correct"], garbage["parsed"]) == (False, None)
 
 
-def test_validation_is_evaluation(system):
-    both = params(system, 1, 5)
-    metrics = evaluate.score(system.lm, system.method, EXAMPLES, both, "greedy", LIMITS)
+def test_validation_is_evaluation(model):
+    both = params(model, 1, 5)
+    metrics = evaluate.score(model.lm, model.method, EXAMPLES, both, "greedy", LIMITS)
     for param in both:
-        cell = evaluate.Cell(system, "x", param, "greedy", 0)
-        asked = [evaluate.Asked(cell, e, evaluate.make_request(cell, e, LIMITS)) for e in EXAMPLES]
-        records = list(evaluate.answer(system, asked, replace(LIMITS, batch_size=4)))
+        point = GridPoint(model, "x", param, "greedy", 0)
+        asked = [Question(point, e, evaluate.make_request(point, e, LIMITS)) for e in EXAMPLES]
+        records = list(evaluate.answer(model, asked, replace(LIMITS, batch_size=4)))
         name = f"/compression_factor={param.compression_factor}"
         assert metrics["length" + name] == pytest.approx(sum(r["length"] for r in records) / len(records))
         assert metrics["accuracy" + name] == pytest.approx(sum(r["correct"] for r in records) / len(records))
@@ -100,25 +103,25 @@ def test_validation_is_evaluation(system):
     assert metrics["length"] == pytest.approx(sum(lengths) / 2)
 
 
-def test_a_question_too_long_stops_before_the_first_answer(system, tmp_path):
+def test_a_question_too_long_stops_before_the_first_answer(model, tmp_path):
     long = Example("long", "word " * 3000, (), "1")
-    grid = evaluate.cells(system, ["x"], params(system, 1), ["greedy"], [0])
+    grid = evaluate.make_grid(model, ["x"], params(model, 1), ["greedy"], [0])
     path = tmp_path / "records.jsonl"
     with pytest.raises(ValueError, match="request long: the question has"):
         evaluate.evaluate(grid, {"x": [EXAMPLES[0], long]}, path, LIMITS)
     assert not path.exists()
 
 
-def test_a_variant_is_a_row_of_its_own(system, tmp_path):
+def test_a_variant_is_a_row_of_its_own(model, tmp_path):
     """The same question asked with and without snapping: two records, told apart by their label."""
     asked = [ColarParams(2), ColarParams(2, snap=True)]
-    grid = evaluate.cells(system, ["x"], asked, ["greedy"], [0])
-    assert [cell.key["label"] for cell in grid] == ["", "snap"]
-    labelled = evaluate.Cell(replace(system, label="control"), "x", asked[1], "greedy", 0)
-    assert labelled.key["label"] == "control, snap"
+    grid = evaluate.make_grid(model, ["x"], asked, ["greedy"], [0])
+    assert [point.cell.system.label for point in grid] == ["", "snap"]
+    labelled = GridPoint(replace(model, label="control"), "x", asked[1], "greedy", 0)
+    assert labelled.cell.system.label == "control, snap"
     path = tmp_path / "records.jsonl"
     assert evaluate.evaluate(grid, {"x": EXAMPLES}, path, LIMITS) == 2 * len(EXAMPLES)
-    metrics = evaluate.score(system.lm, system.method, EXAMPLES, asked, "greedy", LIMITS)
+    metrics = evaluate.score(model.lm, model.method, EXAMPLES, asked, "greedy", LIMITS)
     assert {"accuracy/compression_factor=2", "accuracy/compression_factor=2/snap"} < set(metrics)
 
 

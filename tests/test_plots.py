@@ -10,28 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_rows import report_row
 
 from colar.show import canvas, plots
+from colar.show.report_rows import ReportRow
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def row(
-    model: str, dataset: str, factor: float | None, accuracy: float, length: float, **more: Any
-) -> dict[str, Any]:
-    return {
-        "model": model, "method": model.lower(), "label": "", "dataset": dataset, "compression_factor": factor,
-        "decoding": "greedy", "train_seed": 0, "n": 50, "accuracy": accuracy, "accuracy_se": 0.02, "length": length,
-        **more,
-    }  # fmt: skip
-
-
-def rows_of(*datasets: str) -> list[dict[str, Any]]:
+def rows_of(*datasets: str) -> list[ReportRow]:
     made = []
     for dataset in datasets:
-        made.append(row("CoT", dataset, None, 0.55, 25))
-        made += [row("Fast", dataset, c, 0.55 - 0.03 * c, 25 / c) for c in (1, 2, 3, 4, 5)]
-        made.append(row("Direct", dataset, None, 0.2, 0))
+        made.append(report_row("CoT", dataset, None, 0.55, 25))
+        made += [report_row("Fast", dataset, c, 0.55 - 0.03 * c, 25 / c) for c in (1, 2, 3, 4, 5)]
+        made.append(report_row("Direct", dataset, None, 0.2, 0))
     return made
 
 
@@ -51,7 +43,9 @@ def test_one_dataset_is_one_panel_with_every_system_named_and_every_speed_tagged
 
 
 def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
-    (axes,) = plots.draw_accuracy([row("A", "d", 1, 0.5, 9), row("A", "d", 2, 0.4, 5, accuracy_se=None)]).axes
+    (axes,) = plots.draw_accuracy(
+        [report_row("A", "d", 1, 0.5, 9), report_row("A", "d", 2, 0.4, 5, accuracy_se=None)]
+    ).axes
     (bars,) = axes.collections
     spans = [tuple(segment[:, 1]) for segment in bars.get_segments()]
     assert spans[0] == pytest.approx((50 - 100 * 1.96 * 0.02, 50 + 100 * 1.96 * 0.02), abs=1e-3)
@@ -72,14 +66,19 @@ def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
 
 def test_an_average_over_fewer_datasets_says_so() -> None:
     rows = rows_of("a", "b", "average")
-    partly = [row("Part", "a", None, 0.4, 9), row("Part", "average", None, 0.4, 9, datasets=["a"])]
+    partly = [
+        report_row("Part", "a", None, 0.4, 9),
+        report_row("Part", "average", None, 0.4, 9, datasets=["a"]),
+    ]
     names = texts(plots.draw_accuracy(rows + partly).axes[0])
     assert "Part (1 of 2 datasets)" in names
     assert "CoT" in names
 
 
 def test_training_runs_are_lines_of_one_colour_with_one_name() -> None:
-    rows = [row("A", "d", c, 0.5 + 0.01 * s, 9 / c, train_seed=s) for c, s in product((1, 2), (0, 1, 2))]
+    rows = [
+        report_row("A", "d", c, 0.5 + 0.01 * s, 9 / c, train_seed=s) for c, s in product((1, 2), (0, 1, 2))
+    ]
     (axes,) = plots.draw_accuracy(rows).axes
     assert sorted(texts(axes)) == ["A", "c=1", "c=2"]
     assert len(axes.lines) == 3

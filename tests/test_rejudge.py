@@ -94,7 +94,7 @@ def test_verdicts_and_clusters_are_todays_and_all_else_is_as_it_was(rejudge, gol
     assert made["provenance"] == PROVENANCE
     assert stamp == STAMP
     folded = report.fold(after, PROVENANCE, "cot", "colar", [("colar", "cot")])
-    assert made == json.loads(json.dumps(folded))
+    assert made == json.loads(json.dumps(folded.to_json()))
     assert made["rows"] != saved["rows"]
     assert (folder / "report.md").read_text().startswith("# My title\n")
     # GSM-Hard: 1 1 1 0, then 0 1 1 0. MultiArith: 1 1 0 in three clusters, then 1 1 in one and 0 in another:

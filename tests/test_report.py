@@ -8,6 +8,7 @@ import json
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from colar import files
 from colar.evaluation import report
 from colar.ops import stats
+from colar.show.report_rows import Report
 
 DESIGN_KEYS = (
     "model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed", "seeds", "n", "accuracy",
@@ -41,7 +43,13 @@ def system(model: str, answers: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def fold(records: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
-    return report.fold(records, {"command": "test"}, **options)
+    """What report.json holds."""
+    return report.fold(records, {"command": "test"}, **options).to_json()
+
+
+def render(made: dict[str, Any], title: str = "t", pictures: Sequence[str] = ()) -> str:
+    """report.md of what report.json holds: read back on the way."""
+    return report.render_markdown(Report.from_json(made), title, pictures)
 
 
 def pick(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
@@ -119,7 +127,7 @@ def test_an_incomplete_cell_gives_no_numbers_that_need_all_of_it_and_says_so() -
     row = pick(made["rows"], dataset="sums")
     assert (row["n"], row["samples"], row["accuracy"]) == (4, 6, 0.5)
     assert (row["seeds_interval"], row["pass_at_k"], row["maj_at_k"]) == (None, None, None)
-    assert "Incomplete: CoT on sums has 6 of 8 records." in report.render_markdown(made, "t")
+    assert "Incomplete: CoT on sums has 6 of 8 records." in render(made)
 
 
 def test_the_average_is_plain_over_datasets_and_its_error_a_root_of_summed_variances() -> None:
@@ -158,7 +166,7 @@ def test_the_average_has_no_seeds_interval_unless_all_datasets_have_the_same_see
 
 
 def test_one_question_has_no_error_and_the_report_is_still_json(tmp_path: Path) -> None:
-    made = report.write(tmp_path, system("CoT", "7"), provenance={})
+    made = report.write(tmp_path, system("CoT", "7"), provenance={}).to_json()
     assert pick(made["rows"], dataset="sums")["accuracy_se"] is None
     assert pick(made["rows"], dataset="average")["accuracy_interval"] is None
     assert "100.0 |" in (tmp_path / "report.md").read_text()
@@ -243,7 +251,7 @@ def test_training_seeds_are_folded_apart_and_together() -> None:
     runs = pick(made["train_seeds"], dataset="sums")
     assert (runs["train_seeds"], runs["accuracy"]) == ([0, 1, 2], 0.5)
     assert runs["interval"] == pytest.approx(4.3027 * 0.25 / math.sqrt(3), rel=1e-4)
-    text = report.render_markdown(made, "t")
+    text = render(made)
     assert "CoT, run" not in text  # a line for all runs
     assert "| CoT | 3 | 50.0 ± 62.1 |" in text
     assert "t interval over training seeds" in text
@@ -308,15 +316,15 @@ def test_pairs_are_asked_for_by_name() -> None:
     assert average["se"] == pytest.approx(found["se"] / math.sqrt(2))
     assert average["runs_interval"] == pytest.approx(12.7062 * 0.125, rel=1e-4)
     assert pick(made["pairs"], dataset="average", pair=["CoT", "Fast"])["difference"] == -0.375
-    text = report.render_markdown(made, "t")
+    text = render(made)
     assert (
         "| Fast | CoT | greedy | +37.5 ± 24.5 \\* | +37.5 ± 24.5 \\* | +37.5 ± 17.3 \\* | ± 158.8 |" in text
     )
     assert fold(records)["pairs"] == []
-    assert "Pairs asked for" not in report.render_markdown(fold(records), "t")
+    assert "Pairs asked for" not in render(fold(records))
     one_run = fold([row for row in records if row["train_seed"] == 0], pairs=[("Fast", "CoT")])
     assert pick(one_run["pairs"], dataset="average")["difference"] == 0.25
-    assert "| runs |" not in report.render_markdown(one_run, "t")
+    assert "| runs |" not in render(one_run)
 
 
 def test_a_pair_that_cannot_be_says_what_there_is() -> None:
@@ -334,7 +342,7 @@ def test_a_pair_that_cannot_be_says_what_there_is() -> None:
 def test_an_incomplete_run_is_seen_among_the_others() -> None:
     records = [r for t, a in enumerate(("7788", "77")) for r in system("CoT", a, train_seed=t)]
     made = fold(records)
-    assert "Incomplete: CoT on sums has 6 of 8 records." in report.render_markdown(made, "t")
+    assert "Incomplete: CoT on sums has 6 of 8 records." in render(made)
     row = pick(fold([{**r, "seed": s} for r in records for s in (0, 1)])["pooled"], dataset="sums")
     assert (row["seeds_interval"], row["pass_at_k"]) == (None, 0.75)
 
@@ -431,21 +439,22 @@ def test_load_records_names_file_and_line(tmp_path: Path) -> None:
 
 def test_write_and_recompute(tmp_path: Path) -> None:
     records = grid_of_systems()
-    made = report.write(tmp_path, records, title="A title")
+    made = report.write(tmp_path, records, title="A title").to_json()
     assert {p.name for p in tmp_path.iterdir()} == {
         "report.json", "report.md", "accuracy_vs_length.png", "accuracy_vs_length-sampled.png",
     }  # fmt: skip
     stored = files.read_json(tmp_path / "report.json")
     assert stored == made
     assert set(stored["provenance"]) >= {"command", "versions", "commit"}
-    again = json.loads(json.dumps(report.fold(report.load_records([write_lines(tmp_path / "r.jsonl", *records)]),
-                                              stored["provenance"])))  # fmt: skip
-    assert again == stored
+    loaded = report.load_records([write_lines(tmp_path / "r.jsonl", *records)])
+    again = report.fold(loaded, stored["provenance"])
+    assert json.loads(json.dumps(again.to_json())) == stored
+    assert Report.from_json(stored) == again
 
 
 def test_markdown_says_what_was_measured_and_which_interval_it_shows(tmp_path: Path) -> None:
     made = fold(grid_of_systems())
-    text = report.render_markdown(made, "A title", ["picture.png"])
+    text = render(made, "A title", ["picture.png"])
     assert text.startswith("# A title\n")
     for line in (
         "- **data**: sums (8 questions), tales (8 questions)",
@@ -469,7 +478,7 @@ def test_markdown_says_what_was_measured_and_which_interval_it_shows(tmp_path: P
 
 
 def test_the_baseline_comes_first_whatever_its_name() -> None:
-    text = report.render_markdown(fold([*system("Zoo", "78", method="cot"), *system("Fast", "78")]), "t")
+    text = render(fold([*system("Zoo", "78", method="cot"), *system("Fast", "78")]))
     assert text.index("| Zoo |") < text.index("| Fast |")
 
 
@@ -499,29 +508,29 @@ def test_the_picture_has_a_method_all_of_whose_systems_have_a_label(tmp_path: Pa
 
 def test_differences_are_starred_only_where_the_interval_leaves_out_zero() -> None:
     clear = [*system("CoT", "7" * 12), *system("Fast", "8" * 11 + "7"), *system("Same", "7" * 11 + "8")]
-    text = report.render_markdown(fold(clear), "t").split("## Paired")[1]
+    text = render(fold(clear)).split("## Paired")[1]
     assert "| Fast | CoT | -91.7 ± 16.3 \\* |" in text
     assert "| Same | CoT | -8.3 ± 16.3 |" in text
 
 
 def test_an_average_over_fewer_datasets_is_marked() -> None:
     records = [*system("CoT", "77"), *system("CoT", "77", dataset="tales"), *system("Fast", "78")]
-    text = report.render_markdown(fold(records), "t")
+    text = render(fold(records))
     assert "| Fast | 50.0 ± 98.0 | 4.0 | – | – | 50.0 ± 98.0 † | 4.0 |" in text
     assert "† mean over fewer datasets" in text
-    assert "†" not in report.render_markdown(fold(records[:4]), "t")
+    assert "†" not in render(fold(records[:4]))
 
 
 def test_names_hold_what_tells_systems_apart() -> None:
     one_model = [*system("m", "78", method="cot"), *system("m", "78", method="fast", compression_factor=2)]
-    assert "| fast c=2 |" in report.render_markdown(fold(one_model), "t")
-    assert "| cot |" in report.render_markdown(fold(one_model), "t")
+    assert "| fast c=2 |" in render(fold(one_model))
+    assert "| cot |" in render(fold(one_model))
     two_models = [
         *one_model,
         *system("n", "78", method="cot"),
         *system("x|y", "78", method="cot", label="ablation-a"),
     ]
-    text = report.render_markdown(fold(two_models), "t")
+    text = render(fold(two_models))
     for name in ("| m fast c=2 |", "| m cot |", "| n |", "| x\\|y (ablation-a) |"):
         assert name in text
 
@@ -529,12 +538,12 @@ def test_names_hold_what_tells_systems_apart() -> None:
 def test_the_console_shows_the_numbers_of_the_markdown() -> None:
     made = fold(grid_of_systems())
     out = io.StringIO()
-    Console(file=out, width=200).print(report.render_console(made, 200))
+    Console(file=out, width=200).print(report.render_console(Report.from_json(made), 200))
     row = pick(made["rows"], model="CoT", dataset="sums", decoding="sampled")
     assert f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}" in out.getvalue()
     assert "Paired differences, greedy decoding" in out.getvalue()
     narrow = io.StringIO()
-    Console(file=narrow, width=80).print(report.render_console(made, 80))
+    Console(file=narrow, width=80).print(report.render_console(Report.from_json(made), 80))
     assert "…" not in narrow.getvalue()  # a narrow terminal never cuts a number
     average = pick(made["rows"], model="Fast", dataset="average", decoding="sampled", compression_factor=1)
     (line,) = [

@@ -1,12 +1,14 @@
 """Every committed result can be recomputed: its report is the fold over its records, number by number."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
 from colar import files
 from colar.evaluation import report
+from colar.show.report_rows import Report
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = sorted(path.parent / "report.json" for path in ROOT.glob("results/*/records.jsonl.gz"))
@@ -21,9 +23,12 @@ def test_a_report_is_the_fold_over_its_records(path):
     saved = files.read_json(path)
     records = report.load_records([path.parent / "records.jsonl.gz"])
     pairs = list(dict.fromkeys((row["pair"][0], row["pair"][1]) for row in saved.get("pairs", ())))
-    folded = report.fold(records, {}, saved["baseline"], saved.get("nearest"), pairs)
+    folded = report.fold(records, {}, saved["baseline"], saved.get("nearest"), pairs).to_json()
+    read_back = Report.from_json(saved).to_json()
     for part in saved.keys() - {"provenance"}:
         assert folded[part] == saved[part]
+        assert json.dumps(folded[part]) == json.dumps(saved[part])  # the order of keys too
+        assert read_back[part] == saved[part]
     assert saved["provenance"]["command"].startswith("colar ")
 
 

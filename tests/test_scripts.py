@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from example_rows import report_row
 
 from colar import recipe
 from colar.data import sources
 from colar.evaluation.evaluate import Limits, score
 from colar.evaluation.report import write as write_report
 from colar.methods import pretrained, registry
+from colar.show.report_rows import Report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -160,12 +162,14 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
 
 def test_a_line_a_factor_and_a_column_a_label_by_hand():
     def row(factor, label, accuracy, **more):
-        return {"compression_factor": factor, "label": label, "accuracy": accuracy, "accuracy_se": 0.01,
-                "runs_interval": 0.02, "decoding": "greedy", "dataset": "average", **more}  # fmt: skip
+        numbers = {"accuracy": accuracy, "accuracy_se": 0.01, "runs_interval": 0.02}
+        return report_row(factor=factor, label=label, **numbers, **more)
 
     rows = [row(5, "", 0.4), row(1, "", 0.9), row(1, "one c", 0.95), row(1, "", 0.1, dataset="sums")]
     rows += [row(1, "", 0.2, decoding="sampled")]
-    grid = module("scripts/write_tables.py").factors({"pooled": rows, "rows": []})
+    grid = module("scripts/write_tables.py").factors(
+        Report({}, "cot", None, rows=[], comparisons=[], pooled=rows)
+    )
     assert list(grid.head) == ["c asked for", "random c", "one c"]
     assert [[cell.split()[0] for cell in line] for line in grid.rows] == [
         ["1", "90.0", "95.0"],

@@ -80,7 +80,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     systems = []
     for key, path in checkpoints.items():
         lm, method, _ = load(path, args)
-        systems.append(evaluate.System(key.model, lm, method, key.label, key.train_seed))
+        systems.append(evaluate.EvaluatedModel(key.model, lm, method, key.label, key.train_seed))
     _check_params([system.method for system in systems], args)
     if args.control:
         systems = controlled.require_latent(systems)
@@ -88,9 +88,9 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     grid = []
     for system in systems:
         params = param_grid(system.method, args)
-        grid += evaluate.cells(system, datasets, params, args.decoding, args.seeds)
+        grid += evaluate.make_grid(system, datasets, params, args.decoding, args.seeds)
     if args.control:
-        controlled.evaluate(grid, args.control, datasets, records, limits)
+        controlled.evaluate_controls(grid, args.control, datasets, records, limits)
     else:
         evaluate.evaluate(grid, datasets, records, limits)
     write_report([records], output)

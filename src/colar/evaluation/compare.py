@@ -1,87 +1,80 @@
-"""Paired differences: what one system gains over another on the very questions that both answered."""
+"""Paired differences: how much more often one system is right than another, on the questions that both answered.
+
+`compare` chooses the other system: the baseline, the same system without its label, the nearest in length.
+`compare_pairs` takes pairs that a user asked for by name. Both give a row for each dataset, and one for their average.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
-from colar.evaluation.records import CELL, Key, Record, cluster_of
+from colar.evaluation.records import Cells, Record, cluster_of
 from colar.ops import stats
-from colar.show.naming import AVERAGE, is_control, without_control
-
-OTHER = (
-    "model",
-    "method",
-    "label",
-    "compression_factor",
-)  # names the other system; the rest of CELL is shared
+from colar.show.naming import AVERAGE, Cell, System, is_control, system_name, without_control
+from colar.show.report_rows import Difference, PairDifference, ReportRow, systems_of
 
 
-def compare(
-    cells: Mapping[Key, Sequence[Record]], baseline: str, nearest: str | None = None
-) -> list[dict[str, Any]]:
+def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Difference]:
     """Differences in accuracy, dataset by dataset, then averaged over the datasets of each pair of systems.
 
-    Each system against the first cell of method `baseline` with the same dataset, decoding and training seed (the
-    same model's where it has one, else the first by name), each labelled system, a control or an ablation, against
-    the one without its label (a control of an ablation against that ablation), and with `nearest`, a method, each
-    system of another one, controls excepted, against that method's (unlabelled, where it has such) whose #L is
-    nearest to its own, on average over datasets. A positive difference: the system is better than its `baseline`.
+    A system is compared with others of the same decoding and training seed, each once:
+      - the first system of method `baseline`: the same model's where it has one, else the first by name;
+      - where it has a label (a control or an ablation), itself without the label. A control of an ablation is
+        compared with that ablation;
+      - with `nearest`, a method: the system of that method whose #L, averaged over datasets, is nearest to its own.
+        Controls, and systems of that method, are left out.
+    Of a method's systems, those without a label are taken where there are any. A positive difference means that the
+    system is better than its `baseline`.
     """
-    lengths = _lengths(cells)
-    compared = []
-    pairs: defaultdict[Key, list[dict[str, Any]]] = defaultdict(list)
-    for key, members in cells.items():
-        for other in _opponents(key, lengths, baseline, nearest):
-            row = difference(key, members, other, cells[other])
+    lengths = _mean_lengths(cells)
+    found = []
+    by_pair: defaultdict[tuple[System, System], list[Difference]] = defaultdict(list)
+    for cell, members in cells.items():
+        for other in _opponents(cell, cells, lengths, baseline, nearest):
+            row = difference(cell, members, other, cells[other])
             if row is not None:
-                pair = (*(row[name] for name in CELL if name != "dataset"), *row["baseline"].values())
-                pairs[pair].append(row)
-                compared.append(row)
-    return compared + [average(rows) for rows in pairs.values()]
+                found.append(row)
+                by_pair[row.system, row.baseline].append(row)
+    for rows in by_pair.values():
+        found.append(average(rows))
+    return found
 
 
-def _opponents(key: Key, lengths: Mapping[Key, float], baseline: str, nearest: str | None) -> list[Key]:
-    """Cells to compare `key`'s with, each once: the baseline's, its own without the label, the nearest."""
-    me = dict(zip(CELL, key, strict=True))
-    alike = [
-        other
-        for other in (dict(zip(CELL, key, strict=True)) for key in lengths)
-        if all(other[name] == me[name] for name in ("dataset", "decoding", "train_seed"))
-    ]
+def compare_pairs(
+    cells: Cells, pooled: Cells, rows: Sequence[ReportRow], pairs: Sequence[tuple[str, str]]
+) -> list[PairDifference]:
+    """For each (system, baseline) and decoding: a row for each dataset that both were asked, and their average.
 
-    def of(method: str | None) -> list[dict[str, Any]]:
-        """The method's, the same model's before others', those without a label before those that all have one."""
-        found = [other for other in alike if other["method"] == method and not is_control(other["label"])]
-        found = [other for other in found if other["model"] == me["model"]] or found
-        return [other for other in found if not other["label"]] or found
-
-    control = is_control(me["label"])
-    plain = {**me, "label": without_control(me["label"]) if control else ""}
-    chosen = [*of(baseline)[:1], *(other for other in alike if other == plain)]
-    if nearest is not None and me["method"] != nearest and not control:
-        by_distance = sorted(
-            of(nearest), key=lambda other: abs(lengths[tuple(other.values())] - lengths[key])
-        )
-        chosen += by_distance[:1]
-    return [other for other in dict.fromkeys(tuple(cell.values()) for cell in chosen) if other != key]
-
-
-def _lengths(cells: Mapping[Key, Sequence[Record]]) -> dict[Key, float]:
-    """#L of each cell's system: the mean over its datasets, the same for all of its cells."""
-    by_system: defaultdict[Key, list[float]] = defaultdict(list)
-    system = {key: tuple(v for name, v in zip(CELL, key, strict=True) if name != "dataset") for key in cells}
-    for key, members in cells.items():
-        by_system[system[key]].append(fmean(record["length"] for record in members))
-    return {key: fmean(by_system[system[key]]) for key in cells}
+    Systems are named as in the tables, which show `rows`. `cells` hold the single training runs, `pooled` all runs
+    together ({} where every system was trained once). The row of the average also has the difference in each run.
+    Raises ValueError for a name that no table has, and for two systems that have no question in common.
+    """
+    systems = systems_of(rows)
+    decodings = sorted({system.decoding for system in systems})
+    # A name stands for a system at every decoding; which one is kept here makes no difference.
+    named = {system_name(system, systems): system for system in systems}
+    found = []
+    for pair in pairs:
+        for name in pair:
+            if name not in named:
+                raise ValueError(f"pair: no system is called {name!r}; there are {', '.join(sorted(named))}")
+        of_pair = []
+        for decoding in decodings:
+            one, other = (named[name]._replace(decoding=decoding) for name in pair)
+            of_pair += _pair(cells, pooled or cells, list(pair), one, other)
+        if not of_pair:
+            raise ValueError(f"pair: {pair[0]!r} and {pair[1]!r} have no question in common")
+        found += of_pair
+    return found
 
 
 def difference(
-    key: Key, members: Sequence[Record], other: Key, others: Sequence[Record]
-) -> dict[str, Any] | None:
-    """One row of `comparisons`; None where the two share no question."""
+    cell: Cell, members: Sequence[Record], other: Cell, others: Sequence[Record]
+) -> Difference | None:
+    """The row of two cells of one dataset; None where the two share no question."""
+    # Systems may have been asked different parts of a dataset.
     shared = {record["id"] for record in members} & {record["id"] for record in others}
     if not shared:
         return None
@@ -95,26 +88,109 @@ def difference(
         [record["correct"] for record in theirs],
         [cluster[record["id"]] for record in theirs],
     )
-    named = dict(zip(CELL, other, strict=True))
-    return {
-        **dict(zip(CELL, key, strict=True)),
-        "baseline": {name: named[name] for name in OTHER},
-        "n": len(shared),
-        "difference": found.mean,
-        "se": found.se,
-        "interval": None if found.interval is None else list(found.interval),
-    }
+    return Difference(
+        cell.system,
+        cell.dataset,
+        baseline=other.system,
+        n=len(shared),
+        difference=found.mean,
+        se=found.se,
+        interval=_listed(found.interval),
+    )
 
 
-def average(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def average(rows: Sequence[Difference]) -> Difference:
     """The macro-average of one pair's differences over its datasets."""
-    mean = stats.average([row["difference"] for row in rows], [row["se"] for row in rows])
-    return {
-        **rows[0],
-        "dataset": AVERAGE,
-        "n": sum(row["n"] for row in rows),
-        "difference": mean.mean,
-        "se": mean.se,
-        "interval": None if mean.interval is None else list(mean.interval),
-        "datasets": [row["dataset"] for row in rows],
-    }
+    mean = stats.average([row.difference for row in rows], [row.se for row in rows])
+    return Difference(
+        rows[0].system,
+        AVERAGE,
+        baseline=rows[0].baseline,
+        n=sum(row.n for row in rows),
+        difference=mean.mean,
+        se=mean.se,
+        interval=_listed(mean.interval),
+        datasets=[row.dataset for row in rows],
+    )
+
+
+def _opponents(
+    cell: Cell, cells: Cells, lengths: Mapping[System, float], baseline: str, nearest: str | None
+) -> list[Cell]:
+    """The cells to compare `cell` with, each once: the baseline's, its own without the label, the nearest."""
+    me = cell.system
+    # Another decoding or training seed would add a difference that is not the method's.
+    alike = []
+    for other in cells:
+        same_way = (other.system.decoding, other.system.train_seed) == (me.decoding, me.train_seed)
+        if other.dataset == cell.dataset and same_way:
+            alike.append(other.system)
+    control = is_control(me.label)
+    plain = me._replace(label=without_control(me.label) if control else "")
+
+    chosen = _of_method(alike, baseline, me.model)[:1]
+    if plain in alike:
+        chosen.append(plain)
+    if nearest is not None and me.method != nearest and not control:
+        candidates = _of_method(alike, nearest, me.model)
+        if candidates:
+            chosen.append(min(candidates, key=lambda other: abs(lengths[other] - lengths[me])))
+    return [Cell(other, cell.dataset) for other in dict.fromkeys(chosen) if other != me]
+
+
+def _of_method(systems: Sequence[System], method: str, model: str) -> list[System]:
+    """The systems of a method, controls left out: the model's own before others', unlabelled before labelled."""
+    found = [system for system in systems if system.method == method and not is_control(system.label)]
+    found = [system for system in found if system.model == model] or found
+    return [system for system in found if not system.label] or found
+
+
+def _mean_lengths(cells: Cells) -> dict[System, float]:
+    """#L of each system: the mean over its datasets, so that all of its cells have the same nearest system."""
+    by_system: defaultdict[System, list[float]] = defaultdict(list)
+    for cell, members in cells.items():
+        by_system[cell.system].append(fmean(record["length"] for record in members))
+    return {system: fmean(lengths) for system, lengths in by_system.items()}
+
+
+def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: System) -> list[PairDifference]:
+    """One pair at one decoding: its datasets, then their average; [] where they share no question."""
+    rows = _by_dataset(shown, one, other)
+    if not rows:
+        return []
+    found = [PairDifference(names, row, train_seeds=[], by_run=[], runs_interval=None) for row in rows]
+    runs = _by_run(cells, one, other)
+    by_run = list(runs.values())
+    found.append(PairDifference(names, average(rows), list(runs), by_run, stats.t_interval(by_run)))
+    return found
+
+
+def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
+    """Training seed -> difference averaged over datasets, for each run that both systems have."""
+    # A system that is a single run has no others to be compared with.
+    if one.train_seed is not None:
+        return {}
+    seeds = {cell.system.train_seed for cell in cells if cell.system.train_seed is not None}
+    runs = {}
+    for seed in sorted(seeds):
+        rows = _by_dataset(cells, one._replace(train_seed=seed), other._replace(train_seed=seed))
+        if rows:
+            runs[seed] = fmean(row.difference for row in rows)
+    return runs
+
+
+def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:
+    """The differences between two systems on each dataset on which they share a question."""
+    found = []
+    for cell, members in cells.items():
+        others = cells.get(Cell(other, cell.dataset))
+        if cell.system != one or others is None:
+            continue
+        row = difference(cell, members, Cell(other, cell.dataset), others)
+        if row is not None:
+            found.append(row)
+    return found
+
+
+def _listed(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)

@@ -1,8 +1,8 @@
 """Evaluation with a model's latents replaced: rows labelled control-zeroed, control-shuffled, control-random.
 
-Each cell's questions are first thought about by the model itself; then they are answered with the thoughts that the
-control makes of those (`analysis/controls.py`). A control is made from all questions of a cell, whichever of them are
-still to be answered: a resumed evaluation feeds what an uninterrupted one would.
+At each point of the grid the model first thinks about the questions itself. Then it answers them with the thoughts
+that the control makes of its own (`analysis/controls.py`). A control is made from all questions of a point, also from
+those that are answered already: a resumed evaluation feeds the thoughts that an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from colar import files
 from colar.analysis import controls
 from colar.data.example import Example
-from colar.evaluation import evaluate as plain
-from colar.evaluation.evaluate import Cell, Limits, System
+from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
+from colar.evaluation.records import RecordKey, record_key
+from colar.show.naming import CONTROL
 
 
-def require_latent(systems: Sequence[System]) -> list[System]:
-    """Those systems that think in latents. ValueError where there is none: there would be nothing to replace."""
-    latent = [system for system in systems if system.method.latent]
+def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """The models that think in latents. ValueError where there is none: there would be nothing to replace."""
+    latent = [model for model in models if model.method.latent]
     if not latent:
-        names = ", ".join(dict.fromkeys(system.method.name for system in systems))
+        names = ", ".join(dict.fromkeys(model.method.name for model in models))
         raise ValueError(
             f"--control replaces latents, but none of the methods ({names}) thinks in any; a chain of tokens can be "
             "cut short instead: --max_latents 6 --label control-cut"
@@ -31,36 +31,38 @@ def require_latent(systems: Sequence[System]) -> list[System]:
     return latent
 
 
-def evaluate(
-    grid: Sequence[Cell],
+def evaluate_controls(
+    grid: Sequence[GridPoint],
     kinds: Sequence[str],
     datasets: Mapping[str, Sequence[Example]],
     records: Path,
     limits: Limits,
 ) -> int:
-    """Answer whatever of the grid under each control `records` does not hold yet. Returns how many were new."""
-    done = {plain.record_key(record) for record in files.resume_jsonl(records)}
+    """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
+    done = {record_key(record) for record in files.resume_jsonl(records)}
     n_new = 0
-    for cell in grid:
-        examples = datasets[cell.dataset]
-        missing = [kind for kind in kinds if not _is_done(labelled(cell, kind), examples, done)]
+    for point in grid:
+        examples = datasets[point.dataset]
+        missing = [kind for kind in kinds if not _is_done(labelled(point, kind), examples, done)]
         if not missing:
             continue
-        requests = [plain.make_request(cell, example, limits) for example in examples]
-        system = cell.system
-        made = controls.build_all(system.lm, system.method, missing, requests, max_batch=limits.batch_size)
+        model = point.model
+        requests = [make_request(point, example, limits) for example in examples]
+        made = controls.build_all(model.lm, model.method, missing, requests, max_batch=limits.batch_size)
         for kind, control in zip(missing, made, strict=True):
-            controlled = labelled(cell, kind)
-            controlled = replace(controlled, system=replace(controlled.system, method=control))
-            n_new += plain.evaluate([controlled], datasets, records, limits)
+            controlled = labelled(point, kind)
+            # The control answers as a method of the same name: its rows differ from the method's by their label.
+            controlled = replace(controlled, model=replace(controlled.model, method=control))
+            n_new += evaluate([controlled], datasets, records, limits)
     return n_new
 
 
-def labelled(cell: Cell, kind: str) -> Cell:
-    """The cell under the name that its control's rows bear."""
-    label = ", ".join(part for part in (cell.system.label, f"control-{kind}") if part)
-    return replace(cell, system=replace(cell.system, label=label))
+def labelled(point: GridPoint, kind: str) -> GridPoint:
+    """The point under the label that the rows of its control have."""
+    labels = [point.model.label, f"{CONTROL}{kind}"]
+    label = ", ".join(part for part in labels if part)
+    return replace(point, model=replace(point.model, label=label))
 
 
-def _is_done(cell: Cell, examples: Sequence[Example], done: set[tuple[Any, ...]]) -> bool:
-    return all(plain.record_key({**cell.key, "id": example.id}) in done for example in examples)
+def _is_done(point: GridPoint, examples: Sequence[Example], done: set[RecordKey]) -> bool:
+    return all(point.record_key(example) in done for example in examples)

@@ -1,13 +1,14 @@
-"""Evaluation: systems x datasets x params x decodings x seeds, as one record a question in a JSONL file.
+"""Evaluation: models x data sets x params x decodings x seeds, as one record a question in a JSONL file.
 
-Records are appended as requests finish, so a killed evaluation goes on where it was; the report is a fold
-over them (`report.py`). The judge is `data/answers.py`, the same as for validation and rewards. A request's
-seed is a function of (seed, question id): two systems see the same noise on the same question.
+Records are appended as requests finish, so a killed evaluation resumes where it was; the report is a fold over them
+(`report.py`). The judge is `data/answers.py`, the same as for validation and rewards. A request's seed is a function
+of (seed, question id): two systems see the same noise on the same question.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +19,12 @@ from colar.data.answers import judge
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
+from colar.evaluation.records import RecordKey, record_key
 from colar.methods.base import Method, variant
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
+from colar.show.naming import Cell, System
+from colar.show.report_rows import cell_to_json
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Limits:
     batch_size: int = 32
     """Requests that run at once."""
     compile: bool = False
-    """Compile the decode step: takes a minute, pays from some thousand steps on."""
+    """Compile the decode step: takes a minute, and pays off after some thousand steps."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -42,10 +46,10 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class System:
-    """A model with its method under the names that its rows carry."""
+class EvaluatedModel:
+    """A loaded model with its method, under the names that its rows have."""
 
-    model: str
+    name: str
     lm: LatentLM
     method: Method
     label: str = ""
@@ -53,45 +57,60 @@ class System:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One row of the report before its seeds are folded: a system on a dataset, asked in one way."""
+class GridPoint:
+    """A model asked every question of one data set in one way, under one seed."""
 
-    system: System
+    model: EvaluatedModel
     dataset: str
     params: Any
     decoding: str
+    """greedy or sampled."""
     seed: int
 
     @property
-    def key(self) -> dict[str, Any]:
-        """The record keys that name this cell."""
-        return {
-            "model": self.system.model,
-            "method": self.system.method.name,
-            "label": ", ".join(part for part in (self.system.label, variant(self.params)) if part),
-            "dataset": self.dataset,
-            "compression_factor": getattr(self.params, "compression_factor", None),
-            "decoding": self.decoding,
-            "train_seed": self.system.train_seed,
-            "seed": self.seed,
-        }
+    def cell(self) -> Cell:
+        """The row of the report that its records fall into, together with those of other seeds."""
+        labels = [self.model.label, variant(self.params)]
+        system = System(
+            model=self.model.name,
+            method=self.model.method.name,
+            label=", ".join(label for label in labels if label),
+            compression_factor=getattr(self.params, "compression_factor", None),
+            decoding=self.decoding,
+            train_seed=self.model.train_seed,
+        )
+        return Cell(system, self.dataset)
+
+    def record_key(self, example: Example) -> RecordKey:
+        """The identity of the record of one question."""
+        return RecordKey(self.cell, self.seed, example.id)
 
 
-def cells(
-    system: System,
+@dataclass(frozen=True)
+class Question:
+    """A question of a grid point, as the engine gets it."""
+
+    point: GridPoint
+    example: Example
+    request: Request
+
+
+def make_grid(
+    model: EvaluatedModel,
     datasets: Iterable[str],
     params: Iterable[Any],
     decodings: Iterable[str],
     seeds: Sequence[int],
-) -> list[Cell]:
-    """The grid of one system, each cell once. Greedy decoding draws nothing: it is asked with the first seed only."""
-    grid = itertools.product(datasets, params, decodings)
-    asked = [
-        Cell(system, dataset, param, decoding, seed)
-        for dataset, param, decoding in grid
-        for seed in (seeds[:1] if is_greedy(DECODINGS[decoding]) else seeds)
-    ]
-    return list({record_key({**cell.key, "id": ""}): cell for cell in asked}.values())
+) -> list[GridPoint]:
+    """The grid of one model, each point once."""
+    points = {}
+    for dataset, param, decoding in itertools.product(datasets, params, decodings):
+        # Greedy decoding draws nothing: every seed would give the same answers.
+        asked_with = seeds[:1] if is_greedy(DECODINGS[decoding]) else seeds
+        for seed in asked_with:
+            point = GridPoint(model, dataset, param, decoding, seed)
+            points[point.cell, seed] = point
+    return list(points.values())
 
 
 def is_greedy(decoding: Decoding) -> bool:
@@ -99,54 +118,66 @@ def is_greedy(decoding: Decoding) -> bool:
 
 
 def evaluate(
-    grid: Sequence[Cell], datasets: Mapping[str, Sequence[Example]], records: Path, limits: Limits
+    grid: Sequence[GridPoint], datasets: Mapping[str, Sequence[Example]], records: Path, limits: Limits
 ) -> int:
-    """Answer whatever of the grid `records` does not hold yet, appending to it. Returns how many were new.
+    """Answer the questions of the grid that `records` does not hold yet, appending to it. Returns their number.
 
     All questions are checked against the models' contexts before the first one is answered.
     """
     done = {record_key(record) for record in files.resume_jsonl(records)}
-    asked: dict[int, tuple[System, list[Asked]]] = {}
-    for cell in grid:
-        examples = [e for e in datasets[cell.dataset] if record_key({**cell.key, "id": e.id}) not in done]
-        _, mine = asked.setdefault(id(cell.system), (cell.system, []))
-        mine += [Asked(cell, example, make_request(cell, example, limits)) for example in examples]
-    for system, mine in asked.values():
-        for each in mine:
-            prompt_ids(system.lm, system.method, each.request)
-    n_new = sum(len(mine) for _, mine in asked.values())
+    asked: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
+    for point in grid:
+        for example in datasets[point.dataset]:
+            if point.record_key(example) not in done:
+                request = make_request(point, example, limits)
+                asked[point.model].append(Question(point, example, request))
+
+    n_new = 0
+    for model, questions in asked.items():
+        n_new += len(questions)
+        for question in questions:
+            prompt_ids(model.lm, model.method, question.request)
     if not n_new:
         return 0
+
     with files.append_jsonl(records) as write, progress.bar("evaluate", n_new) as bar:
-        for system, mine in asked.values():
-            for record in answer(system, mine, limits):
+        for model, questions in asked.items():
+            for record in answer(model, questions, limits):
                 write(record)
                 bar.advance()
-            bar.note(system.model)
+            bar.note(model.name)
     return n_new
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A question of a cell, as the engine gets it."""
+def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits) -> Iterator[dict[str, Any]]:
+    """Yield one record a question, in the order in which they finish.
 
-    cell: Cell
-    example: Example
-    request: Request
+    Questions of several grid points share batches: a point's last questions do not run in a batch half empty.
+    """
+    # Two data sets may hold the same question. Equal requests have equal completions, so either takes either.
+    unanswered: defaultdict[Request, deque[Question]] = defaultdict(deque)
+    for question in questions:
+        unanswered[question.request].append(question)
+    engine = Engine(model.lm, model.method, limits.batch_size, compile=limits.compile)
+    events = engine.stream([question.request for question in questions])
+    for completion in fold(model.lm, events):
+        question = unanswered[completion.request].popleft()
+        yield make_record(question, completion)
 
 
-def answer(system: System, asked: Sequence[Asked], limits: Limits) -> Iterator[dict[str, Any]]:
-    """One record a request, in the order in which they finish. Cells follow one another without a gap."""
-    by_request = {id(each.request): each for each in asked}
-    engine = Engine(system.lm, system.method, limits.batch_size, compile=limits.compile)
-    for completion in fold(system.lm, engine.stream([each.request for each in asked])):
-        each = by_request[id(completion.request)]
-        cell, example = each.cell, each.example
-        yield {**cell.key, **grade(completion, example), **gold_length(cell, example)}
+def make_record(question: Question, completion: Completion) -> dict[str, Any]:
+    """The record of an answered question: the keys that `records.RECORD_KEYS` lists, and `gold_length`."""
+    point, example = question.point, question.example
+    return {
+        **cell_to_json(point.cell),
+        "seed": point.seed,
+        **grade(completion, example),
+        "gold_length": gold_length(point.model.lm, example),
+    }
 
 
 def grade(completion: Completion, example: Example) -> dict[str, Any]:
-    """What a record says of one completion."""
+    """The fields of a record that depend on the completion: the judge's verdict, lengths and time."""
     verdict = judge(completion.text, example.answer, example.answer_type)
     cluster = {"cluster": example.cluster} if example.cluster else {}
     return {
@@ -162,49 +193,36 @@ def grade(completion: Completion, example: Example) -> dict[str, Any]:
     }
 
 
-def gold_length(cell: Cell, example: Example) -> dict[str, Any]:
-    """L_r, the tokens of the reference chain (null where the source has none): what #L can be held against."""
+def gold_length(lm: LatentLM, example: Example) -> int | None:
+    """L_r, the tokens of the reference chain, to compare #L with; None where the source has no chain."""
     try:
-        steps = cell.system.lm.template.steps(example.steps)
-    except ValueError:  # the separator occurs in them: they could not be trained on, but may be tested on
-        return {"gold_length": None}
-    return {"gold_length": sum(map(len, steps)) or None}
+        steps = lm.template.steps(example.steps)
+    except ValueError:
+        # The separator occurs in the chain. Such a row cannot be trained on, but it can be tested on.
+        return None
+    tokens = sum(len(step) for step in steps)
+    return tokens if tokens > 0 else None
 
 
-def make_request(cell: Cell, example: Example, limits: Limits) -> Request:
+def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
+    """The engine's request for a question of a grid point. Its noise depends on seed and question alone."""
     decoding = replace(
-        DECODINGS[cell.decoding],
+        DECODINGS[point.decoding],
         max_latents=limits.max_latents,
         max_completion_length=limits.max_completion_length,
     )
-    return Request(example.id, example.question, cell.params, decoding, seed_from(cell.seed, example.id))
-
-
-def record_key(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a record one of a kind."""
-    names = (
-        "model",
-        "method",
-        "label",
-        "dataset",
-        "compression_factor",
-        "decoding",
-        "train_seed",
-        "seed",
-        "id",
-    )
-    return tuple(record[name] for name in names)
+    return Request(example.id, example.question, point.params, decoding, seed_from(point.seed, example.id))
 
 
 def require_fit(
     lm: LatentLM, method: Method, examples: Sequence[Example], params: Sequence[Any], limits: Limits
 ) -> None:
-    """ValueError for the first question that does not fit the model's context within `limits`."""
-    system = System("validation", lm, method)
+    """Raise ValueError for the first question that does not fit the model's context within `limits`."""
+    model = EvaluatedModel("validation", lm, method)
     for param in params:
-        cell = Cell(system, "validation", param, "greedy", 0)
+        point = GridPoint(model, "validation", param, "greedy", seed=0)
         for example in examples:
-            prompt_ids(lm, method, make_request(cell, example, limits))
+            prompt_ids(lm, method, make_request(point, example, limits))
 
 
 def score(
@@ -215,20 +233,38 @@ def score(
     decoding: str,
     limits: Limits,
 ) -> dict[str, float]:
-    """Validation: mean accuracy and #L over all `params`, and each one's own (`accuracy/compression_factor=2`)."""
-    system = System("validation", lm, method)
-    out: dict[str, float] = {}
+    """Validate: mean accuracy and #L over all `params`, and each one's own (`accuracy/compression_factor=2`)."""
+    model = EvaluatedModel("validation", lm, method)
+    accuracies: dict[str, float] = {}
+    lengths: dict[str, float] = {}
     for param in params:
-        cell = Cell(system, "validation", param, decoding, 0)
-        asked = [Asked(cell, example, make_request(cell, example, limits)) for example in examples]
-        records = list(answer(system, asked, limits))
-        factor = getattr(param, "compression_factor", None)
-        suffix = "" if factor is None else f"/compression_factor={factor:g}"
-        suffix += f"/{variant(param)}" if variant(param) else ""
-        suffix = suffix or ("/default" if len(params) > 1 else "")
-        out[f"accuracy{suffix}"] = sum(record["correct"] for record in records) / len(records)
-        out[f"length{suffix}"] = sum(record["length"] for record in records) / len(records)
-    for name in ("accuracy", "length"):
-        values = [value for key, value in out.items() if key.split("/")[0] == name]
-        out[name] = sum(values) / len(values)
-    return out
+        point = GridPoint(model, "validation", param, decoding, seed=0)
+        questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
+        records = list(answer(model, questions, limits))
+        suffix = metric_suffix(param, several=len(params) > 1)
+        accuracies[suffix] = sum(record["correct"] for record in records) / len(records)
+        lengths[suffix] = sum(record["length"] for record in records) / len(records)
+    metrics = {}
+    for suffix in accuracies:
+        metrics[f"accuracy{suffix}"] = accuracies[suffix]
+        metrics[f"length{suffix}"] = lengths[suffix]
+    metrics["accuracy"] = sum(accuracies.values()) / len(accuracies)
+    metrics["length"] = sum(lengths.values()) / len(lengths)
+    return metrics
+
+
+def metric_suffix(param: Any, several: bool) -> str:
+    """The end of a metric's name: `/compression_factor=2/snap`.
+
+    A method without a speed at its defaults has none. Among `several` params it is `/default`, as the plain name is
+    that of their mean.
+    """
+    suffix = ""
+    factor = getattr(param, "compression_factor", None)
+    if factor is not None:
+        suffix += f"/compression_factor={factor:g}"
+    if variant(param):
+        suffix += f"/{variant(param)}"
+    if several and not suffix:
+        return "/default"
+    return suffix

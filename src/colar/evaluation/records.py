@@ -1,28 +1,27 @@
-"""Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells.
-
-A cell is what a row of the report is folded from: the records that share the keys of `CELL`. A record has the key
-`cluster` only where its question repeats an earlier one of the data set (`Example.cluster`).
-"""
+"""Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from colar import files
-from colar.show.naming import AVERAGE, order
+from colar import checks, files
+from colar.show.naming import AVERAGE, Cell, cell_order
+from colar.show.report_rows import CELL_KEYS, cell_from_json
 
 Record = Mapping[str, Any]
-Key = tuple[Any, ...]  # the values of CELL
+"""The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and
+`cluster`, where the question repeats an earlier one of the data set (`Example.cluster`)."""
 
-CELL = ("model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed")
-KEYS = (
-    *CELL,
+Cells = Mapping[Cell, Sequence[Record]]
+"""The records of each cell."""
+
+RECORD_KEYS = (
+    *CELL_KEYS,
     "seed",
     "id",
     "completion",
@@ -35,38 +34,59 @@ KEYS = (
 )
 
 
-def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """The records in JSONL files, gzipped where the name ends in .gz.
+class RecordKey(NamedTuple):
+    """The identity of a record: no two records of a report share it."""
 
-    Raises ValueError that names file and line for what is not JSON, not a record, or a second record of the
-    same system, dataset, seed and question.
+    cell: Cell
+    seed: int
+    """Decoding seed."""
+    id: str
+    """Question id."""
+
+
+def record_key(record: Record) -> RecordKey:
+    return RecordKey(cell_from_json(record), record["seed"], record["id"])
+
+
+def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Read the records in JSONL files, gzipped where the name ends in .gz.
+
+    Raises ValueError that names file and line for text that is not JSON, for a value that is not a record, and for
+    a second record of the same system, dataset, seed and question.
     """
     records: list[dict[str, Any]] = []
-    seen: dict[Key, str] = {}
+    places: defaultdict[Cell, dict[tuple[int, str], str]] = defaultdict(dict)
     for path in paths:
         for number, record in _lines(Path(path)):
             where = f"{path}:{number}"
-            key = _checked(record, where)
-            if key in seen:
-                raise ValueError(f"{where}: a second record of {_describe(record)}; the first is {seen[key]}")
-            seen[key] = where
+            check_record(record, where)
+            known = places[cell_from_json(record)]
+            sample = (record["seed"], record["id"])
+            if sample in known:
+                raise ValueError(
+                    f"{where}: a second record of {_describe(record)}; the first is {known[sample]}"
+                )
+            known[sample] = where
             records.append(record)
     return records
 
 
-def by_cell(records: Iterable[Record]) -> dict[Key, list[Record]]:
-    """The records of each row, in the order of the report: by system first, then by dataset."""
-    cells: defaultdict[Key, list[Record]] = defaultdict(list)
-    seen = set()
+def by_cell(records: Iterable[Record]) -> dict[Cell, list[Record]]:
+    """The records of each cell, in the order of the report: by system first, then by dataset.
+
+    Raises ValueError that numbers the record where one is wrong or comes twice, and where there is none.
+    """
+    cells: defaultdict[Cell, dict[tuple[int, str], Record]] = defaultdict(dict)
     for number, record in enumerate(records, start=1):
-        key = _checked(record, f"record {number}")
-        if key in seen:
+        check_record(record, f"record {number}")
+        members = cells[cell_from_json(record)]
+        sample = (record["seed"], record["id"])
+        if sample in members:
             raise ValueError(f"record {number}: a second record of {_describe(record)}")
-        seen.add(key)
-        cells[key[: len(CELL)]].append(record)
+        members[sample] = record
     if not cells:
         raise ValueError("a report needs at least one record")
-    return {key: cells[key] for key in sorted(cells, key=order)}
+    return {cell: list(cells[cell].values()) for cell in sorted(cells, key=cell_order)}
 
 
 def cluster_of(record: Record) -> Any:
@@ -74,7 +94,31 @@ def cluster_of(record: Record) -> Any:
     return record.get("cluster", record["id"])
 
 
+def check_record(record: Any, where: str) -> None:
+    """Raise ValueError that says `where`, if a record lacks a key, has a wrong value or contradicts itself."""
+    if not isinstance(record, Mapping):
+        raise ValueError(f"{where}: a record must be an object, got {type(record).__name__}")
+    missing = [key for key in RECORD_KEYS if key not in record]
+    if missing:
+        raise ValueError(f"{where}: the record lacks {', '.join(missing)}")
+    for key in ("correct", "truncated"):
+        if not isinstance(record[key], bool):
+            raise ValueError(f"{where}: {key} must be true or false, got {record[key]!r}")
+    for key in ("length", "forward_passes", "seconds"):
+        if not checks.is_number(record[key]) or record[key] < 0:
+            raise ValueError(f"{where}: {key} must be a number from 0, got {record[key]!r}")
+    if record["correct"] and record["parsed"] is None:
+        raise ValueError(
+            f"{where}: correct is true but parsed is null: an answer that cannot be parsed is wrong"
+        )
+    if record["dataset"] == AVERAGE:
+        raise ValueError(
+            f"{where}: {AVERAGE!r} is no dataset's name: the report's mean over datasets is called that"
+        )
+
+
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line number from 1, value) of each line that is not empty."""
     if path.suffix != ".gz":
         yield from files.read_jsonl(path)
         return
@@ -87,28 +131,10 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
 
 
-def _checked(record: Any, where: str) -> Key:
-    """The key that makes the record one of a kind. Raises ValueError that says `where` something is wrong."""
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{where}: a record must be an object, got {type(record).__name__}")
-    if missing := [key for key in KEYS if key not in record]:
-        raise ValueError(f"{where}: the record lacks {', '.join(missing)}")
-    for key in ("correct", "truncated"):
-        if not isinstance(record[key], bool):
-            raise ValueError(f"{where}: {key} must be true or false, got {record[key]!r}")
-    for key in ("length", "forward_passes", "seconds"):
-        value = record[key]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{where}: {key} must be a number from 0, got {value!r}")
-    if record["correct"] and record["parsed"] is None:
-        raise ValueError(f"{where}: correct is true but parsed is null: an answer nobody could read is wrong")
-    if record["dataset"] == AVERAGE:
-        raise ValueError(
-            f"{where}: {AVERAGE!r} is no dataset's name: the report's mean over datasets bears it"
-        )
-    return (*(record[key] for key in CELL), record["seed"], record["id"])
-
-
 def _describe(record: Record) -> str:
-    return ", ".join(f"{key} {record[key]}" for key in (*CELL, "seed", "id") if record[key] not in (None, ""))
+    """The fields of a record's key that say something: `model m, method cot, dataset sums, ...`."""
+    parts = []
+    for key in (*CELL_KEYS, "seed", "id"):
+        if record[key] not in (None, ""):
+            parts.append(f"{key} {record[key]}")
+    return ", ".join(parts)

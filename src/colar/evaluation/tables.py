@@ -1,19 +1,22 @@
-"""A report as people read it: the same grids as Markdown and on a terminal, each saying which interval it shows.
+"""A report as people read it: the same tables as Markdown and on a terminal, each naming the interval that it shows.
 
-Systems are rows, named from their fields alone (`show/naming.py`); the baseline's come first. Where systems were
-trained several times, a row stands for all runs of one; each run by itself is in report.json.
+Systems are rows, named by what tells them apart (`show/naming.py`); those of the baseline's method come first. Where
+systems were trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group
 
 from colar.show.grid import (
     BLANK,
     Grid,
+    accuracy_of,
+    half_width,
     markdown,
     narrowed,
     number,
@@ -21,13 +24,13 @@ from colar.show.grid import (
     plus_minus,
     points,
     rich_table,
-    share,
 )
-from colar.show.naming import AVERAGE, Row, datasets_of, order, system_name, system_of
+from colar.show.naming import AVERAGE, System, none_first, system_name
+from colar.show.report_rows import Difference, PairDifference, Report, ReportRow, datasets_of, systems_of
 
-Report = Mapping[str, Any]
+FEW = 30
+"""Questions below which the normal interval is visibly too narrow."""
 
-FEW = 30  # questions below which the normal interval is visibly too narrow
 PARTLY = "† mean over fewer datasets than the table has: not comparable with the others."
 CLUSTERED = "± is 1.96 x the standard error clustered by question."
 PAIRED = (
@@ -36,24 +39,32 @@ PAIRED = (
 )
 
 
+class Line(NamedTuple):
+    """A line of a table: a system's name, and its rows by dataset."""
+
+    name: str
+    rows: dict[str, ReportRow]
+
+
 def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) -> str:
-    """The report as Markdown: what was measured and how, the tables, the pictures (paths relative to the file)."""
-    parts = [f"# {title}", "\n".join(f"- **{name}**: {text}" for name, text in _facts(report))]
-    parts += [f"![accuracy against reasoning length]({picture})" for picture in pictures]
-    parts += [markdown(grid) for grid in grids(report)]
+    """The report as Markdown: data and provenance, pictures (paths relative to the file), tables."""
+    facts = [f"- **{name}**: {value}" for name, value in _facts(report)]
+    parts = [f"# {title}", "\n".join(facts)]
+    for picture in pictures:
+        parts.append(f"![accuracy against reasoning length]({picture})")
+    for grid in grids(report):
+        parts.append(markdown(grid))
     return "\n\n".join(parts) + "\n"
 
 
 def render_console(report: Report, width: int) -> Group:
-    """The same tables for a terminal of `width` characters; where they do not fit, no more than the averages."""
+    """The tables for a terminal of `width` characters; one that does not fit keeps only its averages."""
     return Group(*(rich_table(narrowed(grid, width)) for grid in grids(report)))
 
 
 def grids(report: Report) -> list[Grid]:
     """Every table of the report that has a row."""
-    if report.get("pooled"):
-        report = {**report, "rows": report["pooled"], "comparisons": report["pooled_comparisons"]}
-    decodings = sorted({row["decoding"] for row in report["rows"]})
+    decodings = sorted({row.system.decoding for row in report.shown_rows})
     made = [_accuracy(report, decoding) for decoding in decodings]
     made += [_training_runs(report, decoding) for decoding in decodings]
     made += [_differences(report, decoding) for decoding in decodings]
@@ -62,121 +73,130 @@ def grids(report: Report) -> list[Grid]:
 
 
 def _accuracy(report: Report, decoding: str) -> Grid:
-    """Accuracy and length: systems x datasets."""
-    rows = [row for row in report["rows"] if row["decoding"] == decoding]
+    """How often is each system right, and how long does it think? Systems x datasets."""
+    rows = _of_decoding(report.shown_rows, decoding)
     datasets = _with_average(datasets_of(rows))
-    head = ["system", *(text for dataset in datasets for text in (f"{dataset} Acc.", "#L"))]
+    head = ["system"]
+    for dataset in datasets:
+        head += [f"{dataset} Acc.", "#L"]
     body = []
-    for name, cells in _by_system(report, rows):
-        line = [name]
+    for line in _lines(report, rows):
+        cells = [line.name]
         for dataset in datasets:
-            cell = cells.get(dataset)
-            line += [share(cell) + _mark(cell, datasets), BLANK if cell is None else number(cell["length"])]
-        body.append(line)
+            row = line.rows.get(dataset)
+            length = BLANK if row is None else number(row.length)
+            cells += [accuracy_of(row) + _mark(row, datasets), length]
+        body.append(cells)
     notes = [f"Accuracy in %; {CLUSTERED} #L: embeddings emitted while thinking, mean."]
-    notes += [_runs_note(rows)] if report.get("pooled") else []
-    return Grid(
-        f"Accuracy, {decoding} decoding",
-        head,
-        body,
-        [*notes, *_partly(body), *_warnings(report, rows)],
-        last=2,
-    )
-
-
-def _differences(report: Report, decoding: str) -> Grid:
-    """Paired differences: pairs of systems x datasets."""
-    rows = [row for row in report["comparisons"] if row["decoding"] == decoding]
-    datasets = _with_average(datasets_of(rows))
-    pairs: dict[tuple[str, str], dict[str, Row]] = {}
-    names = {
-        system_of(row): name for name, cells in _by_system(report, report["rows"]) for row in cells.values()
-    }
-    for row in sorted(rows, key=lambda row: list(names).index(system_of(row))):
-        pair = names[system_of(row)], names[system_of({**row, **row["baseline"]})]
-        pairs.setdefault(pair, {})[row["dataset"]] = row
-    body = [
-        [*pair, *(points(cells.get(dataset)) + _mark(cells.get(dataset), datasets) for dataset in datasets)]
-        for pair, cells in pairs.items()
-    ]
-    notes = [
-        PAIRED,
-        *_partly(body),
-    ]
-    head = ["system", "baseline", *datasets]
-    return Grid(f"Paired differences, {decoding} decoding", head, body, notes, words=2, last=1)
-
-
-def _pairs(report: Report) -> Grid:
-    """The pairs that were asked for: a line for each and decoding."""
-    lines: dict[tuple[str, ...], dict[str, Row]] = {}
-    for row in report.get("pairs", ()):
-        lines.setdefault((*row["pair"], row["decoding"]), {})[row["dataset"]] = row
-    datasets = _with_average(datasets_of(report.get("pairs", ())))
-    several = any(cells[AVERAGE]["runs_interval"] is not None for cells in lines.values())
-    body = []
-    for names, cells in lines.items():
-        half = cells[AVERAGE]["runs_interval"]
-        shown = [points(cells.get(dataset)) + _mark(cells.get(dataset), datasets) for dataset in datasets]
-        body.append(
-            [*names, *shown, *([BLANK if half is None else f"± {100 * half:.1f}"] if several else [])]
-        )
-    notes = [
-        PAIRED,
-        *(["Runs: half the 95% t interval of the average over training runs."] if several else []),
-        *_partly(body),
-    ]
-    head = ["system", "baseline", "decoding", *datasets, *(["runs"] if several else [])]
-    return Grid("Pairs asked for", head, body, notes, words=3, last=2 if several else 1)
-
-
-def _several_samples(report: Report) -> Grid:
-    """avg@k, maj@k and pass@k of the systems that were asked with several decoding seeds."""
-    body = []
-    for name, cells in _by_system(report, report["rows"]):
-        found = _with_average(sorted(set(cells) - {AVERAGE}))
-        for dataset in found[-1:] if report.get("pooled") else found:
-            row = cells[dataset]
-            if row["seeds_interval"] is None:
-                continue
-            mean = plus_minus(row["accuracy"], row["seeds_interval"])
-            line = [name, row["decoding"], dataset, f"{len(row['seeds'])}", mean]
-            body.append([*line, percent(row["maj_at_k"]), percent(row["pass_at_k"])])
-    notes = ["In %; ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
-             "not the choice of questions."]  # fmt: skip
-    if report.get("pooled"):
-        notes.append("Means over training runs; maj@k and pass@k are of one run's samples.")
-    head = ["system", "decoding", "dataset", "k", "avg@k", "maj@k", "pass@k"]
-    return Grid("Several samples a question (decoding seeds)", head, body, notes, words=3)
+    if report.pooled:
+        notes.append(_runs_note(rows))
+    notes += _partly(body)
+    notes += _warnings(report, rows)
+    return Grid(f"Accuracy, {decoding} decoding", head, body, notes, last=2)
 
 
 def _training_runs(report: Report, decoding: str) -> Grid:
-    """Means over the training runs of each system, with their own interval: systems x datasets."""
-    rows = [row for row in report.get("pooled", ()) if row["decoding"] == decoding]
+    """Would the recipe trained again give the same accuracy? Means over training runs: systems x datasets."""
+    rows = _of_decoding(report.pooled, decoding)
     datasets = _with_average(datasets_of(rows))
     body = []
-    for name, cells in _by_system(report, rows):
-        runs = next(iter(cells.values()))["train_seeds"]
-        if len(runs) > 1:
-            shown = (cells.get(dataset) for dataset in datasets)
-            body.append([name, f"{len(runs)}", *(BLANK if c is None else _over_runs(c) for c in shown)])
+    for line in _lines(report, rows):
+        runs = len(next(iter(line.rows.values())).train_seeds or [])
+        if runs < 2:
+            continue
+        cells = [line.name, f"{runs}"]
+        for dataset in datasets:
+            row = line.rows.get(dataset)
+            cells.append(BLANK if row is None else plus_minus(row.accuracy, row.runs_interval))
+        body.append(cells)
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
     head = ["system", "runs", *datasets]
     return Grid(f"Several training runs, {decoding} decoding", head, body, notes, last=1)
 
 
-def _over_runs(row: Row) -> str:
-    return plus_minus(row["accuracy"], row["runs_interval"])
+def _differences(report: Report, decoding: str) -> Grid:
+    """Is a system better than what it is compared with, on the same questions? Pairs of systems x datasets."""
+    rows = [row for row in report.shown_comparisons if row.system.decoding == decoding]
+    datasets = _with_average(datasets_of(rows))
+    # Pairs stand in the order in which the other tables have their systems.
+    by_pair: defaultdict[tuple[System, System], dict[str, Difference]] = defaultdict(dict)
+    for row in sorted(rows, key=lambda row: _place(row.system, report.baseline)):
+        by_pair[row.system, row.baseline][row.dataset] = row
+    systems = systems_of(report.shown_rows)
+    body = []
+    for (system, baseline), found in by_pair.items():
+        names = [system_name(system, systems), system_name(baseline, systems)]
+        body.append([*names, *_points(found, datasets)])
+    head = ["system", "baseline", *datasets]
+    notes = [PAIRED, *_partly(body)]
+    return Grid(f"Paired differences, {decoding} decoding", head, body, notes, words=2, last=1)
+
+
+def _pairs(report: Report) -> Grid:
+    """Is a system better than one that the reader named? Pairs and decodings x datasets."""
+    rows = [row.difference for row in report.pairs]
+    datasets = _with_average(datasets_of(rows))
+    by_pair: defaultdict[tuple[str, str, str], dict[str, PairDifference]] = defaultdict(dict)
+    for row in report.pairs:
+        system, baseline = row.pair
+        by_pair[system, baseline, row.difference.system.decoding][row.difference.dataset] = row
+    several_runs = any(row.runs_interval is not None for row in report.pairs)
+    body = []
+    for names, found in by_pair.items():
+        differences = {dataset: row.difference for dataset, row in found.items()}
+        cells = [*names, *_points(differences, datasets)]
+        if several_runs:
+            cells.append(half_width(found[AVERAGE].runs_interval))
+        body.append(cells)
+    head = ["system", "baseline", "decoding", *datasets]
+    notes = [PAIRED]
+    if several_runs:
+        head.append("runs")
+        notes.append("Runs: half the 95% t interval of the average over training runs.")
+    notes += _partly(body)
+    return Grid("Pairs asked for", head, body, notes, words=3, last=2 if several_runs else 1)
+
+
+def _several_samples(report: Report) -> Grid:
+    """How much does sampling vary, and what do several samples of a question gain? avg@k, maj@k and pass@k."""
+    body = []
+    for line in _lines(report, report.shown_rows):
+        datasets = _with_average(sorted(set(line.rows) - {AVERAGE}))
+        # The table of all runs together is long enough with the averages alone.
+        for dataset in datasets[-1:] if report.pooled else datasets:
+            row = line.rows[dataset]
+            if row.seeds_interval is None:
+                continue
+            mean = plus_minus(row.accuracy, row.seeds_interval)
+            cells = [line.name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
+            body.append([*cells, percent(row.maj_at_k), percent(row.pass_at_k)])
+    notes = [
+        "In %; ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
+        "not the choice of questions."
+    ]
+    if report.pooled:
+        notes.append("Means over training runs; maj@k and pass@k are of one run's samples.")
+    head = ["system", "decoding", "dataset", "k", "avg@k", "maj@k", "pass@k"]
+    return Grid("Several samples a question (decoding seeds)", head, body, notes, words=3)
 
 
 def _cost(report: Report) -> Grid:
-    """What went wrong in form, and what a question costs; averages over each system's datasets."""
+    """How many answers fail in form, and what does a question cost? Averages over each system's datasets."""
     body = []
-    for name, cells in _by_system(report, report["rows"]):
-        row = cells[AVERAGE]
-        shares = [percent(row["unparsable"]), percent(row["truncated"])]
-        lengths = [number(row["length"]), number(row["reference_length"]), number(row["forward_passes"])]
-        body.append([name, row["decoding"], *shares, *lengths, f"{row['seconds_per_question']:.3g}"])
+    for line in _lines(report, report.shown_rows):
+        row = line.rows[AVERAGE]
+        body.append(
+            [
+                line.name,
+                row.system.decoding,
+                percent(row.unparsable),
+                percent(row.truncated),
+                number(row.length),
+                number(row.reference_length),
+                number(row.forward_passes),
+                f"{row.seconds_per_question:.3g}",
+            ]
+        )
     head = [
         "system",
         "decoding",
@@ -195,92 +215,130 @@ def _cost(report: Report) -> Grid:
     return Grid("Unparsable, truncated, cost of a question", head, body, notes, words=2, last=3)
 
 
-def _by_system(report: Report, rows: Iterable[Row]) -> list[tuple[str, dict[str, Row]]]:
-    """(name, rows by dataset) of each system in `rows`: the baseline's first, controls after what they control."""
-    systems: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in sorted(rows, key=lambda row: _place(row, report["baseline"])):
-        systems.setdefault(system_of(row), {})[row["dataset"]] = row
-    return [(system_name(next(iter(cells.values())), report["rows"]), cells) for cells in systems.values()]
+def _of_decoding(rows: Iterable[ReportRow], decoding: str) -> list[ReportRow]:
+    return [row for row in rows if row.system.decoding == decoding]
 
 
-def _place(row: Row, baseline: str) -> tuple[Any, ...]:
-    names = order((row["model"], row["method"], row["label"], row["compression_factor"], row["train_seed"]))
-    return row["method"] != baseline, *names, row["decoding"], row["dataset"] == AVERAGE, row["dataset"]
+def _lines(report: Report, rows: Iterable[ReportRow]) -> list[Line]:
+    """A line for each system in `rows`, named among all systems that the report shows."""
+    by_system: defaultdict[System, dict[str, ReportRow]] = defaultdict(dict)
+    for row in rows:
+        by_system[row.system][row.dataset] = row
+    systems = systems_of(report.shown_rows)
+    lines = []
+    for system in sorted(by_system, key=lambda system: _place(system, report.baseline)):
+        lines.append(Line(system_name(system, systems), by_system[system]))
+    return lines
 
 
-def _warnings(report: Report, rows: Sequence[Row]) -> list[str]:
-    """What a reader must know before comparing two cells of the accuracy table."""
-    cells = [row for row in rows if row["dataset"] != AVERAGE]
-    counts = {
-        dataset: {row["n"] for row in cells if row["dataset"] == dataset} for dataset in datasets_of(cells)
-    }
-    notes = [
-        f"Incomplete: {system_name(row, report['rows'])} on {row['dataset']} has {row['samples']} of "
-        f"{_expected(row)} records."
-        for row in cells
-        if row["samples"] < _expected(row)
-    ]
-    notes += [
-        f"The systems answered different numbers of questions of {dataset}: {', '.join(map(str, sorted(found)))}."
-        for dataset, found in counts.items()
-        if len(found) > 1
-    ]
-    if any(row["n"] < FEW for row in cells):
-        notes.append(f"Fewer than {FEW} questions somewhere: there ± is too narrow, and 0 at 0% or 100%; "
-                     "`accuracy_interval` in report.json is Wilson's.")  # fmt: skip
+def _place(system: System, baseline: str) -> tuple[Any, ...]:
+    """Sort key of systems in tables: the baseline's method first, a control after what it was made from."""
+    name = (system.model, system.method, system.label, system.compression_factor, system.train_seed)
+    return system.method != baseline, none_first(name), system.decoding
+
+
+def _points(found: Mapping[str, Difference], datasets: Sequence[str]) -> list[str]:
+    """The cells of one pair: a difference for each dataset."""
+    return [points(found.get(dataset)) + _mark(found.get(dataset), datasets) for dataset in datasets]
+
+
+def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
+    """Notes that a reader needs before comparing two cells of the accuracy table."""
+    systems = systems_of(report.shown_rows)
+    cells = [row for row in rows if row.dataset != AVERAGE]
+    notes = []
+    for row in cells:
+        expected = _expected(row)
+        if row.samples < expected:
+            name = system_name(row.system, systems)
+            notes.append(f"Incomplete: {name} on {row.dataset} has {row.samples} of {expected} records.")
+    for dataset, sizes in _sizes(cells).items():
+        if len(sizes) > 1:
+            notes.append(
+                f"The systems answered different numbers of questions of {dataset}: {_listed(sizes)}."
+            )
+    if any(row.n < FEW for row in cells):
+        notes.append(
+            f"Fewer than {FEW} questions somewhere: there ± is too narrow, and 0 at 0% or 100%; "
+            "`accuracy_interval` in report.json is Wilson's."
+        )
     return notes
 
 
-def _expected(row: Row) -> int:
+def _expected(row: ReportRow) -> int:
     """Records of a cell that has all its questions, seeds and runs."""
-    return int(row["n"] * len(row["seeds"]) * len(row.get("train_seeds", [None])))
+    runs = 1 if row.train_seeds is None else len(row.train_seeds)
+    return row.n * len(row.seeds) * runs
 
 
-def _runs_note(rows: Sequence[Row]) -> str:
+def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
+    """Dataset -> numbers of questions that systems answered."""
+    sizes: defaultdict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        sizes[row.dataset].add(row.n)
+    return {dataset: sizes[dataset] for dataset in datasets_of(rows)}
+
+
+def _runs_note(rows: Sequence[ReportRow]) -> str:
     """How many training runs the pooled rows stand for."""
-    counts = sorted({len(row["train_seeds"]) for row in rows})
-    return f"Means over {' or '.join(map(str, counts))} training runs; ± takes a question's answers of all runs as one."
+    counts = sorted({len(row.train_seeds or []) for row in rows})
+    runs = " or ".join(str(count) for count in counts)
+    return f"Means over {runs} training runs; ± takes a question's answers of all runs as one."
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    """The header: data, seeds, then whatever the provenance says, one line a key."""
-    rows = [row for row in report["rows"] if row["dataset"] != AVERAGE]
-    sizes = {
-        dataset: sorted({row["n"] for row in rows if row["dataset"] == dataset})
-        for dataset in datasets_of(rows)
-    }
-    data = ", ".join(f"{dataset} ({'/'.join(map(str, n))} questions)" for dataset, n in sizes.items())
-    decodings = sorted({row["decoding"] for row in rows})
-    seeds = {name: _union(row["seeds"] for row in rows if row["decoding"] == name) for name in decodings}
-    facts = [("data", data), ("decoding seeds", "; ".join(f"{name}: {text}" for name, text in seeds.items()))]
-    if runs := _union([row["train_seed"]] for row in rows if row["train_seed"] is not None):
-        facts.append(("training seeds", runs))
-    facts += [(key, _flat(value)) for key, value in report["provenance"].items()]
-    return [*facts, ("intervals", f"{CLUSTERED} Tables of seeds and runs say what theirs is.")]
+    """The header: data, seeds, then the provenance, a line for each of its keys."""
+    rows = [row for row in report.rows if row.dataset != AVERAGE]
+    data = []
+    for dataset, sizes in _sizes(rows).items():
+        questions = "/".join(str(size) for size in sorted(sizes))
+        data.append(f"{dataset} ({questions} questions)")
+    decoding_seeds = []
+    for decoding in sorted({row.system.decoding for row in rows}):
+        seeds: set[int] = set()
+        for row in _of_decoding(rows, decoding):
+            seeds.update(row.seeds)
+        decoding_seeds.append(f"{decoding}: {_listed(seeds)}")
+    facts = [("data", ", ".join(data)), ("decoding seeds", "; ".join(decoding_seeds))]
+    runs = {row.system.train_seed for row in rows if row.system.train_seed is not None}
+    if runs:
+        facts.append(("training seeds", _listed(runs)))
+    for key, value in report.provenance.items():
+        facts.append((key, _flat(value)))
+    facts.append(("intervals", f"{CLUSTERED} Tables of seeds and runs say what theirs is."))
+    return facts
 
 
-def _mark(row: Row | None, datasets: Sequence[str]) -> str:
+def _mark(row: ReportRow | Difference | None, datasets: Sequence[str]) -> str:
     """A dagger on an average that leaves out a dataset of the table."""
-    partly = row is not None and row["dataset"] == AVERAGE and len(row["datasets"]) < len(datasets) - 1
-    return " †" if partly else ""
+    if row is None or row.datasets is None:
+        return ""
+    in_table = [dataset for dataset in datasets if dataset != AVERAGE]
+    return " †" if len(row.datasets) < len(in_table) else ""
 
 
 def _partly(body: Iterable[Sequence[str]]) -> list[str]:
-    return [PARTLY] if any("†" in text for line in body for text in line) else []
+    """The note that explains the dagger, where the table has one."""
+    for line in body:
+        if any("†" in cell for cell in line):
+            return [PARTLY]
+    return []
 
 
-def _union(groups: Iterable[Sequence[Any]]) -> str:
-    return ", ".join(map(str, sorted({value for group in groups for value in group})))
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(str(value) for value in sorted(values))
 
 
 def _flat(value: Any) -> str:
     """A provenance value on one line: `torch 2.8.0, peft 0.18`."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items() if inner is not None)
+        known = {key: inner for key, inner in value.items() if inner is not None}
+        return ", ".join(f"{key} {_flat(inner)}" for key, inner in known.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_flat, value))
+        return ", ".join(_flat(inner) for inner in value)
     return BLANK if value is None else str(value)
 
 
 def _with_average(datasets: Sequence[str]) -> list[str]:
+    """The columns of a table: with a single dataset, the average would repeat it."""
     return [*datasets, AVERAGE] if len(datasets) > 1 else list(datasets)

@@ -20,25 +20,27 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito 2008: eight colours that colour-blind readers tell apart; their yellow, faint on white, is a grey here.
-# Two more of Paul Tol's muted scheme.
+# Okabe and Ito 2008: eight colours that colour-blind readers can tell apart. Their yellow is too faint on white, so a
+# grey stands in its place. The last two are from Paul Tol's muted scheme.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777", "#882255", "#999933",
 )  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "v", "p", "h", "*")
-INK, FAINT = "#222222", "#dddddd"
+INK = "#222222"
+FAINT = "#dddddd"
 DPI = 160
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
-_RADII = (7, 13, 21, 32)  # points between a label's anchor and the label
-_DIRECTIONS = tuple((math.cos(math.pi * i / 4), math.sin(math.pi * i / 4)) for i in range(8))
+# Where a label may stand: at these distances (in points of 1/72 inch) from its anchor, in eight directions.
+_RADII = (7, 13, 21, 32)
+_ANGLES = tuple(math.pi * eighth / 4 for eighth in range(8))
 
 
 @dataclass(frozen=True)
 class Label:
-    """A text that may sit near any of `anchors` (data coordinates), the first being the best liked."""
+    """A text that may stand near any of `anchors` (data coordinates), best near the first one."""
 
     text: str
     anchors: Sequence[Point]
@@ -55,7 +57,7 @@ def figure(width: float, height: float) -> Any:
 
 
 def dress(axes: Any, title: str, x: str = "", y: str = "", size: float = 9) -> None:
-    """House style of one panel: title at the left, no box, a faint grid behind the data."""
+    """Give a panel the house style: title at the left, no box, a faint grid behind the data."""
     axes.set_title(title, loc="left", fontsize=size + 1, color=INK, fontweight="bold")
     axes.set_xlabel(x, fontsize=size, color=INK)
     axes.set_ylabel(y, fontsize=size, color=INK)
@@ -69,15 +71,19 @@ def dress(axes: Any, title: str, x: str = "", y: str = "", size: float = 9) -> N
 
 
 def style(index: int) -> tuple[str, str]:
-    """(colour, marker) of curve `index`: 80 pairs before one comes back."""
-    return COLOURS[index % len(COLOURS)], MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+    """(colour, marker) of curve `index`: 80 different pairs."""
+    # Both change from one curve to the next. After a round of colours the markers are shifted by one, else the same
+    # pairs would come back.
+    rounds = index // len(COLOURS)
+    return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
 
 def save(drawn: Any, path: str | Path) -> Path:
-    """Write the figure as a PNG in one step (beside its target, then renamed). Returns the path."""
+    """Write the figure as a PNG in one step: the path holds the old picture or the new one. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
+    # matplotlib writes its version into the file unless it is told not to.
     drawn.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -94,15 +100,25 @@ def save(drawn: Any, path: str | Path) -> Path:
 def place(axes: Any, labels: Iterable[Label], obstacles: Iterable[Sequence[Point]]) -> None:
     """Write each label where it covers least: near an anchor, inside the panel, off the others and off `obstacles`.
 
-    An obstacle is a line through points in data coordinates, or one point. Greedy and in order: the label that
-    matters most comes first. The layout must be final, see `settle`.
+    An obstacle is a line through points in data coordinates, or one point. Labels are placed one after another and
+    never moved again, so the most important one comes first. The layout must be final, see `settle`.
     """
-    taken = [box for obstacle in obstacles for box in _along(axes.transData.transform(obstacle))]
+    taken: list[Box] = []
+    for obstacle in obstacles:
+        taken += _along(axes.transData.transform(obstacle))
     for label in labels:
         text = axes.annotate(
-            label.text, label.anchors[0], xytext=(0, 0), textcoords="offset points", ha="center", va="center",
-            fontsize=label.size, color=label.colour, fontweight="bold" if label.bold else "normal",
-        )  # fmt: skip
+            label.text,
+            label.anchors[0],
+            xytext=(0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=label.size,
+            color=label.colour,
+            fontweight="bold" if label.bold else "normal",
+        )
+        # The text must exist before its size can be measured.
         anchor, x, y = _best_spot(axes, text, label, taken)
         text.xy = anchor
         text.set_position((x, y))
@@ -112,27 +128,35 @@ def place(axes: Any, labels: Iterable[Label], obstacles: Iterable[Sequence[Point
 def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tuple[Point, float, float]:
     """(anchor, x, y): the anchor and the offset from it, in points, that hide the least."""
     renderer = axes.figure.canvas.get_renderer()
-    scale = axes.figure.dpi / 72
-    inside = axes.get_window_extent(renderer).extents
+    pixels_per_point = axes.figure.dpi / 72
+    panel = axes.get_window_extent(renderer).extents
     size = text.get_window_extent(renderer)
-    width, height = size.width / 2 + 1, size.height / 2 + 1
-    best, least = (label.anchors[0], 0.0, 0.0), math.inf
+    half_width = size.width / 2 + 1
+    half_height = size.height / 2 + 1
+    best = (label.anchors[0], 0.0, 0.0)
+    least = math.inf
     for rank, anchor in enumerate(label.anchors):
-        middle_x, middle_y = axes.transData.transform(anchor)
+        anchor_x, anchor_y = axes.transData.transform(anchor)
         for radius in _RADII:
-            for dx, dy in _DIRECTIONS:
-                x, y = dx * (radius + width / scale - 3), dy * (radius + height / scale - 3)
-                spot = _around(middle_x + x * scale, middle_y + y * scale, width, height)
-                outside = 4 * width * height - _overlap(spot, inside)
+            for angle in _ANGLES:
+                x = math.cos(angle) * (radius + half_width / pixels_per_point - 3)
+                y = math.sin(angle) * (radius + half_height / pixels_per_point - 3)
+                middle_x = anchor_x + x * pixels_per_point
+                middle_y = anchor_y + y * pixels_per_point
+                spot = _around(middle_x, middle_y, half_width, half_height)
+                # A label that leaves the panel is worse than one that covers something in it. Among spots that hide
+                # the same, the one close to the anchor wins, and the first anchor before the others.
+                outside = 4 * half_width * half_height - _overlap(spot, panel)
                 hidden = sum(_overlap(spot, other) for other in taken) + 3 * outside
-                cost = hidden / (2 * height) + 0.8 * radius + 2 * rank
+                cost = hidden / (2 * half_height) + 0.8 * radius + 2 * rank
                 if cost < least:
-                    best, least = (anchor, x, y), cost
+                    best = (anchor, x, y)
+                    least = cost
     return best
 
 
 def settle(drawn: Any) -> None:
-    """Fix the layout, so that what is measured now is true of the file."""
+    """Fix the layout: positions that are measured from now on are those of the file."""
     drawn.draw_without_rendering()
     drawn.set_layout_engine("none")
 
@@ -142,6 +166,7 @@ def _along(corners: Any) -> Iterator[Box]:
     for x, y in corners:
         yield _around(x, y, 6, 6)
     for (x, y), (next_x, next_y) in pairwise(corners):
+        # A box every 5 pixels, without the two ends, which have theirs.
         steps = int(math.hypot(next_x - x, next_y - y) / 5)
         for step in range(1, steps):
             share = step / steps

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colar.ops.stats import Z95
-from colar.show.naming import Row
+from colar.show.report_rows import Difference, ReportRow
 
 BLANK = "–"
 
@@ -23,16 +23,23 @@ class Grid:
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     words: int = 1
-    """How many columns, from the left, hold words; the others hold numbers and are set flush right."""
+    """Columns, from the left, that hold words; the others hold numbers and are set flush right."""
     last: int = 0
-    """How many columns, from the right, a terminal too narrow for all of them shows, 0 for all of them, folded."""
+    """Columns, from the right, that a terminal too narrow for all of them still shows; 0 shows all of them, folded."""
 
 
 def markdown(grid: Grid) -> str:
-    escaped = [[_escape(text) for text in line] for line in (grid.head, *grid.rows)]
+    """A heading, the table and its notes. Column heads and cells are escaped: `|` and `*` mean themselves."""
     rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
-    table = "\n".join("| " + " | ".join(line) + " |" for line in (escaped[0], rule, *escaped[1:]))
-    return "\n\n".join([f"## {grid.title}", table, *map(_escape, grid.notes)])
+    lines = [_markdown_line(grid.head), "| " + " | ".join(rule) + " |"]
+    for row in grid.rows:
+        lines.append(_markdown_line(row))
+    notes = [_escape(note) for note in grid.notes]
+    return "\n\n".join([f"## {grid.title}", "\n".join(lines), *notes])
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_escape(text) for text in cells) + " |"
 
 
 def _escape(text: str) -> str:
@@ -40,46 +47,62 @@ def _escape(text: str) -> str:
 
 
 def narrowed(grid: Grid, width: int) -> Grid:
-    """The grid with no more than its words and its last columns, where all do not fit into `width` characters."""
-    lines = (grid.head, *grid.rows)
-    needed = 1 + sum(3 + max(map(len, column)) for column in zip(*lines, strict=True))
+    """The grid with its words and its last columns alone, where all do not fit into `width` characters."""
+    columns = zip(grid.head, *grid.rows, strict=True)
+    # A column takes its longest text, a space on either side and a line.
+    needed = 1 + sum(3 + max(len(text) for text in column) for column in columns)
     left_out = len(grid.head) - grid.words - grid.last
     if needed <= width or not grid.last or left_out <= 0:
         return grid
-    head, *rows = ([*line[: grid.words], *line[-grid.last :]] for line in lines)
+
+    def kept(line: Sequence[str]) -> list[str]:
+        return [*line[: grid.words], *line[-grid.last :]]
+
     note = f"{left_out} more columns do not fit this terminal; they are in report.md."
-    return replace(grid, head=head, rows=rows, notes=[*grid.notes, note])
+    rows = [kept(row) for row in grid.rows]
+    return replace(grid, head=kept(grid.head), rows=rows, notes=[*grid.notes, note])
 
 
 def rich_table(grid: Grid) -> Table:
+    """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
     caption = Text("\n".join(grid.notes))
     table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
     for index, head in enumerate(grid.head):
         table.add_column(Text(head), justify="left" if index < grid.words else "right", overflow="fold")
     for row in grid.rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(text) for text in row))
     return table
 
 
-def share(row: Row | None) -> str:
+def accuracy_of(row: ReportRow | None) -> str:
+    """Accuracy in % with 1.96 standard errors: `52.0 ± 3.9`."""
     if row is None:
         return BLANK
-    return plus_minus(row["accuracy"], None if row["accuracy_se"] is None else Z95 * row["accuracy_se"])
+    half = None if row.accuracy_se is None else Z95 * row.accuracy_se
+    return plus_minus(row.accuracy, half)
 
 
-def points(row: Row | None) -> str:
-    """A difference in points, starred when its interval leaves out 0."""
+def points(row: Difference | None) -> str:
+    """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star where its interval leaves out 0."""
     if row is None:
         return BLANK
-    text = f"{100 * row['difference']:+.1f}"
-    if row["interval"] is None:
+    text = f"{100 * row.difference:+.1f}"
+    if row.interval is None or row.se is None:
         return text
-    low, high = row["interval"]
-    return f"{text} ± {100 * Z95 * row['se']:.1f}" + (" *" if low > 0 or high < 0 else "")
+    low, high = row.interval
+    star = " *" if low > 0 or high < 0 else ""
+    return f"{text} ± {100 * Z95 * row.se:.1f}{star}"
 
 
 def plus_minus(share: float, half: float | None) -> str:
-    return f"{100 * share:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+    """A share in %, with half of its interval where that is known: `52.0 ± 3.9`."""
+    text = f"{100 * share:.1f}"
+    return text if half is None else f"{text} {half_width(half)}"
+
+
+def half_width(half: float | None) -> str:
+    """Half of an interval, in points: `± 3.9`."""
+    return BLANK if half is None else f"± {100 * half:.1f}"
 
 
 def percent(share: float | None) -> str:

@@ -1,70 +1,112 @@
-"""What a table or a picture calls a system, from the fields of its row alone and from which of them vary.
+"""Identity and names of systems: a name is made from the fields that differ between the systems shown.
 
-A name holds no more than what tells the systems of one report apart: `smollm2 colar c=2 (control-zeroed), run 1`
-shrinks to `colar c=2` where there is one model and one training run. Nothing here knows any method by name.
+A name is as short as it can be: `smollm2 colar c=2 (control-zeroed), run 1` is written `colar c=2` where there is one
+model and one training run. Nothing here knows a method by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
-Row = Mapping[str, Any]
+AVERAGE = "average"
+"""The dataset of a macro-average row."""
 
-AVERAGE = "average"  # the dataset of a macro-average row
-SYSTEM = ("model", "method", "label", "compression_factor", "decoding", "train_seed")
-
-
-def system_of(row: Row) -> tuple[Any, ...]:
-    """The values that name a row's system: everything but the dataset."""
-    return tuple(row[key] for key in SYSTEM)
+CONTROL = "control-"
+"""How the part of a label begins that marks a control (evaluation/controlled.py)."""
 
 
-def order(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
-    """A sort key for values of which some are None: None comes first."""
-    return tuple((value is not None, 0 if value is None else value) for value in values)
+class System(NamedTuple):
+    """One line of a table: a model with its method, as it was trained and asked."""
+
+    model: str
+    method: str
+    label: str
+    """Parts joined by ", ": an ablation, a control, per-request values other than the speed. "" for most systems."""
+    compression_factor: float | None
+    """None where the method has no speed."""
+    decoding: str
+    """greedy or sampled."""
+    train_seed: int | None
+    """None where it is unknown, and where all training runs of the system are taken together."""
+
+    def all_runs(self) -> System:
+        """The system that stands for all of its training runs."""
+        return self._replace(train_seed=None)
 
 
-def curve_name(row: Row, rows: Iterable[Row]) -> str:
-    """Name of a row's system at any speed and of any training run, among `rows`: model, method, label as needed."""
-    models = {other["model"] for other in rows}
-    methods = {other["method"] for other in rows if other["model"] == row["model"]}
-    parts = [row["model"]] if len(models) > 1 or len(methods) == 1 else []
-    parts += [row["method"]] if len(methods) > 1 else []
-    parts += [f"({row['label']})"] if row["label"] else []
+class Cell(NamedTuple):
+    """A system on one dataset: one row of a report is made from its records."""
+
+    system: System
+    dataset: str
+
+
+def cell_order(cell: Cell) -> tuple[Any, ...]:
+    """Sort key of cells in report.json: by model, method and label, then by dataset."""
+    system = cell.system
+    return none_first(
+        (
+            system.model,
+            system.method,
+            system.label,
+            cell.dataset,
+            system.compression_factor,
+            system.decoding,
+            system.train_seed,
+        )
+    )
+
+
+def none_first(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
+    """Sort key for values of which some are None: None comes first."""
+    key = []
+    for value in values:
+        present = value is not None
+        # None cannot be compared with a number or a text, so something comparable stands for it.
+        key.append((present, value if present else 0))
+    return tuple(key)
+
+
+def curve_name(system: System, systems: Collection[System]) -> str:
+    """Name of a system at any speed and of any training run, among `systems`."""
+    models = {other.model for other in systems}
+    methods = {other.method for other in systems if other.model == system.model}
+    parts = []
+    # A model with one method goes by its own name; with several methods, their names tell its systems apart.
+    if len(models) > 1 or len(methods) == 1:
+        parts.append(system.model)
+    if len(methods) > 1:
+        parts.append(system.method)
+    if system.label:
+        parts.append(f"({system.label})")
     return " ".join(parts)
 
 
-def point_name(row: Row) -> str:
-    """The speed: `c=2`, or nothing where the system has none."""
-    factor = row["compression_factor"]
+def point_name(system: System) -> str:
+    """The speed: `c=2`, or an empty text where the system has none."""
+    factor = system.compression_factor
     return "" if factor is None else f"c={factor:g}"
 
 
-def system_name(row: Row, rows: Iterable[Row]) -> str:
-    """Name of a row's system among `rows`: the curve's, the speed, the training run where there are several."""
-    rows = list(rows)
-    plain = {**row, "label": ""}
-    runs = {
-        other["train_seed"]
-        for other in rows
-        if (other["model"], other["method"]) == (row["model"], row["method"])
-    }
-    parts = [curve_name(plain, rows), point_name(row), f"({row['label']})" if row["label"] else ""]
+def system_name(system: System, systems: Collection[System]) -> str:
+    """Name of a system in a table of `systems`: model and method, speed, label, training run, as far as they differ."""
+    label = f"({system.label})" if system.label else ""
+    # The speed stands before the label: `colar c=2 (snap)`.
+    parts = [curve_name(system._replace(label=""), systems), point_name(system), label]
     name = " ".join(part for part in parts if part)
-    return f"{name}, run {row['train_seed']}" if len(runs) > 1 else name
+    runs = {
+        other.train_seed for other in systems if (other.model, other.method) == (system.model, system.method)
+    }
+    return f"{name}, run {system.train_seed}" if len(runs) > 1 else name
 
 
 def is_control(label: str) -> bool:
-    """Whether a system with this label answers with other thoughts than its own."""
+    """Whether a system with this label answers from thoughts that are not its own."""
     return without_control(label) != label
 
 
 def without_control(label: str) -> str:
-    """What a control was made from: "DL, control-zeroed" from DL."""
-    return ", ".join(part for part in label.split(", ") if not part.startswith("control-"))
-
-
-def datasets_of(rows: Iterable[Row]) -> list[str]:
-    """The datasets in `rows`, sorted, without the average."""
-    return sorted({row["dataset"] for row in rows} - {AVERAGE})
+    """The label of the system that a control was made from: `DL` for `DL, control-zeroed`."""
+    kept = [part for part in label.split(", ") if not part.startswith(CONTROL)]
+    return ", ".join(kept)

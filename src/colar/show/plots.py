@@ -1,7 +1,7 @@
 """Pictures of a report and of a training run: accuracy against reasoning length, and learning curves.
 
-Both take plain rows (dicts), as in `report.json` and in the Trainer's `state.log_history`, and write one PNG.
-Bars are 95% intervals, 1.96 standard errors clustered by question, as in the tables.
+The first takes rows of a report (show/report_rows.py), the second the Trainer's `state.log_history` (dicts); each
+writes one PNG. Bars are 95% intervals, 1.96 standard errors clustered by question, as in the tables.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from colar.ops.stats import Z95
 from colar.show import canvas
-from colar.show.naming import AVERAGE, Row, curve_name, datasets_of, order, point_name
+from colar.show.naming import AVERAGE, System, curve_name, none_first, point_name
+from colar.show.report_rows import ReportRow, datasets_of, systems_of
 
-Styles = Mapping[tuple[Any, ...], tuple[str, str]]  # curve -> colour, marker
+Styles = Mapping[System, tuple[str, str]]
+"""Curve (see `_curve`) -> colour, marker."""
+Series = Mapping[str, Sequence[tuple[float, float]]]
+"""Logged key -> (step, value) pairs in the order logged."""
 
 MAX_DATASETS = 4
+"""Small panels beside the average."""
 
-# Which panel comes first, by what its name, or a word in it, begins with; keys that match nothing follow in
-# alphabetical order.
+# Panels come in this order, by how their name, or a word in it, begins; the others follow in alphabetical order.
 _PANELS = (
     "loss",
     "reward",
@@ -41,15 +45,17 @@ _PANELS = (
 )
 _BOOKKEEPING = ("runtime", "per_second", "total_flos", "num_tokens", "num_input_tokens", "memory", "seconds")
 _AXES = {"step", "epoch", "train_loss"}  # train_loss is the mean over the run, logged once at its end
+_MANY = 60
+"""Logged values from which on a curve is too noisy to be read without a running mean."""
 
 
-def accuracy_vs_length(rows: Iterable[Row], path: str | Path) -> Path:
+def accuracy_vs_length(rows: Iterable[ReportRow], path: str | Path) -> Path:
     """Draw accuracy (%) against reasoning length, one curve per system over its compression factors.
 
-    `rows` are rows of one report; those of one curve share model, method, label and decoding, and each training
-    run of it is a line of its own. One dataset fills one panel; of several, the first four by name stand
-    beside a large panel with the macro-average. Returns the path. Raises ValueError without rows, and for several
-    datasets without rows of their average.
+    `rows` are rows of one report. Those of one curve share model, method, label and decoding; each of its training
+    runs is drawn as a line. A single dataset fills the picture. Of several, the first four by name stand beside a
+    large panel with the macro-average. Returns the path. Raises ValueError without rows, and for several datasets
+    without rows of their average.
     """
     return canvas.save(draw_accuracy(rows), path)
 
@@ -64,30 +70,35 @@ def learning_curves(history: Iterable[Mapping[str, Any]], path: str | Path, titl
     return canvas.save(draw_history(history, title), path)
 
 
-def draw_accuracy(rows: Iterable[Row]) -> Any:
+def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
     """The figure of `accuracy_vs_length`."""
-    rows = sorted(rows, key=lambda row: order((*_curve(row), row["train_seed"], row["compression_factor"])))
+    rows = sorted(rows, key=_curve_order)
     if not rows:
         raise ValueError("accuracy_vs_length needs at least one row")
-    styles = {curve: canvas.style(index) for index, curve in enumerate(dict.fromkeys(map(_curve, rows)))}
     datasets = datasets_of(rows)
-    if len(datasets) > 1 and not any(row["dataset"] == AVERAGE for row in rows):
+    if len(datasets) > 1 and not any(row.dataset == AVERAGE for row in rows):
         raise ValueError(f"rows of several datasets ({', '.join(datasets)}) need rows of their {AVERAGE}")
+    styles: dict[System, tuple[str, str]] = {}
+    for row in rows:
+        styles.setdefault(_curve(row.system), canvas.style(len(styles)))
+
     figure, panels = _panels(datasets)
     for axes, dataset, main in panels:
-        shown = [row for row in rows if row["dataset"] == dataset]
+        shown = [row for row in rows if row.dataset == dataset]
         _draw_curves(axes, shown, styles)
         canvas.dress(axes, _heading(dataset, rows) if main else dataset, size=9 if main else 8)
         if main:
-            axes.set_xlabel(
-                f"reasoning length, embeddings emitted (#L)\n{_caption(rows)}", fontsize=9, color=canvas.INK
-            )
+            label = f"reasoning length, embeddings emitted (#L)\n{_caption(rows)}"
+            axes.set_xlabel(label, fontsize=9, color=canvas.INK)
             axes.set_ylabel("accuracy (%)", fontsize=9, color=canvas.INK)
+
+    # Labels look for free space between the curves, so all curves and axes must be where they will stay.
     canvas.settle(figure)
     for axes, dataset, main in panels:
-        shown = [row for row in rows if row["dataset"] == dataset]
+        shown = [row for row in rows if row.dataset == dataset]
         labels = _names(shown, rows, styles) if main else []
-        canvas.place(axes, labels + _tags(shown, styles, 8 if main else 6.5), _drawn(shown))
+        labels += _tags(shown, styles, 8 if main else 6.5)
+        canvas.place(axes, labels, _obstacles(shown))
     return figure
 
 
@@ -118,33 +129,46 @@ def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
     return figure
 
 
-def _curve(row: Row) -> tuple[Any, ...]:
-    return row["model"], row["method"], row["label"], row["decoding"]
+# Accuracy against length
 
 
-def _heading(dataset: str, rows: Iterable[Row]) -> str:
-    """Title of the main panel: what its numbers rest on."""
+def _curve(system: System) -> System:
+    """The system at any speed and of any training run: points of one curve have one colour and one name."""
+    return system._replace(compression_factor=None, train_seed=None)
+
+
+def _line(system: System) -> System:
+    """The system at any speed: the points of one training run are joined."""
+    return system._replace(compression_factor=None)
+
+
+def _curve_order(row: ReportRow) -> tuple[Any, ...]:
+    system = row.system
+    curve = (system.model, system.method, system.label, system.decoding)
+    return none_first((*curve, system.train_seed, system.compression_factor))
+
+
+def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
+    """Title of the main panel, with the number of questions or of datasets."""
     if dataset == AVERAGE:
         return f"average of {len(datasets_of(rows))} datasets"
-    questions = sorted({row["n"] for row in rows if row["dataset"] == dataset})
-    return f"{dataset}, {' or '.join(map(str, questions))} questions"
+    sizes = sorted({row.n for row in rows if row.dataset == dataset})
+    return f"{dataset}, {' or '.join(str(size) for size in sizes)} questions"
 
 
-def _caption(rows: Iterable[Row]) -> str:
-    decodings = {row["decoding"] for row in rows}
+def _caption(rows: Sequence[ReportRow]) -> str:
+    decodings = {row.system.decoding for row in rows}
     how = f"{decodings.pop()} decoding; " if len(decodings) == 1 else ""
     return f"{how}bars: 95% interval, ±1.96 standard errors clustered by question"
-
-
-def _point(row: Row) -> tuple[float, float]:
-    return row["length"], 100 * row["accuracy"]
 
 
 def _panels(datasets: Sequence[str]) -> tuple[Any, list[tuple[Any, str, bool]]]:
     """The figure, and (axes, dataset, whether it is the main panel) of each panel."""
     if len(datasets) <= 1:
         figure = canvas.figure(7, 4.6)
-        return figure, [(figure.subplots(), (*datasets, AVERAGE)[0], True)]
+        only = datasets[0] if datasets else AVERAGE
+        return figure, [(figure.subplots(), only, True)]
+    # The average fills the first column; the small panels stand two to a column, 2.6 inches wide each.
     small = datasets[:MAX_DATASETS]
     columns = math.ceil(len(small) / 2)
     figure = canvas.figure(6 + 2.6 * columns, 4.8)
@@ -155,116 +179,173 @@ def _panels(datasets: Sequence[str]) -> tuple[Any, list[tuple[Any, str, bool]]]:
     return figure, panels
 
 
-def _lines(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """The rows of each line: one curve of one training run."""
-    lines: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
+def _by_line(rows: Iterable[ReportRow]) -> dict[System, list[ReportRow]]:
+    """The rows of each line."""
+    lines: defaultdict[System, list[ReportRow]] = defaultdict(list)
     for row in rows:
-        lines[(*_curve(row), row["train_seed"])].append(row)
+        lines[_line(row.system)].append(row)
     return lines
 
 
-def _bar(row: Row) -> float:
-    """Half the length of a point's error bar, in points of accuracy; none where the error is unknown."""
-    return 0.0 if row["accuracy_se"] is None else 100 * Z95 * row["accuracy_se"]
+def _point(row: ReportRow) -> canvas.Point:
+    return row.length, 100 * row.accuracy
 
 
-def _drawn(rows: Sequence[Row]) -> list[list[canvas.Point]]:
-    """What labels must keep off: the curves and the error bars."""
-    bars = []
-    for row in rows:
-        (x, y), half = _point(row), _bar(row)
-        bars.append([(x, y - half), (x, y), (x, y + half)])
-    return bars + [list(map(_point, line)) for line in _lines(rows).values()]
+def _half_bar(row: ReportRow) -> float:
+    """Half the length of a point's error bar, in points of accuracy; 0 where the error is unknown."""
+    return 0.0 if row.accuracy_se is None else 100 * Z95 * row.accuracy_se
 
 
-def _draw_curves(axes: Any, rows: Sequence[Row], styles: Styles) -> None:
-    for key, points in _lines(rows).items():
-        colour, marker = styles[key[:-1]]
-        x, y = zip(*map(_point, points), strict=True)
-        axes.errorbar(x, y, yerr=list(map(_bar, points)), fmt="none", ecolor=colour, elinewidth=1, alpha=0.45)
-        axes.plot(x, y, color=colour, marker=marker, markersize=6, linewidth=1.4,
-                  markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
+def _draw_curves(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
+    for line, members in _by_line(rows).items():
+        colour, marker = styles[_curve(line)]
+        points = [_point(row) for row in members]
+        half_bars = [_half_bar(row) for row in members]
+        x, y = zip(*points, strict=True)
+        axes.errorbar(x, y, yerr=half_bars, fmt="none", ecolor=colour, elinewidth=1, alpha=0.45)
+        axes.plot(
+            x,
+            y,
+            color=colour,
+            marker=marker,
+            markersize=6,
+            linewidth=1.4,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+        )
     axes.margins(x=0.14, y=0.12)
 
 
-def _names(shown: Sequence[Row], rows: Sequence[Row], styles: Styles) -> list[canvas.Label]:
-    """One bold label per curve, near its ends rather than its middle."""
-    points: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
+def _obstacles(rows: Sequence[ReportRow]) -> list[list[canvas.Point]]:
+    """Lines that labels must keep off: the error bars and the curves."""
+    lines = []
+    for row in rows:
+        x, y = _point(row)
+        half = _half_bar(row)
+        lines.append([(x, y - half), (x, y), (x, y + half)])
+    for members in _by_line(rows).values():
+        lines.append([_point(row) for row in members])
+    return lines
+
+
+def _names(shown: Sequence[ReportRow], rows: Sequence[ReportRow], styles: Styles) -> list[canvas.Label]:
+    """One bold label per curve. An average over fewer datasets than the picture has says so."""
+    systems = systems_of(rows)
+    datasets = datasets_of(rows)
+    several_decodings = len({system.decoding for system in systems}) > 1
+    by_curve: defaultdict[System, list[ReportRow]] = defaultdict(list)
     for row in shown:
-        points[_curve(row)].append(row)
-    labels, datasets = [], datasets_of(rows)
-    decodings = {row["decoding"] for row in rows}
-    for curve, members in points.items():
-        name = curve_name(members[0], rows) + (f", {curve[-1]}" if len(decodings) > 1 else "")
-        averaged = members[0].get("datasets", datasets)
-        name += f" ({len(averaged)} of {len(datasets)} datasets)" if len(averaged) < len(datasets) else ""
-        anchors = [_point(member) for member in (members[0], members[-1], *members[1:-1])]
+        by_curve[_curve(row.system)].append(row)
+    labels = []
+    for curve, members in by_curve.items():
+        name = curve_name(curve, systems)
+        if several_decodings:
+            name += f", {curve.decoding}"
+        averaged = members[0].datasets or datasets
+        if len(averaged) < len(datasets):
+            name += f" ({len(averaged)} of {len(datasets)} datasets)"
+        # Near the ends of a curve a name is read as the whole curve's; in its middle, as that point's.
+        ends_first = [members[0], members[-1], *members[1:-1]]
+        anchors = [_point(row) for row in ends_first]
         labels.append(canvas.Label(name, anchors, styles[curve][0], 9.5, bold=True))
     return labels
 
 
-def _tags(shown: Sequence[Row], styles: Styles, size: float) -> list[canvas.Label]:
-    """The speed, once a curve and speed: beside one of the points that its training runs have there."""
-    points: defaultdict[tuple[Any, ...], list[canvas.Point]] = defaultdict(list)
+def _tags(shown: Sequence[ReportRow], styles: Styles, size: float) -> list[canvas.Label]:
+    """The speed, once for each curve: beside one of the points that its training runs have there."""
+    anchors: defaultdict[System, list[canvas.Point]] = defaultdict(list)
     for row in shown:
-        if point_name(row):
-            points[_curve(row), point_name(row)].append(_point(row))
-    return [canvas.Label(name, at, styles[curve][0], size) for (curve, name), at in points.items()]
+        if row.system.compression_factor is not None:
+            anchors[row.system.all_runs()].append(_point(row))
+    labels = []
+    for system, points in anchors.items():
+        colour, _ = styles[_curve(system)]
+        labels.append(canvas.Label(point_name(system), points, colour, size))
+    return labels
+
+
+# Learning curves
 
 
 def _series(history: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """(step, value) pairs by key, in the order logged; bookkeeping and non-finite values left out."""
+    """(step, value) pairs by key, in the order logged; bookkeeping and values that are not finite are left out."""
     series: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for entry in history:
+        if "step" not in entry:
+            continue
         for key, value in entry.items():
-            if key in _AXES or any(word in key for word in _BOOKKEEPING) or "step" not in entry:
+            if key in _AXES or any(word in key for word in _BOOKKEEPING):
                 continue
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if is_number and math.isfinite(value):
                 series[key].append((entry["step"], value))
     return dict(series)
 
 
 def _panel_of(key: str) -> str:
-    """`eval_accuracy/compression_factor=2` is a line in the panel "accuracy"."""
-    return key.removeprefix("eval_").partition("/")[0] if key.startswith("eval_") else key
+    """The panel of a logged key: `eval_accuracy/compression_factor=2` is a curve in the panel `accuracy`."""
+    if not key.startswith("eval_"):
+        return key
+    return key.removeprefix("eval_").partition("/")[0]
 
 
 def _importance(name: str) -> tuple[int, int, str]:
     """Sort key of a panel: its group in `_PANELS`, the plain name of the group before its variants."""
-    words = (name.lower(), *re.split(r"[/_]", name.lower()))
-    found = (index for index, begin in enumerate(_PANELS) if any(word.startswith(begin) for word in words))
-    rank = next(found, len(_PANELS))
-    return rank, int(name not in _PANELS), name
+    return _group_of(name), int(name not in _PANELS), name
 
 
-def _draw_series(axes: Any, panel: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Training as a line (many points: faint, with a running mean over it), validation as points on a line."""
-    blue, orange = canvas.COLOURS[:2]
-    training, validation = series.get(panel, ()), series.get(f"eval_{panel}", ())
-    variants = {
-        key.partition("/")[2]: line for key, line in series.items() if key.startswith(f"eval_{panel}/")
-    }
-    values = [value for line in (training, validation, *variants.values()) for _, value in line]
+def _group_of(name: str) -> int:
+    lower = name.lower()
+    words = (lower, *re.split(r"[/_]", lower))
+    for group, beginning in enumerate(_PANELS):
+        if any(word.startswith(beginning) for word in words):
+            return group
+    return len(_PANELS)
+
+
+def _draw_series(axes: Any, panel: str, series: Series) -> None:
+    """Draw training as a line, under its running mean where it is long, and validation as points on a line."""
+    blue, orange, *others = canvas.COLOURS
+    training = series.get(panel, ())
+    validation = series.get(f"eval_{panel}", ())
+    variants = {}
+    for key, points in series.items():
+        if key.startswith(f"eval_{panel}/"):
+            variants[key.partition("/")[2]] = points
+
     if training:
-        x, y = zip(*training, strict=True)
-        many = len(x) >= 60
-        axes.plot(x, y, color=blue, linewidth=0.8 if many else 1.4, alpha=0.3 if many else 1,
-                  marker="o" if len(x) == 1 else None, markersize=4, label=None if many else "training")  # fmt: skip
-        if many:
-            axes.plot(x, _running_mean(y), color=blue, linewidth=1.5, label="training (running mean)")
+        _draw_training(axes, training, blue)
     if validation:
         x, y = zip(*validation, strict=True)
         axes.plot(x, y, color=orange, marker="o", markersize=4, linewidth=1.4, label="validation")
-    for index, (name, line) in enumerate(variants.items()):
-        x, y = zip(*line, strict=True)
-        colour = canvas.COLOURS[(index + 2) % len(canvas.COLOURS)]
+    colours = [*others, blue, orange]
+    for index, (name, points) in enumerate(variants.items()):
+        x, y = zip(*points, strict=True)
+        colour = colours[index % len(colours)]
         axes.plot(x, y, color=colour, marker=".", markersize=4, linewidth=0.9, label=name)
     if validation or variants:
         axes.legend(fontsize=6 if variants else 7, frameon=False, loc="best")
+
+    values = []
+    for points in (training, validation, *variants.values()):
+        values += [value for _, value in points]
+    # A loss that falls by orders of magnitude shows only its first steps on a linear axis.
     if min(values) > 0 and max(values) > 100 * min(values) and panel != "learning_rate":
         axes.set_yscale("log")
-    elif 0 < max(map(abs, values)) < 0.01:
+    # Small numbers would all be written as 0.00 beside a common factor.
+    elif 0 < max(abs(value) for value in values) < 0.01:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+
+
+def _draw_training(axes: Any, points: Sequence[tuple[float, float]], colour: str) -> None:
+    x, y = zip(*points, strict=True)
+    # A single point is no line: only a marker shows it.
+    marker = "o" if len(x) == 1 else None
+    if len(x) < _MANY:
+        axes.plot(x, y, color=colour, linewidth=1.4, marker=marker, markersize=4, label="training")
+        return
+    axes.plot(x, y, color=colour, linewidth=0.8, alpha=0.3)
+    axes.plot(x, _running_mean(y), color=colour, linewidth=1.5, label="training (running mean)")
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:

@@ -1,0 +1,278 @@
+"""The typed content of report.json: every row that tables and pictures are made of.
+
+This is the one border between rows and JSON. Code works with the classes below; `to_json` and `from_json` are called
+where a file is written or read, and nowhere else. In JSON the fields of `System` stand flat in each row, the dataset
+after the label. A field that a row does not have (`datasets` of a single dataset, `train_seeds` of a single run) is
+left out rather than null. Sections that older files lack are read as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from colar.show.naming import AVERAGE, Cell, System
+
+CELL_KEYS = ("model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed")
+"""The keys that name a cell, in the order in which rows and records have them."""
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """One system on one dataset, or averaged over its datasets. Shares (accuracy, unparsable, truncated) are 0..1."""
+
+    system: System
+    dataset: str
+    """`average` for the macro-average."""
+    seeds: list[int]
+    """Decoding seeds."""
+    n: int
+    """Questions."""
+    accuracy: float
+    accuracy_se: float | None
+    """Standard error clustered by question; None for a single question."""
+    unparsable: float
+    length: float
+    """#L: embeddings emitted while thinking, mean."""
+    forward_passes: float
+    seconds_per_question: float
+    accuracy_interval: list[float] | None
+    """[low, high] at 95%: Wilson's for a dataset, mean ± 1.96 standard errors for an average."""
+    length_se: float | None
+    reference_length: float | None
+    """Mean of ceil(L_r / c) over the questions that have a reference chain of L_r tokens."""
+    truncated: float
+    samples: int
+    """Records: questions x seeds x training runs, less the ones that are missing."""
+    seeds_interval: float | None
+    """Half of the 95% t interval over decoding seeds."""
+    pass_at_k: float | None
+    maj_at_k: float | None
+    datasets: list[str] | None = None
+    """The datasets of an average; None for a row of one dataset."""
+    train_seeds: list[int | None] | None = None
+    """The training runs that a pooled row holds; None for a row of one run."""
+    runs_interval: float | None = None
+    """Half of the 95% t interval over training runs, of a pooled row."""
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.system, self.dataset)
+
+    def to_json(self) -> dict[str, Any]:
+        plain = cell_to_json(self.cell) | _numbers(self)
+        if self.datasets is None:
+            del plain["datasets"]
+        if self.train_seeds is None:
+            del plain["train_seeds"]
+            del plain["runs_interval"]
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> ReportRow:
+        system, dataset = cell_from_json(plain)
+        numbers = {key: value for key, value in plain.items() if key not in CELL_KEYS}
+        return cls(system, dataset, **numbers)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A system's accuracy minus its baseline's, paired by question, on one dataset or averaged over several."""
+
+    system: System
+    dataset: str
+    baseline: System
+    """Decoding and training seed are those of `system`; JSON has the other fields alone."""
+    n: int
+    """Questions that both answered."""
+    difference: float
+    se: float | None
+    interval: list[float] | None
+    """[low, high] at 95%."""
+    datasets: list[str] | None = None
+    """The datasets of an average; None for a row of one dataset."""
+
+    def to_json(self) -> dict[str, Any]:
+        plain = cell_to_json(Cell(self.system, self.dataset)) | _numbers(self)
+        plain["baseline"] = {
+            "model": self.baseline.model,
+            "method": self.baseline.method,
+            "label": self.baseline.label,
+            "compression_factor": self.baseline.compression_factor,
+        }
+        if self.datasets is None:
+            del plain["datasets"]
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Difference:
+        system, dataset = cell_from_json(plain)
+        return cls(
+            system,
+            dataset,
+            baseline=system._replace(**plain["baseline"]),
+            n=plain["n"],
+            difference=plain["difference"],
+            se=plain["se"],
+            interval=plain["interval"],
+            datasets=plain.get("datasets"),
+        )
+
+
+@dataclass(frozen=True)
+class PairDifference:
+    """The difference of a pair that was asked for by name, and that difference in each training run."""
+
+    pair: list[str]
+    """[system, baseline], by their names in the tables."""
+    difference: Difference
+    train_seeds: list[int]
+    """The training runs that both systems have; [] except on the row of the average."""
+    by_run: list[float]
+    """The difference in each of these runs."""
+    runs_interval: float | None
+    """Half of the 95% t interval over `by_run`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pair": self.pair,
+            **self.difference.to_json(),
+            "train_seeds": self.train_seeds,
+            "by_run": self.by_run,
+            "runs_interval": self.runs_interval,
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> PairDifference:
+        return cls(
+            plain["pair"],
+            Difference.from_json(plain),
+            plain["train_seeds"],
+            plain["by_run"],
+            plain["runs_interval"],
+        )
+
+
+@dataclass(frozen=True)
+class RunsRow:
+    """Mean over the training runs of one system on one dataset, each run weighing the same."""
+
+    system: System
+    """Its training seed is None."""
+    dataset: str
+    train_seeds: list[int]
+    accuracy: float
+    interval: float | None
+    """Half of the 95% t interval over runs."""
+    length: float
+    length_interval: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        plain = cell_to_json(Cell(self.system, self.dataset)) | _numbers(self)
+        del plain["train_seed"]
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> RunsRow:
+        system, dataset = cell_from_json({**plain, "train_seed": None})
+        numbers = {key: value for key, value in plain.items() if key not in CELL_KEYS}
+        return cls(system, dataset, **numbers)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report. `evaluation/report.py` says how its sections are made."""
+
+    provenance: Mapping[str, Any]
+    baseline: str
+    """The method that every system is compared with."""
+    nearest: str | None
+    rows: list[ReportRow]
+    comparisons: list[Difference]
+    train_seeds: list[RunsRow] = field(default_factory=list)
+    pooled: list[ReportRow] = field(default_factory=list)
+    """Rows of all training runs of a system together; [] where every system was trained once."""
+    pooled_comparisons: list[Difference] = field(default_factory=list)
+    pairs: list[PairDifference] = field(default_factory=list)
+
+    @property
+    def shown_rows(self) -> list[ReportRow]:
+        """The rows that tables and pictures show: all runs together, where a system has several."""
+        return self.pooled or self.rows
+
+    @property
+    def shown_comparisons(self) -> list[Difference]:
+        """The differences between the systems of `shown_rows`."""
+        return self.pooled_comparisons if self.pooled else self.comparisons
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "provenance": dict(self.provenance),
+            "baseline": self.baseline,
+            "nearest": self.nearest,
+            "rows": [row.to_json() for row in self.rows],
+            "comparisons": [row.to_json() for row in self.comparisons],
+            "train_seeds": [row.to_json() for row in self.train_seeds],
+            "pooled": [row.to_json() for row in self.pooled],
+            "pooled_comparisons": [row.to_json() for row in self.pooled_comparisons],
+            "pairs": [row.to_json() for row in self.pairs],
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Report:
+        """The report in a parsed report.json, of this version or an older one."""
+        return cls(
+            provenance=plain["provenance"],
+            baseline=plain["baseline"],
+            nearest=plain.get("nearest"),
+            rows=[ReportRow.from_json(row) for row in plain["rows"]],
+            comparisons=[Difference.from_json(row) for row in plain["comparisons"]],
+            train_seeds=[RunsRow.from_json(row) for row in plain["train_seeds"]],
+            pooled=[ReportRow.from_json(row) for row in plain.get("pooled", [])],
+            pooled_comparisons=[Difference.from_json(row) for row in plain.get("pooled_comparisons", [])],
+            pairs=[PairDifference.from_json(row) for row in plain.get("pairs", [])],
+        )
+
+
+def cell_to_json(cell: Cell) -> dict[str, Any]:
+    """The fields that name a cell, flat, in the order of `CELL_KEYS`."""
+    system = cell.system
+    return {
+        "model": system.model,
+        "method": system.method,
+        "label": system.label,
+        "dataset": cell.dataset,
+        "compression_factor": system.compression_factor,
+        "decoding": system.decoding,
+        "train_seed": system.train_seed,
+    }
+
+
+def cell_from_json(plain: Mapping[str, Any]) -> Cell:
+    """The cell that a row of report.json, or a record, belongs to."""
+    system = System(
+        plain["model"],
+        plain["method"],
+        plain["label"],
+        plain["compression_factor"],
+        plain["decoding"],
+        plain["train_seed"],
+    )
+    return Cell(system, plain["dataset"])
+
+
+def datasets_of(rows: Iterable[ReportRow | Difference]) -> list[str]:
+    """The datasets in `rows`, sorted, without the average."""
+    return sorted({row.dataset for row in rows} - {AVERAGE})
+
+
+def systems_of(rows: Iterable[ReportRow]) -> list[System]:
+    """Each system in `rows` once, in their order."""
+    return list(dict.fromkeys(row.system for row in rows))
+
+
+def _numbers(row: ReportRow | Difference | RunsRow) -> dict[str, Any]:
+    """The fields of a row but those that name its cell, in the order of the class."""
+    names = [each.name for each in fields(row)]
+    return {name: getattr(row, name) for name in names if name not in ("system", "dataset")}

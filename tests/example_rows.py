@@ -1,0 +1,30 @@
+"""Rows of a report for tests that look at a few of their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colar.show.naming import System
+from colar.show.report_rows import ReportRow
+
+
+def report_row(
+    model: str = "m",
+    dataset: str = "average",
+    factor: float | None = None,
+    accuracy: float = 0.5,
+    length: float = 9.0,
+    *,
+    label: str = "",
+    decoding: str = "greedy",
+    train_seed: int | None = 0,
+    **numbers: Any,
+) -> ReportRow:
+    """A row of 50 questions; numbers that are not given are arbitrary or unknown."""
+    arbitrary: dict[str, Any] = {
+        "seeds": [0], "n": 50, "accuracy_se": 0.02, "unparsable": 0.0, "forward_passes": 9.0, "truncated": 0.0,
+        "seconds_per_question": 0.1, "accuracy_interval": None, "length_se": None, "reference_length": None,
+        "samples": 50, "seeds_interval": None, "pass_at_k": None, "maj_at_k": None,
+    }  # fmt: skip
+    system = System(model, model.lower(), label, factor, decoding, train_seed)
+    return ReportRow(system, dataset, accuracy=accuracy, length=length, **{**arbitrary, **numbers})
