@@ -262,10 +262,10 @@ def test_evaluate_refuses_records_of_another_checkpoint_or_limit(checkpoints, tm
     )  # leaves no record
     assert main([*base, *SHORT]) == 0
     assert main([*base, "--max_latents", "5"]) == 2
-    assert "holds records with limits" in capsys.readouterr().err
+    assert "holds another run (limits was" in capsys.readouterr().err
     other = ["--limit", "2", "--output", str(out), *SHORT]
     assert main(["evaluate", f"model={checkpoints / 'cot2'}", *other]) == 2
-    assert "another checkpoint called model cot, run 7" in capsys.readouterr().err
+    assert "holds another run (checkpoint model cot, run 7 was" in capsys.readouterr().err
     assert main(["evaluate", f"model={checkpoints / 'coconut'}", *other]) == 0  # another method of that model
     assert {r["method"] for r in files.resume_jsonl(out / "records.jsonl")} == {"cot", "coconut"}
 
@@ -375,7 +375,7 @@ def test_evaluate_refuses_answers_to_other_questions(checkpoints, tmp_path, caps
     assert len(files.resume_jsonl(tmp_path / "out" / "records.jsonl")) == 4
     rows[1]["answer"] = "3"
     assert evaluate(rows) == 2
-    assert "answers to other questions of mine (not the same: 1)" in capsys.readouterr().err
+    assert "holds another run (other questions of mine: 1 have changed, 1 first)" in capsys.readouterr().err
     assert "questions" not in files.read_json(tmp_path / "out" / "report.json")["provenance"]
 
 

@@ -9,6 +9,7 @@ from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine import reference
 from colar.evaluation import evaluate
+from colar.evaluation.claim import claim
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
@@ -138,3 +139,45 @@ def test_validation_shows_the_default_of_several_values_by_itself():
     assert metrics["length"] == pytest.approx((metrics["length/default"] + metrics["length/ratio=0.75"]) / 2)
     alone = evaluate.score(lm, method, EXAMPLES, both[:1], "greedy", LIMITS)
     assert alone == {"accuracy": metrics["accuracy/default"], "length": metrics["length/default"]}
+
+
+def test_a_folder_belongs_to_one_evaluation(tmp_path):
+    """Data sets, questions and checkpoints may be added; whatever else changes is named, with both values."""
+    out = tmp_path / "out"
+    for name, weights in (("a", b"1"), ("b", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+    settings = {"split": "test", "data_seed": 0}
+    a, b = {"a cot": tmp_path / "a"}, {"b cot": tmp_path / "b"}
+    claim(
+        out, {**settings, "split": "train"}, {"d": EXAMPLES[:2]}, b
+    )  # leaves no record: the folder stays free
+    claim(out, settings, {"d": EXAMPLES[:2]}, a)
+    (out / "records.jsonl").write_text("{}\n")
+    claim(out, settings, {"d": EXAMPLES[1:4], "e": EXAMPLES[:1]}, b)
+    made = files.read_json(out / "evaluation.json")
+    assert list(made) == ["split", "data_seed", "questions", "models"]
+    assert {name: set(ids) for name, ids in made["questions"].items()} == {
+        "d": {example.id for example in EXAMPLES[:4]}, "e": {EXAMPLES[0].id},
+    }  # fmt: skip
+    assert set(made["models"]) == {"a cot", "b cot"}
+
+    for change, words in (
+        (
+            {"split": "train"},
+            r"holds another run \(split was 'test', now 'train'\); give this evaluation its own",
+        ),
+        ({"dtype": "bfloat16"}, r"\(dtype was None, now 'bfloat16'\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            claim(out, {**settings, **change}, {"d": EXAMPLES}, a)
+    with pytest.raises(
+        ValueError, match=r"\(checkpoint a cot was '\w{16}', now '\w{16}'\); give this checkpoint"
+    ):
+        claim(out, settings, {"d": EXAMPLES}, {"a cot": tmp_path / "b"})
+    edited = [replace(example, answer="0.5") for example in EXAMPLES]
+    with pytest.raises(ValueError, match=r"\(other questions of d: 4 have changed, .* first\)"):
+        claim(out, settings, {"d": edited}, a)
+    with pytest.raises(ValueError, match="there is no checkpoint there"):
+        claim(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
+    assert files.read_json(out / "evaluation.json") == made

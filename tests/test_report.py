@@ -564,3 +564,22 @@ def test_reference_length_is_the_reference_chain_at_that_speed() -> None:
     for dataset in ("sums", "average"):
         found = {row["model"]: row["reference_length"] for row in rows if row["dataset"] == dataset}
         assert found == {"Slow": 5.5, "Fast": 2.5, "Bare": None}
+
+
+def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> None:
+    """Models side by side, a value that all share once, values that differ in a list; digests of questions left out."""
+    common = {"split": "test", "limits": {"max_latents": 4}}
+    for name, own in (
+        ("a", {"models": {"x": "1"}, "dtype": "float32", "sizes": {"n": 1}, "questions": {"d": {}}}),
+        ("b", {"models": {"y": "2"}, "dtype": "bfloat16", "sizes": {"n": 2}, "data_seed": 0}),
+        ("c", {"models": {"y": "2"}, "dtype": "float32", "sizes": {"n": 1}}),
+    ):
+        files.write_json(tmp_path / name / "evaluation.json", {**common, **own})
+    (tmp_path / "d").mkdir()
+    assert report.settings_of(tmp_path / name / "records.jsonl" for name in "abcd") == {
+        **common,
+        "models": {"x": "1", "y": "2"},
+        "dtype": ["float32", "bfloat16"],
+        "sizes": [{"n": 1}, {"n": 2}],
+        "data_seed": 0,
+    }

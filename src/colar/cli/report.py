@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from colar import files
@@ -43,14 +42,19 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    paths = []
-    for text in args.records:
-        path = Path(text)
-        found = [path / name for name in ("records.jsonl", "records.jsonl.gz") if (path / name).exists()]
-        paths += found[:1] if path.is_dir() else [path]
-        if path.is_dir() and not found:
-            raise ValueError(f"{path} holds no records.jsonl")
-    pairs = [(system, baseline) for system, baseline in args.pair]
+    from colar.evaluation.records import find_records
+
+    records = find_records(args.records)
     output = files.require_writable(args.output)
-    labels = args.draw_labelled
-    write_report(paths, output, args.title, args.nearest, labels is not None and (labels or True), pairs)
+    # Without the option no label is drawn, with it alone all of them, with names after it those.
+    draw_labelled: bool | list[str] = False
+    if args.draw_labelled is not None:
+        draw_labelled = args.draw_labelled or True
+    write_report(
+        records,
+        output,
+        title=args.title,
+        nearest=args.nearest,
+        draw_labelled=draw_labelled,
+        pairs=[(system, baseline) for system, baseline in args.pair],
+    )

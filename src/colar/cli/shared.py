@@ -179,20 +179,16 @@ def write_report(
     draw_labelled: bool | Sequence[str] = False,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Fold records into `output`; how they were made (`evaluation.json` beside them) goes into the provenance."""
+    """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
     from rich.console import Console
 
     from colar.evaluation import report
 
-    settings = [files.read_json(p) for path in records if (p := path.parent / "evaluation.json").exists()]
-    provenance = files.provenance()
-    for key in dict.fromkeys(key for each in settings for key in each if key != "questions"):
-        provenance[key] = _together([each[key] for each in settings if key in each])
     made = report.write(
         output,
         report.load_records(records),
         title=title,
-        provenance=provenance,
+        provenance=files.provenance() | report.settings_of(records),
         nearest=nearest,
         draw_labelled=draw_labelled,
         pairs=pairs,
@@ -200,13 +196,3 @@ def write_report(
     console = Console()
     console.print(report.render_console(made, console.width))
     progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")
-
-
-def _together(values: list[Any]) -> Any:
-    """A setting of several evaluations: what they share, all of their models, or each different value once."""
-    if all(isinstance(value, dict) for value in values) and not any(
-        one.get(key, value[key]) != value[key] for one in values for value in values for key in value
-    ):
-        return {key: value[key] for value in values for key in value}
-    different = [value for i, value in enumerate(values) if value not in values[:i]]
-    return different[0] if len(different) == 1 else different

@@ -71,6 +71,17 @@ def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     return records
 
 
+def find_records(texts: Iterable[str | Path]) -> list[Path]:
+    """The records files that a user named, each by itself or by its folder. ValueError for a folder without one."""
+    found = []
+    for text in texts:
+        path = Path(text)
+        if path.is_dir():
+            path = _records_in(path)
+        found.append(path)
+    return found
+
+
 def by_cell(records: Iterable[Record]) -> dict[Cell, list[Record]]:
     """The records of each cell, in the order of the report: by system first, then by dataset.
 
@@ -115,6 +126,13 @@ def check_record(record: Any, where: str) -> None:
         raise ValueError(
             f"{where}: {AVERAGE!r} is no dataset's name: the report's mean over datasets is called that"
         )
+
+
+def _records_in(folder: Path) -> Path:
+    for name in ("records.jsonl", "records.jsonl.gz"):
+        if (folder / name).exists():
+            return folder / name
+    raise ValueError(f"{folder} holds no records.jsonl")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:

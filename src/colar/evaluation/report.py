@@ -113,6 +113,52 @@ def write(
     return report
 
 
+def settings_of(records: Iterable[Path]) -> dict[str, Any]:
+    """The settings that records files were made with, from the `evaluation.json` beside each that has one.
+
+    They are part of a report's provenance. The digests of the questions are left out: they are long, and only a
+    resumed evaluation needs them.
+    """
+    found = []
+    for path in records:
+        beside = path.parent / "evaluation.json"
+        if beside.exists():
+            found.append(files.read_json(beside))
+    by_key: dict[str, list[Any]] = {}
+    for settings in found:
+        for key, value in settings.items():
+            if key != "questions":
+                by_key.setdefault(key, []).append(value)
+    return {key: _together(values) for key, values in by_key.items()}
+
+
+def _together(values: Sequence[Any]) -> Any:
+    """One setting of several evaluations.
+
+    Mappings that do not contradict each other become one: the models of all. Otherwise the value that all share, or
+    a list with each different value once.
+    """
+    if all(isinstance(value, Mapping) for value in values):
+        merged = _merged(values)
+        if merged is not None:
+            return merged
+    different: list[Any] = []
+    for value in values:
+        if value not in different:
+            different.append(value)
+    return different[0] if len(different) == 1 else different
+
+
+def _merged(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """All keys of all mappings; None where two of them have other values for a key."""
+    merged: dict[str, Any] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            if merged.setdefault(key, value) != value:
+                return None
+    return merged
+
+
 def _drawn(rows: Sequence[ReportRow], draw_labelled: bool | Sequence[str]) -> list[ReportRow]:
     """The rows that a picture shows."""
     if draw_labelled is True:

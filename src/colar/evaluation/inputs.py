@@ -1,0 +1,71 @@
+"""Names of what is evaluated: each checkpoint and each data set has one, and no two have the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from colar.model import checkpoint
+
+
+class CheckpointName(NamedTuple):
+    """The fields that name a checkpoint's rows; speed and decoding are those of each request."""
+
+    model: str
+    method: str
+    label: str
+    train_seed: int | None
+
+    def __str__(self) -> str:
+        parts = [f"{self.model} {self.method}"]
+        if self.label:
+            parts.append(self.label)
+        if self.train_seed is not None:
+            parts.append(f"run {self.train_seed}")
+        return ", ".join(parts)
+
+
+def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dict[CheckpointName, str]:
+    """Checkpoints (folder or Hub id) by the name of their rows, from (model name, checkpoint) pairs.
+
+    Method, label and training seed are read from the checkpoint; `label` replaces its own. Raises ValueError for two
+    checkpoints of one name, and where there is no checkpoint.
+    """
+    found: dict[CheckpointName, str] = {}
+    for model, path in given:
+        info = checkpoint.read_info(checkpoint.resolve(path))
+        run = info["run"]
+        own_label = run.get("label", "")
+        name = CheckpointName(
+            model=model,
+            method=info["method"]["name"],
+            label=own_label if label is None else label,
+            train_seed=run.get("seed"),
+        )
+        if name in found:
+            raise ValueError(
+                f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
+            )
+        found[name] = path
+    return found
+
+
+def name_sources(texts: Iterable[str]) -> dict[str, str]:
+    """Sources of data by the name of their data set, from NAME=SOURCE or SOURCE.
+
+    A source names itself, a file by its stem. Raises ValueError for two of one name.
+    """
+    pairs = [_named_source(text) for text in texts]
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two data sets of --data have one name: {', '.join(names)}; write NAME=... for one")
+    return dict(pairs)
+
+
+def _named_source(text: str) -> tuple[str, str]:
+    name, equals, source = text.partition("=")
+    if equals:
+        return name, source
+    is_file = text.endswith((".json", ".jsonl"))
+    return (Path(text).stem if is_file else text), text
