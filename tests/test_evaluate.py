@@ -69,6 +69,17 @@ def test_a_record_says_what_the_reference_says(model, tmp_path):
     assert evaluate.evaluate(grid, {"arithmetic": EXAMPLES}, path, LIMITS) == 0
 
 
+def test_one_question_in_two_data_sets_is_answered_in_both(model, tmp_path):
+    """The requests are equal, and so are the answers; each data set has its own records."""
+    grid = evaluate.make_grid(model, ["a", "b"], params(model, 2), ["sampled"], [4])
+    path = tmp_path / "records.jsonl"
+    assert evaluate.evaluate(grid, {"a": EXAMPLES, "b": EXAMPLES[:3]}, path, LIMITS) == len(EXAMPLES) + 3
+    completions = {(r["dataset"], r["id"]): r["completion"] for r in files.resume_jsonl(path)}
+    assert len(completions) == len(EXAMPLES) + 3
+    for example in EXAMPLES[:3]:
+        assert completions["a", example.id] == completions["b", example.id]
+
+
 def test_noise_belongs_to_seed_and_question_not_to_system(model):
     (param,) = params(model, 2)
     one = GridPoint(model, "arithmetic", param, "sampled", 1)

@@ -27,7 +27,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         "evaluate",
         help="answer test questions, keep a record of each, and report",
         description="Answer test questions with one or more checkpoints and write records.jsonl, report.json, "
-        "report.md and the accuracy-versus-length picture. Stopped, the same command goes on.",
+        "report.md and the accuracy-versus-length picture. After an interruption, the same command resumes.",
     )
     checkpoint_options(evaluate)
     data_options(evaluate)
@@ -39,7 +39,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         help="sources, or .json / .jsonl files; one source may stand under several names, with options each",
     )
     evaluate.add_argument("--split", default="test", help="split of the sources")
-    evaluate.add_argument("--limit", type=int, help="first so many questions of each")
+    evaluate.add_argument("--limit", type=int, help="use the first LIMIT questions of each")
     if method_options:
         params_options(evaluate)
     evaluate.add_argument(
@@ -56,8 +56,10 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     evaluate.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     evaluate.add_argument("--output", required=True, help="folder for records and report")
-    evaluate.add_argument("--max_latents", type=int, default=128, help="most thoughts of a request")
-    evaluate.add_argument("--max_completion_length", type=int, default=64, help="most tokens of an answer")
+    evaluate.add_argument("--max_latents", type=int, default=128, help="limit on the thoughts of a request")
+    evaluate.add_argument(
+        "--max_completion_length", type=int, default=64, help="limit on the tokens of an answer"
+    )
     batching_options(evaluate)
     model_options(evaluate)
     evaluate.set_defaults(run=run)
@@ -70,6 +72,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace, output: Path) -> None:
+    # Imported here, because they load torch: `colar --help` must not wait for it.
     from colar.evaluation import controlled, evaluate
     from colar.evaluation.claim import claim
     from colar.evaluation.inputs import name_checkpoints
@@ -85,6 +88,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "data_seed": args.data_seed,
         "dtype": args.dtype,
     }
+    # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
     claim(output, settings, datasets, folders)
 
@@ -114,6 +118,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
     from colar.evaluation.inputs import name_sources
 
     named_sources = name_sources(args.data)
+    # An option may name the data set or its source.
     known = {*named_sources.keys(), *named_sources.values()}
     for pair in args.options:
         owner = pair.partition("=")[0].rpartition(".")[0]

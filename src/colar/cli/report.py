@@ -21,13 +21,13 @@ def add_parser(commands: Any) -> None:
     report.add_argument(
         "--nearest",
         metavar="METHOD",
-        help="compare every system also with this method's at the nearest #L, e.g. colar",
+        help="compare each system also with the one of this method whose #L is nearest, e.g. colar",
     )
     report.add_argument(
         "--draw_labelled",
         nargs="*",
         metavar="LABEL",
-        help="draw ablations and controls too in the picture: all, or those with these labels",
+        help="draw ablations and controls in the picture too: all, or those with these labels",
     )
     report.add_argument(
         "--pair",
@@ -35,8 +35,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar=("SYSTEM", "BASELINE"),
-        help='a table of the paired difference between these two, by their names in the tables: "colar c=5" coconut; '
-        "may come several times",
+        help='add the paired difference between these two, named as in the tables: "colar c=5" coconut; may be '
+        "given several times",
     )
     report.set_defaults(run=run)
 
@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> None:
 
     records = find_records(args.records)
     output = files.require_writable(args.output)
-    # Without the option no label is drawn, with it alone all of them, with names after it those.
+    # The option alone, without labels after it, stands for all of them.
     draw_labelled: bool | list[str] = False
     if args.draw_labelled is not None:
-        draw_labelled = args.draw_labelled or True
+        draw_labelled = args.draw_labelled if args.draw_labelled else True
     write_report(
         records,
         output,

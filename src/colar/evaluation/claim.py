@@ -30,6 +30,7 @@ def claim(
     """
     questions = {name: question_digests(examples) for name, examples in datasets.items()}
     models = {name: checkpoint_digest(folder) for name, folder in checkpoints.items()}
+    # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
     records = output / "records.jsonl"
     if path.exists() and records.exists() and records.stat().st_size > 0:
@@ -62,6 +63,7 @@ def checkpoint_digest(folder: Path) -> str:
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: there is no checkpoint there")
     digest = hashlib.sha256()
+    # The model card and a training state may change; weights and method make the answers.
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("colar.json")]):
         with open(path, "rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())

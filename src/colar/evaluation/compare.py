@@ -37,6 +37,7 @@ def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Dif
             if row is not None:
                 found.append(row)
                 by_pair[row.system, row.baseline].append(row)
+    # Averages stand after all single datasets, as in the report's rows.
     for rows in by_pair.values():
         found.append(average(rows))
     return found
@@ -61,8 +62,10 @@ def compare_pairs(
             if name not in named:
                 raise ValueError(f"pair: no system is called {name!r}; there are {', '.join(sorted(named))}")
         of_pair = []
+        # Sampled answers are never compared with greedy ones.
         for decoding in decodings:
-            one, other = (named[name]._replace(decoding=decoding) for name in pair)
+            one = named[pair[0]]._replace(decoding=decoding)
+            other = named[pair[1]]._replace(decoding=decoding)
             of_pair += _pair(cells, pooled or cells, list(pair), one, other)
         if not of_pair:
             raise ValueError(f"pair: {pair[0]!r} and {pair[1]!r} have no question in common")
@@ -122,9 +125,12 @@ def _opponents(
     # Another decoding or training seed would add a difference that is not the method's.
     alike = []
     for other in cells:
-        same_way = (other.system.decoding, other.system.train_seed) == (me.decoding, me.train_seed)
-        if other.dataset == cell.dataset and same_way:
+        same_decoding = other.system.decoding == me.decoding
+        same_run = other.system.train_seed == me.train_seed
+        if other.dataset == cell.dataset and same_decoding and same_run:
             alike.append(other.system)
+    # The label says what was changed. A control of an ablation has changed two things, and is compared with the system
+    # that differs from it by the control alone.
     control = is_control(me.label)
     plain = me._replace(label=without_control(me.label) if control else "")
 
@@ -141,8 +147,12 @@ def _opponents(
 def _of_method(systems: Sequence[System], method: str, model: str) -> list[System]:
     """The systems of a method, controls left out: the model's own before others', unlabelled before labelled."""
     found = [system for system in systems if system.method == method and not is_control(system.label)]
-    found = [system for system in found if system.model == model] or found
-    return [system for system in found if not system.label] or found
+    # Of several models, perhaps only one was trained with the baseline's method: the others are compared with that.
+    own = [system for system in found if system.model == model]
+    if own:
+        found = own
+    unlabelled = [system for system in found if not system.label]
+    return unlabelled if unlabelled else found
 
 
 def _mean_lengths(cells: Cells) -> dict[System, float]:
@@ -183,10 +193,10 @@ def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:
     """The differences between two systems on each dataset on which they share a question."""
     found = []
     for cell, members in cells.items():
-        others = cells.get(Cell(other, cell.dataset))
-        if cell.system != one or others is None:
+        opponent = Cell(other, cell.dataset)
+        if cell.system != one or opponent not in cells:
             continue
-        row = difference(cell, members, Cell(other, cell.dataset), others)
+        row = difference(cell, members, opponent, cells[opponent])
         if row is not None:
             found.append(row)
     return found

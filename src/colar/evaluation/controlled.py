@@ -46,6 +46,7 @@ def evaluate_controls(
         missing = [kind for kind in kinds if not _is_done(labelled(point, kind), examples, done)]
         if not missing:
             continue
+        # The model thinks once, for all the controls that are missing.
         model = point.model
         requests = [make_request(point, example, limits) for example in examples]
         made = controls.build_all(model.lm, model.method, missing, requests, max_batch=limits.batch_size)

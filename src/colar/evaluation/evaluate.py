@@ -1,4 +1,4 @@
-"""Evaluation: models x data sets x params x decodings x seeds, as one record a question in a JSONL file.
+"""Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
 Records are appended as requests finish, so a killed evaluation resumes where it was; the report is a fold over them
 (`report.py`). The judge is `data/answers.py`, the same as for validation and rewards. A request's seed is a function
@@ -104,6 +104,7 @@ def make_grid(
 ) -> list[GridPoint]:
     """The grid of one model, each point once."""
     points = {}
+    # Options may repeat a value (`--seeds 0 0`); a second record of a question would make the file unreadable.
     for dataset, param, decoding in itertools.product(datasets, params, decodings):
         # Greedy decoding draws nothing: every seed would give the same answers.
         asked_with = seeds[:1] if is_greedy(DECODINGS[decoding]) else seeds
@@ -125,6 +126,7 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered.
     """
     done = {record_key(record) for record in files.resume_jsonl(records)}
+    # All questions of a model go to its engine in one list, so that grid points share batches.
     asked: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for point in grid:
         for example in datasets[point.dataset]:
@@ -132,6 +134,7 @@ def evaluate(
                 request = make_request(point, example, limits)
                 asked[point.model].append(Question(point, example, request))
 
+    # A question that does not fit must stop the evaluation now, not after hours of answers.
     n_new = 0
     for model, questions in asked.items():
         n_new += len(questions)
@@ -150,7 +153,7 @@ def evaluate(
 
 
 def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits) -> Iterator[dict[str, Any]]:
-    """Yield one record a question, in the order in which they finish.
+    """Yield one record per question, in the order in which they finish.
 
     Questions of several grid points share batches: a point's last questions do not run in a batch half empty.
     """
@@ -171,17 +174,18 @@ def make_record(question: Question, completion: Completion) -> dict[str, Any]:
     return {
         **cell_to_json(point.cell),
         "seed": point.seed,
+        "id": example.id,
         **grade(completion, example),
         "gold_length": gold_length(point.model.lm, example),
     }
 
 
 def grade(completion: Completion, example: Example) -> dict[str, Any]:
-    """The fields of a record that depend on the completion: the judge's verdict, lengths and time."""
+    """The fields of a record after its question's id: cluster, completion, the judge's verdict, lengths and time."""
     verdict = judge(completion.text, example.answer, example.answer_type)
+    # Only repeated questions have the key: all others are their own cluster.
     cluster = {"cluster": example.cluster} if example.cluster else {}
     return {
-        "id": example.id,
         **cluster,
         "completion": completion.text,
         "parsed": verdict.parsed,
@@ -220,6 +224,7 @@ def require_fit(
     """Raise ValueError for the first question that does not fit the model's context within `limits`."""
     model = EvaluatedModel("validation", lm, method)
     for param in params:
+        # The decoding changes nothing here: the limits alone decide how much room an answer needs.
         point = GridPoint(model, "validation", param, "greedy", seed=0)
         for example in examples:
             prompt_ids(lm, method, make_request(point, example, limits))
@@ -240,6 +245,7 @@ def score(
     for param in params:
         point = GridPoint(model, "validation", param, decoding, seed=0)
         questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
+        # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
         records = list(answer(model, questions, limits))
         suffix = metric_suffix(param, several=len(params) > 1)
         accuracies[suffix] = sum(record["correct"] for record in records) / len(records)
@@ -248,6 +254,7 @@ def score(
     for suffix in accuracies:
         metrics[f"accuracy{suffix}"] = accuracies[suffix]
         metrics[f"length{suffix}"] = lengths[suffix]
+    # The plain names are means over params. They choose the best checkpoint, at which every speed counts the same.
     metrics["accuracy"] = sum(accuracies.values()) / len(accuracies)
     metrics["length"] = sum(lengths.values()) / len(lengths)
     return metrics

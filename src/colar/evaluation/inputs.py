@@ -36,6 +36,7 @@ def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dic
     for model, path in given:
         info = checkpoint.read_info(checkpoint.resolve(path))
         run = info["run"]
+        # A checkpoint that was made in code, not by `colar train`, has neither label nor seed.
         own_label = run.get("label", "")
         name = CheckpointName(
             model=model,
@@ -43,6 +44,7 @@ def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dic
             label=own_label if label is None else label,
             train_seed=run.get("seed"),
         )
+        # Records of two checkpoints under one name could not be told apart.
         if name in found:
             raise ValueError(
                 f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"

@@ -1,4 +1,11 @@
-"""Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells."""
+"""Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells.
+
+{"model": "tiny", "method": "colar", "label": "", "dataset": "arithmetic", "compression_factor": 2,
+ "decoding": "greedy", "train_seed": 0,                          the cell: the row of the report that it falls into
+ "seed": 0, "id": "arithmetic/test/0",                           which sample of the cell it is
+ "completion": "17", "parsed": "17", "correct": true, "truncated": false, "length": 9, "forward_passes": 13,
+ "seconds": 0.021, "gold_length": 18}                            what was answered, and at which cost
+"""
 
 from __future__ import annotations
 
@@ -60,6 +67,7 @@ def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
         for number, record in _lines(Path(path)):
             where = f"{path}:{number}"
             check_record(record, where)
+            # Files may overlap. Records counted twice would give intervals that are too narrow.
             known = places[cell_from_json(record)]
             sample = (record["seed"], record["id"])
             if sample in known:
@@ -88,6 +96,7 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, list[Record]]:
     Raises ValueError that numbers the record where one is wrong or comes twice, and where there is none.
     """
     cells: defaultdict[Cell, dict[tuple[int, str], Record]] = defaultdict(dict)
+    # Checked again: records need not come from `load_records`.
     for number, record in enumerate(records, start=1):
         check_record(record, f"record {number}")
         members = cells[cell_from_json(record)]
@@ -112,6 +121,7 @@ def check_record(record: Any, where: str) -> None:
     missing = [key for key in RECORD_KEYS if key not in record]
     if missing:
         raise ValueError(f"{where}: the record lacks {', '.join(missing)}")
+    # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN.
     for key in ("correct", "truncated"):
         if not isinstance(record[key], bool):
             raise ValueError(f"{where}: {key} must be true or false, got {record[key]!r}")
@@ -129,6 +139,7 @@ def check_record(record: Any, where: str) -> None:
 
 
 def _records_in(folder: Path) -> Path:
+    # Where a folder has both, an evaluation may still be appending to the plain one: it is never older.
     for name in ("records.jsonl", "records.jsonl.gz"):
         if (folder / name).exists():
             return folder / name
@@ -140,6 +151,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     if path.suffix != ".gz":
         yield from files.read_jsonl(path)
         return
+    # files.read_jsonl reads plain text alone.
     with gzip.open(path, "rt", encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             try:

@@ -63,6 +63,7 @@ def fold(
     methods = sorted({cell.system.method for cell in cells})
     if nearest is not None and nearest not in methods:
         raise ValueError(f"nearest: no records of method {nearest!r}; there are {', '.join(methods)}")
+    # All averages stand after all single datasets; readers of report.json may rely on the order.
     rows = [summarise(cell, members) for cell, members in cells.items()]
     rows += averages(rows, cells)
     all_runs = pool(cells)
@@ -100,8 +101,10 @@ def write(
     if provenance is None:
         provenance = files.provenance()
     report = fold(records, provenance, baseline, nearest, pairs)
+    # First the numbers: they are kept whatever happens to the pictures.
     files.write_json(folder / "report.json", report.to_json())
     pictures: list[str] = []
+    # Greedy and sampled answers of one system would lie over each other in one picture.
     for decoding in sorted({row.system.decoding for row in report.shown_rows}):
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
         name = f"{PICTURE}-{decoding}.png" if pictures else f"{PICTURE}.png"
@@ -124,6 +127,7 @@ def settings_of(records: Iterable[Path]) -> dict[str, Any]:
         beside = path.parent / "evaluation.json"
         if beside.exists():
             found.append(files.read_json(beside))
+    # Older evaluations have fewer settings: each key collects the values that there are.
     by_key: dict[str, list[Any]] = {}
     for settings in found:
         for key, value in settings.items():
@@ -142,6 +146,7 @@ def _together(values: Sequence[Any]) -> Any:
         merged = _merged(values)
         if merged is not None:
             return merged
+    # Values may be lists or mappings, which a set cannot hold.
     different: list[Any] = []
     for value in values:
         if value not in different:

@@ -16,6 +16,8 @@ from colar.show.report_rows import ReportRow, RunsRow
 
 def summarise(cell: Cell, members: Sequence[Record]) -> ReportRow:
     """The row of one cell: means over its records, with standard errors clustered by question."""
+    # The answers to one question, under several seeds or from several runs, are one cluster: they are right or wrong
+    # together more often than by chance. So are those to a question that the data set repeats.
     clusters = [cluster_of(record) for record in members]
     accuracy = stats.mean([record["correct"] for record in members], clusters)
     length = stats.mean([record["length"] for record in members], clusters)
@@ -60,6 +62,7 @@ def pool(cells: Cells) -> dict[Cell, list[Record]]:
     pooled: defaultdict[Cell, list[Record]] = defaultdict(list)
     for cell, members in cells.items():
         pooled[_all_runs(cell)] += members
+    # Equal numbers mean that no two cells were runs of one system.
     return dict(pooled) if len(pooled) < len(cells) else {}
 
 
@@ -70,6 +73,7 @@ def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
         runs_of[_all_runs(row.cell)].append(row)
     made = [summarise(cell, members) for cell, members in pooled.items()]
     made += averages(made, pooled)
+    # `rows` include averages, so a pooled average finds the averages of its runs.
     return [_with_runs(row, runs_of[row.cell]) for row in made]
 
 
@@ -82,6 +86,7 @@ def over_runs(rows: Sequence[ReportRow]) -> list[RunsRow]:
             runs_of[_all_runs(row.cell)][train_seed] = row
     made = []
     for cell, runs in runs_of.items():
+        # One run has no spread, and its row is in the report already.
         if len(runs) < 2:
             continue
         accuracies = [run.accuracy for run in runs.values()]
@@ -112,6 +117,7 @@ def accuracy_by_seed(members: Sequence[Record]) -> list[float]:
         asked.add((record["train_seed"], record["id"]))
     runs = {train_seed for train_seed, _ in asked}
     questions = {question for _, question in asked}
+    # Counts suffice: no record comes twice, so equal numbers mean that none is missing.
     complete_runs = len(asked) == len(runs) * len(questions)
     complete_seeds = len(members) == len(correct) * len(asked)
     if not (complete_runs and complete_seeds):
@@ -130,6 +136,7 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
     interval = None
     if accuracy.interval is not None:
         low, high = accuracy.interval
+        # The normal interval of a share may reach beyond 0 and 1.
         interval = [max(0.0, low), min(1.0, high)]
     seeds: set[int] = set()
     for row in members:
@@ -161,6 +168,7 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
 
 def _mean_by_seed(members: Sequence[ReportRow], by_seed: Sequence[Sequence[float]]) -> list[float]:
     """The average over datasets under each decoding seed; [] unless all datasets have the same seeds in full."""
+    # Seed 0 of one dataset and seed 1 of another have no common noise to average.
     same_seeds = len({tuple(row.seeds) for row in members}) == 1
     if not same_seeds or not all(by_seed):
         return []
@@ -188,6 +196,7 @@ def _reference_length(members: Sequence[Record]) -> float | None:
         gold_length = record.get("gold_length")
         if gold_length is not None:
             factor = record["compression_factor"]
+            # A method without a speed is compared with the whole chain.
             lengths.append(math.ceil(gold_length / (1 if factor is None else factor)))
     return fmean(lengths) if lengths else None
 
@@ -196,6 +205,7 @@ def _at_k(members: Sequence[Record], k: int) -> tuple[float | None, float | None
     """(pass@k, maj@k) over the `k` samples that each question has; None for fewer than two samples."""
     if k < 2:
         return None, None
+    # Votes are taken within one run: the majority of several models' answers would be an ensemble's accuracy.
     samples_of: defaultdict[tuple[int | None, str], list[Record]] = defaultdict(list)
     for record in members:
         samples_of[record["train_seed"], record["id"]].append(record)

@@ -34,8 +34,8 @@ FEW = 30
 PARTLY = "† mean over fewer datasets than the table has: not comparable with the others."
 CLUSTERED = "± is 1.96 x the standard error clustered by question."
 PAIRED = (
-    f"System minus baseline, in points of accuracy, on the questions that both answered; {CLUSTERED} * the 95% "
-    "interval leaves out 0 (each by itself, no correction for their number)."
+    f"System minus baseline, in points of accuracy, on the questions that both answered. {CLUSTERED} * marks a 95% "
+    "interval without 0; there is no correction for multiple comparisons."
 )
 
 
@@ -65,6 +65,7 @@ def render_console(report: Report, width: int) -> Group:
 def grids(report: Report) -> list[Grid]:
     """Every table of the report that has a row."""
     decodings = sorted({row.system.decoding for row in report.shown_rows})
+    # In the order of a reader's questions: how good, how certain over training runs, better than what, at which cost.
     made = [_accuracy(report, decoding) for decoding in decodings]
     made += [_training_runs(report, decoding) for decoding in decodings]
     made += [_differences(report, decoding) for decoding in decodings]
@@ -76,6 +77,7 @@ def _accuracy(report: Report, decoding: str) -> Grid:
     """How often is each system right, and how long does it think? Systems x datasets."""
     rows = _of_decoding(report.shown_rows, decoding)
     datasets = _with_average(datasets_of(rows))
+    # Each dataset has two columns: accuracy means little without the length of the thinking that it took.
     head = ["system"]
     for dataset in datasets:
         head += [f"{dataset} Acc.", "#L"]
@@ -87,7 +89,7 @@ def _accuracy(report: Report, decoding: str) -> Grid:
             length = BLANK if row is None else number(row.length)
             cells += [accuracy_of(row) + _mark(row, datasets), length]
         body.append(cells)
-    notes = [f"Accuracy in %; {CLUSTERED} #L: embeddings emitted while thinking, mean."]
+    notes = [f"Accuracy in %; {CLUSTERED} #L is the mean number of embeddings emitted while thinking."]
     if report.pooled:
         notes.append(_runs_note(rows))
     notes += _partly(body)
@@ -101,7 +103,9 @@ def _training_runs(report: Report, decoding: str) -> Grid:
     datasets = _with_average(datasets_of(rows))
     body = []
     for line in _lines(report, rows):
-        runs = len(next(iter(line.rows.values())).train_seeds or [])
+        any_row = next(iter(line.rows.values()))
+        runs = len(any_row.train_seeds or [])
+        # A system that was trained once says nothing about training it again.
         if runs < 2:
             continue
         cells = [line.name, f"{runs}"]
@@ -140,6 +144,7 @@ def _pairs(report: Report) -> Grid:
     for row in report.pairs:
         system, baseline = row.pair
         by_pair[system, baseline, row.difference.system.decoding][row.difference.dataset] = row
+    # Where systems were trained once, a column for runs would be empty.
     several_runs = any(row.runs_interval is not None for row in report.pairs)
     body = []
     for names, found in by_pair.items():
@@ -165,6 +170,7 @@ def _several_samples(report: Report) -> Grid:
         # The table of all runs together is long enough with the averages alone.
         for dataset in datasets[-1:] if report.pooled else datasets:
             row = line.rows[dataset]
+            # Greedy answers, and cells with records missing.
             if row.seeds_interval is None:
                 continue
             mean = plus_minus(row.accuracy, row.seeds_interval)
@@ -175,7 +181,7 @@ def _several_samples(report: Report) -> Grid:
         "not the choice of questions."
     ]
     if report.pooled:
-        notes.append("Means over training runs; maj@k and pass@k are of one run's samples.")
+        notes.append("Means over training runs; maj@k and pass@k count the samples of one run.")
     head = ["system", "decoding", "dataset", "k", "avg@k", "maj@k", "pass@k"]
     return Grid("Several samples a question (decoding seeds)", head, body, notes, words=3)
 
@@ -184,6 +190,7 @@ def _cost(report: Report) -> Grid:
     """How many answers fail in form, and what does a question cost? Averages over each system's datasets."""
     body = []
     for line in _lines(report, report.shown_rows):
+        # By dataset, this table would be longer than all others together.
         row = line.rows[AVERAGE]
         body.append(
             [
@@ -245,13 +252,16 @@ def _points(found: Mapping[str, Difference], datasets: Sequence[str]) -> list[st
 def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
     """Notes that a reader needs before comparing two cells of the accuracy table."""
     systems = systems_of(report.shown_rows)
+    # Each fault is named once, at its dataset: averages would repeat it.
     cells = [row for row in rows if row.dataset != AVERAGE]
     notes = []
+    # A killed evaluation can be folded, but its means are then over part of the questions.
     for row in cells:
         expected = _expected(row)
         if row.samples < expected:
             name = system_name(row.system, systems)
             notes.append(f"Incomplete: {name} on {row.dataset} has {row.samples} of {expected} records.")
+    # Systems may have been given other numbers of questions (--limit); their means then differ by questions too.
     for dataset, sizes in _sizes(cells).items():
         if len(sizes) > 1:
             notes.append(
@@ -259,8 +269,8 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
             )
     if any(row.n < FEW for row in cells):
         notes.append(
-            f"Fewer than {FEW} questions somewhere: there ± is too narrow, and 0 at 0% or 100%; "
-            "`accuracy_interval` in report.json is Wilson's."
+            f"Fewer than {FEW} questions somewhere: there ± is too narrow, and it is 0 at 0% or 100%. "
+            "`accuracy_interval` in report.json is Wilson's interval, which holds for few questions too."
         )
     return notes
 
@@ -283,11 +293,12 @@ def _runs_note(rows: Sequence[ReportRow]) -> str:
     """How many training runs the pooled rows stand for."""
     counts = sorted({len(row.train_seeds or []) for row in rows})
     runs = " or ".join(str(count) for count in counts)
-    return f"Means over {runs} training runs; ± takes a question's answers of all runs as one."
+    return f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster."
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     """The header: data, seeds, then the provenance, a line for each of its keys."""
+    # Rows of single runs: only they have a training seed.
     rows = [row for row in report.rows if row.dataset != AVERAGE]
     data = []
     for dataset, sizes in _sizes(rows).items():
@@ -305,7 +316,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         facts.append(("training seeds", _listed(runs)))
     for key, value in report.provenance.items():
         facts.append((key, _flat(value)))
-    facts.append(("intervals", f"{CLUSTERED} Tables of seeds and runs say what theirs is."))
+    facts.append(("intervals", f"{CLUSTERED} Tables over seeds or runs name their own interval."))
     return facts
 
 
@@ -332,6 +343,7 @@ def _listed(values: Iterable[int]) -> str:
 def _flat(value: Any) -> str:
     """A provenance value on one line: `torch 2.8.0, peft 0.18`."""
     if isinstance(value, Mapping):
+        # The version of a library that is not installed is null.
         known = {key: inner for key, inner in value.items() if inner is not None}
         return ", ".join(f"{key} {_flat(inner)}" for key, inner in known.items())
     if isinstance(value, (list, tuple)):

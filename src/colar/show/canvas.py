@@ -51,6 +51,7 @@ class Label:
 
 def figure(width: float, height: float) -> Any:
     """An empty figure of `width` x `height` inches with its own Agg canvas."""
+    # `place` measures text, for which the figure needs a canvas; pyplot would attach one that it keeps itself.
     made = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(made)
     return made
@@ -85,6 +86,7 @@ def save(drawn: Any, path: str | Path) -> Path:
     buffer = io.BytesIO()
     # matplotlib writes its version into the file unless it is told not to.
     drawn.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    # Beside its target, hence on the same file system: only there is a rename atomic.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -131,6 +133,7 @@ def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tupl
     pixels_per_point = axes.figure.dpi / 72
     panel = axes.get_window_extent(renderer).extents
     size = text.get_window_extent(renderer)
+    # With a pixel of air on every side.
     half_width = size.width / 2 + 1
     half_height = size.height / 2 + 1
     best = (label.anchors[0], 0.0, 0.0)
@@ -139,6 +142,7 @@ def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tupl
         anchor_x, anchor_y = axes.transData.transform(anchor)
         for radius in _RADII:
             for angle in _ANGLES:
+                # From the anchor to the middle of the text, in points: the radius, and half the text.
                 x = math.cos(angle) * (radius + half_width / pixels_per_point - 3)
                 y = math.sin(angle) * (radius + half_height / pixels_per_point - 3)
                 middle_x = anchor_x + x * pixels_per_point
@@ -157,6 +161,7 @@ def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tupl
 
 def settle(drawn: Any) -> None:
     """Fix the layout: positions that are measured from now on are those of the file."""
+    # The layout engine moves axes whenever the figure is drawn, also when it is saved.
     drawn.draw_without_rendering()
     drawn.set_layout_engine("none")
 

@@ -30,6 +30,7 @@ class Grid:
 
 def markdown(grid: Grid) -> str:
     """A heading, the table and its notes. Column heads and cells are escaped: `|` and `*` mean themselves."""
+    # `---:` sets a column flush right.
     rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
     lines = [_markdown_line(grid.head), "| " + " | ".join(rule) + " |"]
     for row in grid.rows:
@@ -49,8 +50,10 @@ def _escape(text: str) -> str:
 def narrowed(grid: Grid, width: int) -> Grid:
     """The grid with its words and its last columns alone, where all do not fit into `width` characters."""
     columns = zip(grid.head, *grid.rows, strict=True)
-    # A column takes its longest text, a space on either side and a line.
-    needed = 1 + sum(3 + max(len(text) for text in column) for column in columns)
+    # Each column takes its longest text, a space on either side and a vertical rule.
+    needed = 1
+    for column in columns:
+        needed += 3 + max(len(text) for text in column)
     left_out = len(grid.head) - grid.words - grid.last
     if needed <= width or not grid.last or left_out <= 0:
         return grid
@@ -65,6 +68,7 @@ def narrowed(grid: Grid, width: int) -> Grid:
 
 def rich_table(grid: Grid) -> Table:
     """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
+    # As Text objects, labels such as [red] stay as they are.
     caption = Text("\n".join(grid.notes))
     table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
     for index, head in enumerate(grid.head):
@@ -89,6 +93,7 @@ def points(row: Difference | None) -> str:
     text = f"{100 * row.difference:+.1f}"
     if row.interval is None or row.se is None:
         return text
+    # From the exact interval: rounded, `2.0 ± 2.0` may include 0 or not.
     low, high = row.interval
     star = " *" if low > 0 or high < 0 else ""
     return f"{text} ± {100 * Z95 * row.se:.1f}{star}"

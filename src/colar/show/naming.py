@@ -44,6 +44,7 @@ class Cell(NamedTuple):
 
 def cell_order(cell: Cell) -> tuple[Any, ...]:
     """Sort key of cells in report.json: by model, method and label, then by dataset."""
+    # The dataset stands after the label, as in a row.
     system = cell.system
     return none_first(
         (
@@ -95,6 +96,7 @@ def system_name(system: System, systems: Collection[System]) -> str:
     # The speed stands before the label: `colar c=2 (snap)`.
     parts = [curve_name(system._replace(label=""), systems), point_name(system), label]
     name = " ".join(part for part in parts if part)
+    # Other methods may have been trained more often: that is no reason to number the runs of this one.
     runs = {
         other.train_seed for other in systems if (other.model, other.method) == (system.model, system.method)
     }

@@ -15,6 +15,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from colar import checks
 from colar.ops.stats import Z95
 from colar.show import canvas
 from colar.show.naming import AVERAGE, System, curve_name, none_first, point_name
@@ -78,6 +79,7 @@ def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
     datasets = datasets_of(rows)
     if len(datasets) > 1 and not any(row.dataset == AVERAGE for row in rows):
         raise ValueError(f"rows of several datasets ({', '.join(datasets)}) need rows of their {AVERAGE}")
+    # A curve has one style in all panels, chosen by its place among all rows.
     styles: dict[System, tuple[str, str]] = {}
     for row in rows:
         styles.setdefault(_curve(row.system), canvas.style(len(styles)))
@@ -113,6 +115,7 @@ def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
     if not series:
         raise ValueError("learning_curves needs a history with at least one number per step")
     names = sorted({_panel_of(key) for key in series}, key=_importance)
+    # Three panels side by side are readable on a page; a run that logs many quantities gets a fourth column.
     columns = min(len(names), 3 if len(names) <= 9 else 4)
     lines = math.ceil(len(names) / columns)
     figure = canvas.figure(max(3.1 * columns, 4.2), 2.2 * lines + 0.4)
@@ -122,6 +125,7 @@ def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
         if index >= len(names):
             axes.set_axis_off()
             continue
+        # Panels of a column share their x axis, which is named below the last one.
         last_of_column = index + columns >= len(names)
         _draw_series(axes, names[index], series)
         canvas.dress(axes, names[index], x="step" if last_of_column else "", size=8)
@@ -144,6 +148,7 @@ def _line(system: System) -> System:
 
 def _curve_order(row: ReportRow) -> tuple[Any, ...]:
     system = row.system
+    # The run before the speed: rows that follow one another are then the points of one line.
     curve = (system.model, system.method, system.label, system.decoding)
     return none_first((*curve, system.train_seed, system.compression_factor))
 
@@ -253,6 +258,7 @@ def _names(shown: Sequence[ReportRow], rows: Sequence[ReportRow], styles: Styles
 
 def _tags(shown: Sequence[ReportRow], styles: Styles, size: float) -> list[canvas.Label]:
     """The speed, once for each curve: beside one of the points that its training runs have there."""
+    # The runs of one speed lie close together: a tag beside each would hide the points.
     anchors: defaultdict[System, list[canvas.Point]] = defaultdict(list)
     for row in shown:
         if row.system.compression_factor is not None:
@@ -276,8 +282,7 @@ def _series(history: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float,
         for key, value in entry.items():
             if key in _AXES or any(word in key for word in _BOOKKEEPING):
                 continue
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if is_number and math.isfinite(value):
+            if checks.is_number(value):
                 series[key].append((entry["step"], value))
     return dict(series)
 
@@ -305,6 +310,7 @@ def _group_of(name: str) -> int:
 
 def _draw_series(axes: Any, panel: str, series: Series) -> None:
     """Draw training as a line, under its running mean where it is long, and validation as points on a line."""
+    # Training is blue and validation orange in every panel; variants of validation take the other colours first.
     blue, orange, *others = canvas.COLOURS
     training = series.get(panel, ())
     validation = series.get(f"eval_{panel}", ())
@@ -350,6 +356,7 @@ def _draw_training(axes: Any, points: Sequence[tuple[float, float]], colour: str
 
 def _running_mean(values: Sequence[float]) -> list[float]:
     """Mean over a centred window of a twentieth of the run, shorter at both ends: no lag behind the values."""
+    # Shorter on both sides alike: a window cut on one side alone would lag behind the values at the ends.
     reach = max(1, len(values) // 40)
     means = []
     for index in range(len(values)):

@@ -62,6 +62,7 @@ class ReportRow:
 
     def to_json(self) -> dict[str, Any]:
         plain = cell_to_json(self.cell) | _numbers(self)
+        # null means "unknown"; a key that has no meaning for a row is left out.
         if self.datasets is None:
             del plain["datasets"]
         if self.train_seeds is None:
@@ -95,6 +96,7 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         plain = cell_to_json(Cell(self.system, self.dataset)) | _numbers(self)
+        # Decoding and training seed are those of the row and are not repeated.
         plain["baseline"] = {
             "model": self.baseline.model,
             "method": self.baseline.method,
@@ -135,6 +137,7 @@ class PairDifference:
     """Half of the 95% t interval over `by_run`."""
 
     def to_json(self) -> dict[str, Any]:
+        # One flat row, so that the keys of a difference are the same in all sections.
         return {
             "pair": self.pair,
             **self.difference.to_json(),
@@ -170,6 +173,7 @@ class RunsRow:
 
     def to_json(self) -> dict[str, Any]:
         plain = cell_to_json(Cell(self.system, self.dataset)) | _numbers(self)
+        # A null beside `train_seeds` would look like a run whose seed is unknown.
         del plain["train_seed"]
         return plain
 
@@ -274,5 +278,6 @@ def systems_of(rows: Iterable[ReportRow]) -> list[System]:
 
 def _numbers(row: ReportRow | Difference | RunsRow) -> dict[str, Any]:
     """The fields of a row but those that name its cell, in the order of the class."""
+    # dataclasses.asdict would also take the system apart, and copy every list.
     names = [each.name for each in fields(row)]
     return {name: getattr(row, name) for name in names if name not in ("system", "dataset")}
