@@ -1,1 +1,1 @@
-"""What people look at: pictures, tables, names of systems."""
+"""Pictures, tables and names of systems: everything that people look at."""
