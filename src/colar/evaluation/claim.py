@@ -72,6 +72,7 @@ def checkpoint_digest(folder: Path) -> str:
 
 def _check_models(output: Path, earlier: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Reject another checkpoint under a name that has records."""
+    # A name that only one of the two has is no conflict: checkpoints may be added.
     both = earlier.keys() & now.keys()
     before = {f"checkpoint {name}": earlier[name] for name in both}
     after = {f"checkpoint {name}": now[name] for name in both}

@@ -169,6 +169,7 @@ def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: Syst
     if not rows:
         return []
     found = [PairDifference(names, row, train_seeds=[], by_run=[], runs_interval=None) for row in rows]
+    # Runs are compared by their averages; a dataset's row leaves these fields empty.
     runs = _by_run(cells, one, other)
     by_run = list(runs.values())
     found.append(PairDifference(names, average(rows), list(runs), by_run, stats.t_interval(by_run)))

@@ -215,7 +215,9 @@ def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
         max_latents=limits.max_latents,
         max_completion_length=limits.max_completion_length,
     )
-    return Request(example.id, example.question, point.params, decoding, seed_from(point.seed, example.id))
+    # Of the question's id, not of its position: another --limit, or another order, changes no draw.
+    seed = seed_from(point.seed, example.id)
+    return Request(example.id, example.question, point.params, decoding, seed)
 
 
 def require_fit(

@@ -69,5 +69,6 @@ def _named_source(text: str) -> tuple[str, str]:
     name, equals, source = text.partition("=")
     if equals:
         return name, source
+    # A whole path would be a wide head for a column.
     is_file = text.endswith((".json", ".jsonl"))
     return (Path(text).stem if is_file else text), text

@@ -66,6 +66,7 @@ def fold(
     # All averages stand after all single datasets; readers of report.json may rely on the order.
     rows = [summarise(cell, members) for cell, members in cells.items()]
     rows += averages(rows, cells)
+    # Empty where every system was trained once; then the pooled sections are empty too.
     all_runs = pool(cells)
     pooled = pooled_rows(all_runs, rows)
     return Report(
