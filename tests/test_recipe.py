@@ -348,7 +348,10 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
             ["--model.init_from", "x", "--grpo.num_generations", "3"],
             "must be a multiple of grpo.num_generations (3)",
         ),
-        (["--model.init_from", "x", "--grpo.reward_funcs", "[speed]"], "unknown reward 'speed'"),
+        (
+            ["--model.init_from", "x", "--grpo.reward_funcs", "[speed]"],
+            "unknown reward in grpo.reward_funcs: 'speed'",
+        ),
         (["--model.init_from", "x", "--grpo.num_generation", "2"], "did you mean 'grpo.num_generations'"),
     ],
 )

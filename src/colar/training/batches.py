@@ -28,7 +28,7 @@ from colar.ops.noise import seed_from
 POOL = 50
 """Groups that are sorted together."""
 
-Key = tuple[float, int]
+RowKey = tuple[float, int]
 """(fractional epoch at which the row is due, index of its example)."""
 
 
@@ -44,7 +44,7 @@ class TrainingRows(Dataset[Row]):
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, key: Key) -> Row:
+    def __getitem__(self, key: RowKey) -> Row:
         epoch, index = key
         return self._encode(epoch, index, int(epoch))
 
@@ -76,7 +76,7 @@ class Schedule(Sampler[Any]):
     epoch: int
 
 
-class Order(Schedule):
+class RowSchedule(Schedule):
     """One epoch's keys, in groups of `group` rows of like length. Set `epoch` before iterating."""
 
     def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int) -> None:
@@ -86,11 +86,11 @@ class Order(Schedule):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __iter__(self) -> Iterator[Key]:
-        for position, index in enumerate(self.order(self.epoch)):
+    def __iter__(self) -> Iterator[RowKey]:
+        for position, index in enumerate(self.permutation(self.epoch)):
             yield self.epoch + position / len(self), index
 
-    def order(self, epoch: int) -> list[int]:
+    def permutation(self, epoch: int) -> list[int]:
         """A permutation of the indices, a function of (seed, epoch, ids, lengths, group)."""
         places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
         shuffled = sorted(range(len(self)), key=lambda index: (places[index], index))

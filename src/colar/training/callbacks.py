@@ -22,14 +22,16 @@ from colar.training.batches import Schedule
 class Epochs(TrainerCallback):  # type: ignore[misc]
     """Tells the order of rows its epoch, and forgets the optimiser's moments where the method's stage changes."""
 
-    def __init__(self, order: Schedule, method: Method, steps_per_epoch: int, reset_optimizer: bool) -> None:
-        self.order, self.method = order, method
+    def __init__(
+        self, schedule: Schedule, method: Method, steps_per_epoch: int, reset_optimizer: bool
+    ) -> None:
+        self.schedule, self.method = schedule, method
         self.steps_per_epoch, self.reset_optimizer = steps_per_epoch, reset_optimizer
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.order.epoch = state.global_step // self.steps_per_epoch
+        self.schedule.epoch = state.global_step // self.steps_per_epoch
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -82,13 +84,13 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(
         self, seconds: float = 0.0, max_hours: float | None = None, rows_per_update: int = 0
     ) -> None:
-        self.before, self.limit = seconds, math.inf if max_hours is None else 3600 * max_hours
+        self.earlier_seconds, self.limit = seconds, math.inf if max_hours is None else 3600 * max_hours
         self.rows_per_update = rows_per_update
         self.started: float | None = None
 
     @property
     def seconds(self) -> float:
-        return self.before + (0.0 if self.started is None else time.monotonic() - self.started)
+        return self.earlier_seconds + (0.0 if self.started is None else time.monotonic() - self.started)
 
     def state(self) -> dict[str, Any]:
         attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update}
@@ -104,17 +106,17 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         if math.isinf(self.limit):
             return
-        over = [self.seconds >= self.limit]
+        out_of_time = [self.seconds >= self.limit]
         if args.world_size > 1:  # clocks differ, the processes must stop together
-            broadcast_object_list(over)
-        if over[0]:
+            broadcast_object_list(out_of_time)
+        if out_of_time[0]:
             control.should_training_stop = control.should_evaluate = control.should_save = True
             control.should_log = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.before, self.started = self.seconds, None
+        self.earlier_seconds, self.started = self.seconds, None
 
 
 class Bar(TrainerCallback):  # type: ignore[misc]

@@ -39,7 +39,7 @@ class Publisher:
         """Write model, method and model card; the old folder stays until the new one is whole."""
         run = {
             **self.info,
-            "metrics": evaluation(state),
+            "metrics": evaluation_metrics(state),
             "step": state.global_step,
             "epoch": state.epoch,
             "seconds": round(self.clock.seconds, 1),
@@ -62,11 +62,13 @@ class Publisher:
 
 
 class KeepBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation with a higher accuracy than any before it (`last`: at none); keeps history and picture
-    fresh."""
+    """Publishes at an evaluation with a higher accuracy than any before it, and keeps history and picture fresh.
 
-    def __init__(self, publisher: Publisher, steps_per_epoch: int, last: bool = False) -> None:
-        self.publisher, self.steps_per_epoch, self.last = publisher, steps_per_epoch, last
+    With `publish_last` it publishes at none: the last weights are published when the run ends.
+    """
+
+    def __init__(self, publisher: Publisher, steps_per_epoch: int, publish_last: bool = False) -> None:
+        self.publisher, self.steps_per_epoch, self.publish_last = publisher, steps_per_epoch, publish_last
         self.refreshed = time.monotonic()
 
     def on_train_begin(
@@ -83,7 +85,7 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         better = state.best_metric is None or accuracy > state.best_metric
         if better and self.final_stage(state):
             state.best_metric = accuracy
-            if state.is_world_process_zero and not self.last:
+            if state.is_world_process_zero and not self.publish_last:
                 self.publisher.publish(state)
         self.refresh(state)
 
@@ -106,7 +108,7 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
             self.refreshed = time.monotonic()
 
 
-def evaluation(state: TrainerState) -> dict[str, float]:
+def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     """Metrics of the evaluation at the present step, without `eval_`; empty where there was none."""
     rows = [row for row in state.log_history if "eval_accuracy" in row and row["step"] == state.global_step]
     logged = rows[-1].items() if rows else ()

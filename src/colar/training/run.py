@@ -54,11 +54,11 @@ def run_trainer(
     info: dict[str, Any],
     resume: bool,
     callbacks: Iterable[TrainerCallback] = (),
-    over: Callable[[TrainerState], bool] = lambda state: False,
+    stopped_for_good: Callable[[TrainerState], bool] = lambda state: False,
 ) -> TrainResult:
     """Run a trainer in its folder, or go on where that run stopped: what every way of training shares.
 
-    `callbacks` come beside ours; `over` says of the state of a stopped run that it is not to go on.
+    `callbacks` come beside ours; `stopped_for_good` says of a saved state that its run must not be resumed.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
@@ -67,44 +67,45 @@ def run_trainer(
         if writes:  # only now that nothing is wrong with the call
             folder.drop_torn() if resume else folder.clear()
         trainer.accelerator.wait_for_everyone()
-        last = folder.last_checkpoint() if resume else None
-        trainer.args.eval_on_start &= last is None and trainer.validate is not None
-        before = run_folder.read_state(last) if last else TrainerState()
+        resume_from = folder.last_checkpoint() if resume else None
+        trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
+        saved = run_folder.read_state(resume_from) if resume_from else TrainerState()
         objective = trainer.objective
-        publisher = Publisher(objective.lm, objective.method, folder, info, _clock(trainer, before, config))
+        publisher = Publisher(objective.lm, objective.method, folder, info, _clock(trainer, saved, config))
         for callback in callbacks:
             trainer.add_callback(callback)
-        state = _go_on(trainer, config, publisher, last, before, over(before))
-        return _finish(trainer, publisher, state, last=not config.load_best_model_at_end)
+        state = _train_or_load(trainer, config, publisher, resume_from, saved, stopped_for_good(saved))
+        return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
 
 
-def _go_on(
+def _train_or_load(
     trainer: LatentTrainer,
     config: TrainingConfig,
     publisher: Publisher,
-    last: Path | None,
-    before: TrainerState,
-    over: bool,
+    resume_from: Path | None,
+    saved: TrainerState,
+    is_over: bool,
 ) -> TrainerState:
-    """Train from checkpoint `last`, or load it where the run is over: Trainer would make one more step."""
+    """Train from the checkpoint `resume_from`, or load it where the run is over: Trainer would make one more step."""
     loader = trainer.get_train_dataloader()
     _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
-    over |= before.global_step >= max_steps or publisher.clock.seconds >= publisher.clock.limit
-    if last and over:
-        checkpoint.load_weights(publisher.lm, last)
-        return before
+    is_over |= saved.global_step >= max_steps or publisher.clock.seconds >= publisher.clock.limit
+    if resume_from and is_over:
+        checkpoint.load_weights(publisher.lm, resume_from)
+        return saved
     _warn_of_stages(publisher.method, max_steps, per_epoch)
-    with _session(trainer, config, publisher, per_epoch):
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    with _during_training(trainer, config, publisher, per_epoch):
+        trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
     return trainer.state
 
 
 def _warn_of_stages(method: Method, max_steps: int, per_epoch: int) -> None:
     """Say so where training is over before the curriculum is: the model would think as it was never trained to."""
-    ends, last = stage_of_last_step(method, max_steps, per_epoch), method.last_stage()
-    if ends < last:
+    reached, final = stage_of_last_step(method, max_steps, per_epoch), method.last_stage()
+    if reached < final:
         progress.say(
-            f"warning: training ends in stage {ends} of {method.name}'s curriculum, which thinks as in stage {last}: "
+            f"warning: training ends in stage {reached} of {method.name}'s curriculum, "
+            f"which thinks as in stage {final}: "
             "train for more epochs, or shorten its stages"
         )
 
@@ -133,17 +134,19 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
 
 
 @contextlib.contextmanager
-def _session(
+def _during_training(
     trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, per_epoch: int
 ) -> Iterator[None]:
     """Trainer with our callbacks, gradient checkpointing, and an error that names what is still good."""
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     bar = Bar()
-    trainer.add_callback(Epochs(trainer.order, publisher.method, per_epoch, config.reset_optimizer_at_stage))
+    trainer.add_callback(
+        Epochs(trainer.schedule, publisher.method, per_epoch, config.reset_optimizer_at_stage)
+    )
     if trainer.validate is not None:
         trainer.add_callback(Evaluations(per_epoch, config.evals_per_epoch, config.eval_steps))
-    keep = KeepBest(publisher, per_epoch, last=not config.load_best_model_at_end)
+    keep = KeepBest(publisher, per_epoch, publish_last=not config.load_best_model_at_end)
     for callback in (publisher.clock, keep, bar, LogAtSaves()):
         trainer.add_callback(callback)
     if config.report_to == "tensorboard":
@@ -167,10 +170,12 @@ def _session(
             _checkpointing(publisher.lm, "disable")
 
 
-def _finish(trainer: LatentTrainer, publisher: Publisher, state: TrainerState, last: bool) -> TrainResult:
+def _finish(
+    trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
+) -> TrainResult:
     """Publish where no evaluation did, or the last weights, and end with what was published in the model."""
     if trainer.is_world_process_zero():
-        if last or state.best_metric is None or not publisher.folder.best.exists():
+        if publish_last or state.best_metric is None or not publisher.folder.best.exists():
             publisher.publish(state)
         publisher.refresh(state)
     trainer.accelerator.wait_for_everyone()
@@ -181,9 +186,9 @@ def _finish(trainer: LatentTrainer, publisher: Publisher, state: TrainerState, l
     )
 
 
-def _clock(trainer: LatentTrainer, before: TrainerState, config: TrainingConfig) -> Clock:
+def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
     """The clock where it stood. ValueError where the run's steps counted other rows than they would now."""
-    kept = run_folder.clock_of(before)
+    kept = run_folder.clock_of(saved)
     rows = trainer.get_total_train_batch_size(trainer.args)
     if kept and kept["rows_per_update"] != rows:
         raise ValueError(
@@ -200,8 +205,8 @@ def _checkpointing(lm: LatentLM, what: str, *options: dict[str, Any]) -> None:
 
 
 def _still_good(folder: RunFolder) -> str:
-    last, best = folder.last_checkpoint(), folder.best
-    good = [f"{last} (to resume from)"] if last else []
+    checkpoint_folder, best = folder.last_checkpoint(), folder.best
+    good = [f"{checkpoint_folder} (to resume from)"] if checkpoint_folder else []
     good += [f"{best} (the best so far)"] if best.exists() else []
     return (
         f"Still good: {', '.join(good) or 'nothing was saved yet'}. "

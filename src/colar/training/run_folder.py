@@ -35,13 +35,13 @@ class RunFolder:
         self.best, self.checkpoints = self.path / "best", self.path / "checkpoints"
         self.logs, self.history = self.path / "logs", self.path / "history.json"
         self.curves = self.path / "learning_curves.png"
-        self.samples = self.path / "completions.jsonl"
+        self.completions = self.path / "completions.jsonl"
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.history, self.curves, self.samples):
+        for file in (self.history, self.curves, self.completions):
             file.unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Path | None:

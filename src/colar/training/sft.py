@@ -16,7 +16,7 @@ from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.training.batches import Order, TrainingRows
+from colar.training.batches import RowSchedule, TrainingRows
 from colar.training.config import TrainingConfig
 from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments, run_trainer
@@ -55,13 +55,13 @@ def train(
     examples = list(method.prepare(lm, examples))
     rows = TrainingRows(lm, method, examples, config.seed)
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    order = Order(examples, rows.lengths(), config.seed, rows_per_update)
+    schedule = RowSchedule(examples, rows.lengths(), config.seed, rows_per_update)
     others = [example for example in held_out if example.steps]
     trainer = LatentTrainer(
         Objective(lm, method),
         args,
         rows,
-        order,
+        schedule,
         config.modules_learning_rate,
         validate,
         TrainingRows(lm, method, others, config.seed) if others else None,

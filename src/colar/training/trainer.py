@@ -33,7 +33,7 @@ class NonFiniteError(FloatingPointError):
     """The loss or the gradient is NaN or infinite; says at which step, in which terms, and what is still good."""
 
 
-class Window:
+class LossTermSums:
     """Sums of the loss's terms since the last log, kept on the device: no synchronisation at a step."""
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Window:
 
     def clear(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.rows, self.paused = 0, 0.0
+        self.rows, self.paused_seconds = 0, 0.0
         self.started: float | None = None
 
     def start(self) -> None:
         """At the first update after a log: what lies between (an evaluation, a save) is not counted."""
         if self.started is None:
-            self.started, self.paused = time.monotonic(), 0.0
+            self.started, self.paused_seconds = time.monotonic(), 0.0
 
     def add(self, outputs: dict[str, Tensor], rows: int) -> None:
         self.rows += rows
@@ -61,7 +61,7 @@ class Window:
         totals = gather(torch.stack([value.double().reshape(()) for value in local])[None]).sum(0).tolist()
         rows = max(totals[-1], 1)
         means = {name: total / rows for name, total in zip(self.sums, totals, strict=False)}
-        seconds = time.monotonic() - (self.started or 0.0) - self.paused
+        seconds = time.monotonic() - (self.started or 0.0) - self.paused_seconds
         return means | {"rows_per_second": rows / max(seconds, 1e-9)}
 
 
@@ -78,27 +78,27 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         objective: Objective,
         args: TrainingArguments,
         rows: Dataset[Any],
-        order: Schedule,
+        schedule: Schedule,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
         held_out: TrainingRows | None = None,
     ) -> None:
         super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
-        self.objective, self.order, self.validate, self.held_out = objective, order, validate, held_out
+        self.objective, self.schedule, self.validate, self.held_out = objective, schedule, validate, held_out
         self.modules_learning_rate = modules_learning_rate
-        self.window = Window()
+        self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
 
     # Data
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Schedule:
-        return self.order
+        return self.schedule
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
         """The batches of one update, and the rows that they and those of the other processes hold."""
-        self.window.start()
+        self.term_sums.start()
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         return batches, self.accelerator.gather(count_rows(batches).to(device)[None]).sum()
 
@@ -113,7 +113,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     ) -> Any:
         rows = int(count_rows([inputs]))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self.window.add(outputs, rows)
+        self.term_sums.add(outputs, rows)
         self.last_terms = outputs
         return (loss, outputs) if return_outputs else loss
 
@@ -131,11 +131,11 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs |= self.window.means(self.accelerator.gather, self.args.device)
+            logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
             if self.modules_learning_rate is not None:
                 ratio = self.modules_learning_rate / self.args.learning_rate  # one schedule for both
                 logs["learning_rate_modules"] = logs["learning_rate"] * ratio
-            self.window.clear()
+            self.term_sums.clear()
         super().log(logs, start_time)
 
     # Optimiser
@@ -175,7 +175,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         holder = [self._validate(self.validate) if self.is_world_process_zero() else {}]
         metrics = broadcast_object_list(holder)[0] if self.args.world_size > 1 else holder[0]
         metrics["seconds"] = time.monotonic() - started
-        self.window.paused += metrics["seconds"]
+        self.term_sums.paused_seconds += metrics["seconds"]
         logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(logs)
         handler = self.callback_handler
@@ -222,7 +222,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         started = time.monotonic()
         super()._save_checkpoint(model, trial)
-        self.window.paused += time.monotonic() - started
+        self.term_sums.paused_seconds += time.monotonic() - started
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(self.args.output_dir if output_dir is None else output_dir)

@@ -23,13 +23,13 @@ class EarlyStopping(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.over(state):
+        if self.out_of_patience(state):
             progress.say(
                 f"no better validation in {self.patience}: the run stops at step {state.global_step}"
             )
             control.should_training_stop = control.should_save = True
 
-    def over(self, state: TrainerState) -> bool:
+    def out_of_patience(self, state: TrainerState) -> bool:
         """Whether the last `patience` validations were no better than one before them."""
         found = [row["eval_accuracy"] for row in state.log_history if "eval_accuracy" in row]
         if self.patience is None or len(found) <= self.patience:

@@ -97,9 +97,9 @@ def policy_loss(
         low = (ratio_BN < 1 - clip.low) & (advantage_B1 < 0)
         high = (ratio_BN > 1 + clip.high) & (advantage_B1 > 0)
         shares = {
-            "clip_ratio/low_mean": mean(low, mask_BN),
-            "clip_ratio/high_mean": mean(high, mask_BN),
-            "clip_ratio/region_mean": mean(low | high, mask_BN),
+            "clip_ratio/low_mean": masked_mean(low, mask_BN),
+            "clip_ratio/high_mean": masked_mean(high, mask_BN),
+            "clip_ratio/region_mean": masked_mean(low | high, mask_BN),
         }
     return torch.where(mask_BN, loss_BN, 0.0), shares
 
@@ -110,7 +110,7 @@ def kl_estimate(logps_BN: Tensor, ref_BN: Tensor, mask_BN: Tensor) -> Tensor:
     return d_BN.exp() - d_BN - 1
 
 
-def mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
+def masked_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over the masked entries, a scalar; 0 where there are none."""
     return torch.where(mask_BN, values_BN, 0).sum() / mask_BN.sum().clamp(min=1)
 
@@ -142,13 +142,13 @@ class GrpoObjective(Objective):
         if config.beta > 0:
             kl_BN = kl_estimate(logps_BN, tensors["ref_logps"][:, :N], mask_BN)
             loss_BN = loss_BN + config.beta * kl_BN
-            metrics["kl"] = mean(kl_BN.detach(), mask_BN)
+            metrics["kl"] = masked_mean(kl_BN.detach(), mask_BN)
         losses_B = tensors["weights"].to(loss_BN.dtype) * loss_BN.sum(-1)
         difference_BN = (tensors["engine_logps"][:, :N] - old_BN).abs()
         metrics |= {
             "entropy": finite_mean(scores.entropy),
             **{name: finite_mean(values_B) for name, values_B in scores.logged.items()},
-            "sampling/logp_difference": mean(difference_BN, scores.mask),
+            "sampling/logp_difference": masked_mean(difference_BN, scores.mask),
         }
         count = losses_B.shape[0] if num_items_in_batch is None else num_items_in_batch
         return {**metrics, "loss": losses_B.sum() / count}
@@ -157,16 +157,16 @@ class GrpoObjective(Objective):
 def finite_mean(values_B: Tensor) -> Tensor:
     """Mean over the rows that have the quantity (nan elsewhere), detached; 0 where none has."""
     values_B = values_B.detach()
-    return mean(values_B, ~values_B.isnan())
+    return masked_mean(values_B, ~values_B.isnan())
 
 
-def describe(lengths: Tensor, what: str) -> dict[str, float]:
+def length_metrics(lengths: Tensor, name: str) -> dict[str, float]:
     """Mean, smallest and largest under TRL's names (`completions/mean_length`)."""
     lengths = lengths.double()
     return {
-        f"{what}/mean_length": float(lengths.mean()),
-        f"{what}/min_length": float(lengths.min()),
-        f"{what}/max_length": float(lengths.max()),
+        f"{name}/mean_length": float(lengths.mean()),
+        f"{name}/min_length": float(lengths.min()),
+        f"{name}/max_length": float(lengths.max()),
     }
 
 

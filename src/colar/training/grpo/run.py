@@ -23,8 +23,9 @@ from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards
 from colar.training.grpo.callbacks import Collapse, EarlyStopping
 from colar.training.grpo.config import GrpoConfig
-from colar.training.grpo.generation import Generations, Generator
 from colar.training.grpo.loss import GrpoObjective
+from colar.training.grpo.sampler import RolloutSampler
+from colar.training.grpo.schedule import QuestionSchedule
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
 from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
@@ -69,14 +70,19 @@ def train(
         raise ValueError("grpo runs on one process, not under torchrun")
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    check(lm, method, grpo, examples)
-    order = Generations(examples, config.seed, plan)
-    generator = Generator(lm, method, grpo, order, config.seed, funcs)
-    trainer = GrpoTrainer(objective, args, generator, folder.samples, config.modules_learning_rate, validate)
-    last = folder.last_checkpoint() if resume else None
-    if folder.samples.exists():
+    check_questions(lm, method, grpo, examples)
+    schedule = QuestionSchedule(examples, config.seed, plan)
+    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
+    trainer = GrpoTrainer(
+        objective, args, sampler, folder.completions, config.modules_learning_rate, validate
+    )
+    resume_from = folder.last_checkpoint() if resume else None
+    if folder.completions.exists():
         with files.alone(folder.path):  # another process's outputs are not ours to drop
-            forget(folder.samples, 0 if last is None else run_folder.read_state(last).global_step)
+            forget_completions(
+                folder.completions,
+                0 if resume_from is None else run_folder.read_state(resume_from).global_step,
+            )
     stopping = EarlyStopping(grpo.early_stopping_patience)
     info = {"seed": config.seed, "training": dataclasses.asdict(config), "grpo": dataclasses.asdict(grpo)}
     with without_dropout(lm):
@@ -87,11 +93,11 @@ def train(
             {**info, **(run_info or {})},
             resume,
             callbacks=[stopping, Collapse()],
-            over=stopping.over,
+            stopped_for_good=stopping.out_of_patience,
         )
 
 
-def check(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> None:
+def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> None:
     """ValueError for a question that does not fit the context, twin ids, or a factor that cannot work."""
     if len({example.id for example in examples}) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
@@ -107,7 +113,7 @@ def check(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Exa
             prompt_ids(lm, method, Request(example.id, example.question, each, grpo.decoding))
 
 
-def forget(samples: Path, step: int) -> None:
+def forget_completions(completions: Path, step: int) -> None:
     """Drop the outputs that a killed run wrote down after its last checkpoint: they come again."""
-    kept = [record for record in files.resume_jsonl(samples) if record["step"] < step]
-    files.write_jsonl(samples, kept)
+    kept = [record for record in files.resume_jsonl(completions) if record["step"] < step]
+    files.write_jsonl(completions, kept)

@@ -21,32 +21,39 @@ from transformers import TrainingArguments
 from colar import files
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
-from colar.training.grpo.generation import Generation, Generator, Slots, collate_slots
+from colar.training.grpo.generation import Generation
 from colar.training.grpo.loss import GrpoObjective
+from colar.training.grpo.sampler import RolloutSampler
+from colar.training.grpo.schedule import Slots, collate_slots
 from colar.training.trainer import LatentTrainer, Validate
 
 STATE, ROLLOUTS = "grpo.json", "rollouts.safetensors"
 
 
 class GrpoTrainer(LatentTrainer):
-    """`samples` is the file that outputs to read are appended to."""
+    """`completions` is the file that outputs to read are appended to."""
 
     def __init__(
         self,
         objective: GrpoObjective,
         args: TrainingArguments,
-        generator: Generator,
-        samples: Path,
+        sampler: RolloutSampler,
+        completions: Path,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
     ) -> None:
-        order = generator.order
-        super().__init__(objective, args, Slots(len(order)), order, modules_learning_rate, validate)
+        schedule = sampler.schedule
+        super().__init__(objective, args, Slots(len(schedule)), schedule, modules_learning_rate, validate)
         self.data_collator = collate_slots
-        self.policy, self.generator, self.plan, self.samples = objective, generator, order.plan, samples
-        self.reference = Reference(objective.lm) if objective.grpo.beta > 0 else None
+        self.policy, self.sampler, self.plan, self.completions = (
+            objective,
+            sampler,
+            schedule.plan,
+            completions,
+        )
+        self.reference = ReferenceWeights(objective.lm) if objective.grpo.beta > 0 else None
         self.generation: Generation | None = None
-        self.seen: list[dict[str, float]] = []
+        self.unlogged_metrics: list[dict[str, float]] = []
 
     # Outputs
 
@@ -61,14 +68,14 @@ class GrpoTrainer(LatentTrainer):
         """Sample, score where the weights will have moved before the outputs are used up, and write some down."""
         # Compiled layers would be compiled anew for every shape of a decode step.
         with torch.compiler.set_stance("force_eager"):
-            generation = self.generator.generate(number)
+            generation = self.sampler.generate(number)
         if self.plan.updates > 1:
             generation.tensors["old_logps"] = self.score(generation.tensors)
         if self.reference is not None:
             with self.reference.weights():
                 generation.tensors["ref_logps"] = self.score(generation.tensors)
-        self.seen.append(generation.metrics)
-        with files.append_jsonl(self.samples) as write:
+        self.unlogged_metrics.append(generation.metrics)
+        with files.append_jsonl(self.completions) as write:
             for record in generation.records:
                 write({"step": self.state.global_step, "generation": number, **record})
         return generation
@@ -77,9 +84,9 @@ class GrpoTrainer(LatentTrainer):
     def score(self, tensors: dict[str, Tensor]) -> Tensor:
         """The present weights' log-probs of a generation, (R, N) on the CPU, batch by batch as they will be learnt
         from and in the same precision: at the first of them the ratio is 1."""
-        outputs = Rollouts.from_tensors(tensors)
-        R = outputs.token_lengths.shape[0]
-        logps_RN = torch.zeros(R, int(outputs.positions().max()))
+        rollouts = Rollouts.from_tensors(tensors)
+        R = rollouts.token_lengths.shape[0]
+        logps_RN = torch.zeros(R, int(rollouts.positions().max()))
         for start in range(0, R, self.plan.batch):
             batch = {name: column[start : start + self.plan.batch] for name, column in tensors.items()}
             with self.accelerator.autocast():  # as in the objective's own forward, which Trainer wraps
@@ -88,12 +95,12 @@ class GrpoTrainer(LatentTrainer):
         return logps_RN
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self.seen:
-            names = dict.fromkeys(name for metrics in self.seen for name in metrics)
+        if "loss" in logs and self.unlogged_metrics:
+            names = dict.fromkeys(name for metrics in self.unlogged_metrics for name in metrics)
             for name in names:
-                values = [metrics[name] for metrics in self.seen if name in metrics]
+                values = [metrics[name] for metrics in self.unlogged_metrics if name in metrics]
                 logs[name] = sum(values) / len(values)
-            self.seen = []
+            self.unlogged_metrics = []
         super().log(logs, start_time)
 
     # Resume state
@@ -102,7 +109,7 @@ class GrpoTrainer(LatentTrainer):
         super()._save(output_dir, state_dict)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         used_up = self.generation is None or self.state.global_step % self.plan.updates == 0
-        state = {"plan": self._plan(), "length": self.generator.length, "generation": None}
+        state = {"plan": self._plan(), "length": self.sampler.dr_grpo_length, "generation": None}
         if self.generation is not None and not used_up:
             state["generation"] = self.generation.number
             tensors = {name: column.contiguous() for name, column in self.generation.tensors.items()}
@@ -118,16 +125,19 @@ class GrpoTrainer(LatentTrainer):
                 f"{folder} was made with generations of {state['plan']}, this call has {self._plan()}: "
                 "they must stay the same"
             )
-        self.generator.length = state["length"]
+        self.sampler.dr_grpo_length = state["length"]
         if state["generation"] is not None:
             self.generation = Generation(state["generation"], load_file(folder / ROLLOUTS), {}, [])
 
     def _plan(self) -> dict[str, int]:
         """What the number of a generation and the place of an output stand for."""
-        return {"questions": self.generator.order.per_epoch * self.plan.questions, **asdict(self.plan)}
+        return {
+            "questions": self.sampler.schedule.generations_per_epoch * self.plan.questions,
+            **asdict(self.plan),
+        }
 
 
-class Reference:
+class ReferenceWeights:
     """The trained weights as they were when this was made, for the KL divergence."""
 
     def __init__(self, lm: LatentLM) -> None:
