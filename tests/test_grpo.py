@@ -192,7 +192,7 @@ def test_loss_types_by_hand(loss_type: Any, wanted: list[float]) -> None:
     mask = masked(1, 3, 2, 2)
     logps = torch.full(mask.shape, -0.7)
     loss, _ = policy_loss(logps, logps, mask, gains, CLIP)
-    found = (weights * loss.sum(-1)).view(2, 2).sum(-1) / plan.update
+    found = (weights * loss.sum(-1)).view(2, 2).sum(-1) / plan.outputs_per_update
     assert found.tolist() == pytest.approx(wanted)
 
 
@@ -201,9 +201,9 @@ def test_bnpo_averages_over_the_actions_of_each_batch() -> None:
     lengths, gains = torch.tensor([1, 3, 2, 2]), torch.tensor([1.0, -2, 0.5, 4])
     plan = Plan(batch=2, accumulate=2, steps=2, iterations=1, group=2)
     loss = -gains * lengths
-    found = (output_weights("bnpo", lengths, plan, 0.0) * loss).sum() / plan.update
+    found = (output_weights("bnpo", lengths, plan, 0.0) * loss).sum() / plan.outputs_per_update
     assert float(found) == pytest.approx((5 / 4 - 9 / 4) / 2)
-    dapo = (output_weights("dapo", lengths, plan, 0.0) * loss).sum() / plan.update
+    dapo = (output_weights("dapo", lengths, plan, 0.0) * loss).sum() / plan.outputs_per_update
     assert float(dapo) == pytest.approx((5 - 9) / 8)
 
 
@@ -756,7 +756,13 @@ def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(11)]
     plan = Plan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
     schedule = QuestionSchedule(many, 0, plan)
-    assert (plan.questions, plan.outputs, plan.update, plan.updates, schedule.generations_per_epoch) == (
+    assert (
+        plan.questions,
+        plan.outputs,
+        plan.outputs_per_update,
+        plan.updates_per_generation,
+        schedule.generations_per_epoch,
+    ) == (
         3,
         12,
         4,
@@ -1036,7 +1042,8 @@ def test_a_row_of_the_log_covers_the_same_updates_after_a_stop(tmp_path: Path) -
 def test_a_run_with_other_generations_is_not_gone_on_with(tmp_path: Path) -> None:
     run(tmp_path, max_steps=1)
     with pytest.raises(
-        ValueError, match=r"'iterations': 1.*this call has .*'iterations': 2.*must stay the same"
+        ValueError,
+        match=r"checkpoint-1 holds another run \(iterations was 1, now 2\); .*grpo.num_iterations.* must stay the same",
     ):
         run(tmp_path, grpo(num_iterations=2), max_steps=2)
 
@@ -1134,22 +1141,26 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"top_p": 0.9}, "grpo.top_p must be 1, got 0.9"),
-        ({"temperature": 0.0}, "grpo.temperature must be above 0, got 0.0"),
+        (
+            {"temperature": 0.0},
+            "grpo.temperature must be above 0 (at 0 nothing is drawn, and nothing explores), got 0.0",
+        ),
         ({"loss_type": "ppo"}, "grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got 'ppo'"),
         ({"importance_sampling_level": "word"}, "must be one of token, sequence, got 'word'"),
         ({"scale_rewards": "all"}, "must be one of group, batch, none, got 'all'"),
         ({"latent_logprob": "max"}, "must be one of mean, sum, got 'max'"),
         ({"factor_drawn_per": "batch"}, "must be one of group, sample, got 'batch'"),
-        ({"num_generations": 1}, "grpo.num_generations must be 2 or more, got 1"),
-        ({"num_iterations": 0}, "grpo.num_iterations must be 1 or more"),
-        ({"max_latents": 0}, "grpo.max_latents must be 1 or more"),
+        ({"num_generations": 1}, "grpo.num_generations must be a whole number, 2 or more, got 1"),
+        ({"num_iterations": 0}, "grpo.num_iterations must be a whole number, 1 or more, got 0"),
+        ({"max_latents": 0}, "grpo.max_latents must be a whole number, 1 or more, got 0"),
         ({"steps_per_generation": 0}, "grpo.steps_per_generation must be 1 or more, or null"),
         ({"epsilon": 1.5}, "grpo.epsilon must be between 0 and 1"),
         ({"epsilon_high": 0.0}, "grpo.epsilon_high must be above 0 or null"),
-        ({"beta": math.nan}, "grpo.beta must be 0 or more, got nan"),
-        ({"compression_factors": ()}, "grpo.compression_factors must not be empty"),
-        ({"reward_funcs": ()}, "grpo.reward_funcs must not be empty"),
+        ({"beta": math.nan}, "grpo.beta must be a number, 0 or more, got nan"),
+        ({"max_completion_length": 0}, "max_completion_length 1 or more"),
+        ({"latent_temperature": -1.0}, "grpo.latent_temperature must be 0 or more, got -1.0"),
+        ({"compression_factors": ()}, "grpo.compression_factors must be a list of at least one factor"),
+        ({"reward_funcs": ()}, "grpo.reward_funcs must be a list of at least one reward, got ()"),
         ({"reward_weights": (1.0, 2.0)}, "one value for each of accuracy, got (1.0, 2.0)"),
         ({"reward_weights": (math.inf,)}, "grpo.reward_weights must be finite"),
         ({"early_stopping_patience": 0}, "grpo.early_stopping_patience must be 1 or more, or null"),

@@ -340,7 +340,7 @@ def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path
     whole, fourth = run(tmp_path / "whole", **{**short, "num_train_epochs": 3})
     assert losses(third) == losses(fourth)
     assert_same(on, whole)
-    with pytest.raises(ValueError, match=r"updates of 8 rows, this call of 4"):
+    with pytest.raises(ValueError, match=r"rows per update was 8, now 4\); per_device_train_batch_size x"):
         run(tmp_path / "run", **{**short, "num_train_epochs": 4, "per_device_train_batch_size": 4})
     with pytest.raises(ValueError, match="no rows"):  # a call that cannot start drops nothing
         train(on, Colar(ColarConfig()), [], TrainingConfig(**QUICK), tmp_path / "run", resume=False)
@@ -763,7 +763,10 @@ def test_validate_without_accuracy_is_an_error(tmp_path: Path) -> None:
         ({"report_to": "mlflow"}, "training.report_to must be one of tensorboard, wandb"),
         ({"num_train_epochs": 0}, "training.num_train_epochs must be above 0"),
         ({"learning_rate": math.nan}, "training.learning_rate must be above 0"),
-        ({"per_device_train_batch_size": 0}, "training.per_device_train_batch_size must be above 0"),
+        (
+            {"per_device_train_batch_size": 0},
+            "training.per_device_train_batch_size must be a whole number, 1 or more, got 0",
+        ),
         ({"max_hours": 0}, "training.max_hours must be above 0 or null"),
         ({"max_steps": 0}, "training.max_steps must be above 0 or -1"),
         ({"eval_steps": 2.5}, "training.eval_steps must be a whole number, or below 1"),

@@ -18,7 +18,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from colar import files, progress
+from colar import checks, files, progress
 from colar.methods.base import Method
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
@@ -190,10 +190,12 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) 
     """The clock where it stood. ValueError where the run's steps counted other rows than they would now."""
     kept = run_folder.clock_of(saved)
     rows = trainer.get_total_train_batch_size(trainer.args)
-    if kept and kept["rows_per_update"] != rows:
-        raise ValueError(
-            f"the run in {trainer.args.output_dir} has updates of {kept['rows_per_update']} rows, this call of {rows}: "
-            "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same"
+    if kept:
+        checks.check_same_run(
+            trainer.args.output_dir,
+            {"rows per update": kept["rows_per_update"]},
+            {"rows per update": rows},
+            "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same",
         )
     return Clock(kept.get("seconds", 0.0), config.max_hours, rows)
 

@@ -68,7 +68,7 @@ def output_weights(loss_type: LossType, lengths_R: Tensor, plan: Plan, constant:
         return 1 / lengths_R.clamp(min=1)
     if loss_type == "dr_grpo":
         return torch.full_like(lengths_R, 1 / constant)
-    size = plan.update if loss_type == "dapo" else plan.batch
+    size = plan.outputs_per_update if loss_type == "dapo" else plan.batch
     totals = lengths_R.view(-1, size).sum(1).clamp(min=1)
     return (size / totals).repeat_interleave(size)
 

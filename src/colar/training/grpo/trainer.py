@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from colar import files
+from colar import checks, files
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.generation import Generation
@@ -27,7 +27,12 @@ from colar.training.grpo.sampler import RolloutSampler
 from colar.training.grpo.schedule import Slots, collate_slots
 from colar.training.trainer import LatentTrainer, Validate
 
-STATE, ROLLOUTS = "grpo.json", "rollouts.safetensors"
+STATE = "grpo.json"
+ROLLOUTS = "rollouts.safetensors"
+SIZES_STAY = (
+    "the questions, per_device_train_batch_size, gradient_accumulation_steps, grpo.steps_per_generation, "
+    "grpo.num_iterations and grpo.num_generations must stay the same"
+)
 
 
 class GrpoTrainer(LatentTrainer):
@@ -69,7 +74,7 @@ class GrpoTrainer(LatentTrainer):
         # Compiled layers would be compiled anew for every shape of a decode step.
         with torch.compiler.set_stance("force_eager"):
             generation = self.sampler.generate(number)
-        if self.plan.updates > 1:
+        if self.plan.updates_per_generation > 1:
             generation.tensors["old_logps"] = self.score(generation.tensors)
         if self.reference is not None:
             with self.reference.weights():
@@ -108,7 +113,7 @@ class GrpoTrainer(LatentTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        used_up = self.generation is None or self.state.global_step % self.plan.updates == 0
+        used_up = self.generation is None or self.state.global_step % self.plan.updates_per_generation == 0
         state = {"plan": self._plan(), "length": self.sampler.dr_grpo_length, "generation": None}
         if self.generation is not None and not used_up:
             state["generation"] = self.generation.number
@@ -120,11 +125,7 @@ class GrpoTrainer(LatentTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         folder = Path(resume_from_checkpoint)
         state = files.read_json(folder / STATE)
-        if state["plan"] != self._plan():
-            raise ValueError(
-                f"{folder} was made with generations of {state['plan']}, this call has {self._plan()}: "
-                "they must stay the same"
-            )
+        checks.check_same_run(folder, state["plan"], self._plan(), SIZES_STAY)
         self.sampler.dr_grpo_length = state["length"]
         if state["generation"] is not None:
             self.generation = Generation(state["generation"], load_file(folder / ROLLOUTS), {}, [])
