@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
@@ -876,10 +877,10 @@ def test_the_reference_is_what_the_model_was() -> None:
     weight = next(p for name, p in lm.named_parameters() if "lora_B" in name)
     with torch.no_grad():
         weight += 1
-    with kept.weights():
+    with kept.in_model():
         assert bool((weight == 0).all())
     assert bool((weight == 1).all())
-    with kept.weights():
+    with kept.in_model():
         assert bool((weight == 0).all())
 
 
@@ -1020,6 +1021,43 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, kill: dict[str, int
     samples = [p.read_text() for p in (folder.completions, RunFolder(tmp_path / "whole").completions)]
     assert samples[0] == samples[1]
     assert resumed.metrics == whole.metrics
+
+
+def test_a_chain_of_tokens_resumes_in_the_middle_of_a_generation(tmp_path: Path) -> None:
+    """Its thoughts are ids, and its latents have no width: a checkpoint holds both, and nothing is sampled again."""
+    config = grpo(compression_factors=None, num_iterations=2, steps_per_generation=2)
+    settings = TrainingConfig(
+        **{**QUICK, "per_device_train_batch_size": 8, "max_steps": 6, "save_steps": 3, "learning_rate": 1e-2}
+    )
+
+    def train(folder: Path, generations: int) -> tuple[LatentLM, TrainResult, int]:
+        """A run that is stopped when it rewards more generations than these; the number that it rewarded."""
+        lm, method = liven(tiny_lm("llama")), Cot(CotConfig())
+        rewarded = 0
+
+        def reward(completions: Sequence[str], **columns: Any) -> list[float | None]:
+            nonlocal rewarded
+            if rewarded == generations:
+                raise KeyboardInterrupt
+            rewarded += 1
+            return by_tokens(completions, **columns)
+
+        funcs = {"own": reward}
+        result = grpo_run.train(lm, method, EXAMPLES, settings, config, folder, reward_funcs=funcs)
+        return lm, result, rewarded
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "a", generations=1)
+    saved = load_file(tmp_path / "a" / "checkpoints" / "checkpoint-3" / "rollouts.safetensors")
+    assert saved["latents"].shape[-1] == 0
+    assert bool((saved["thought_ids"] > 0).any())
+    lm, resumed, sampled = train(tmp_path / "a", generations=2)
+    whole_lm, whole, sampled_by_whole = train(tmp_path / "b", generations=2)
+    assert (sampled, sampled_by_whole) == (1, 2)
+    assert curve(resumed) == curve(whole)
+    assert [row["step"] for row in curve(whole)] == [1, 2, 3, 4, 5, 6]
+    theirs = whole_lm.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in lm.state_dict().items())
 
 
 def test_a_row_of_the_log_covers_the_same_updates_after_a_stop(tmp_path: Path) -> None:

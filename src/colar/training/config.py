@@ -25,16 +25,19 @@ class TrainingConfig:
 
     seed: int = 0
     """Fixes new weights, the order of rows and every draw."""
+    # How long. The first of the three limits that is met ends the run.
     num_train_epochs: float = 1.0
     """Passes over the rows."""
     max_steps: int = -1
     """Stop after N updates; -1: as many as the epochs have."""
     max_hours: float | None = None
     """Stop after N hours of wall-clock, evaluations included, summed over resumes; null: no limit."""
+    # The size of an update.
     per_device_train_batch_size: int = 32
     """Rows that go through the model at once on each device."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
+    # The optimiser.
     learning_rate: float = 1e-4
     """Of AdamW, after warm-up."""
     modules_learning_rate: float | None = None
@@ -49,6 +52,7 @@ class TrainingConfig:
     """The gradient is scaled down to this norm; 0: never."""
     adam_beta2: float = 0.999
     """Decay of the second moment."""
+    # Precision, memory, speed: the course of a run is the same up to rounding.
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
     compile: bool = False
@@ -57,6 +61,7 @@ class TrainingConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dataloader_num_workers: int = 0
     """Processes that encode rows; 0: the training process itself."""
+    # Logs, validation and checkpoints. None of them changes the course of a run.
     logging_steps: float = 10
     """Updates between two rows of the log; below 1: a share of all."""
     evals_per_epoch: float = 1.0

@@ -28,12 +28,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
 class GrpoConfig:
     """Group relative policy optimisation over latents and tokens. In `training`, rows are outputs, as in TRL."""
 
+    # The sizes of a generation (`plan` below checks that they fit into each other).
     num_generations: int = 8
     """G: outputs sampled for each question ("group size G of 8")."""
     steps_per_generation: int | None = None
     """Batches that the outputs of one generation are divided into; null: gradient_accumulation_steps, one update."""
     num_iterations: int = 1
     """Times that the outputs of one generation are learnt from."""
+    # How outputs are drawn, and where they are cut.
     max_latents: int = 128
     """Most latents of an output; thinking is then cut."""
     max_completion_length: int = 64
@@ -47,12 +49,14 @@ class GrpoConfig:
     """Factors drawn from; null: the method's default."""
     factor_drawn_per: Draw = "group"
     """group: one factor for a question's outputs; sample: one for each of them."""
+    # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their weighted sum counts."""
     reward_weights: tuple[float, ...] | None = None
     """One for each of reward_funcs; null: 1 each."""
     scale_rewards: Scale = "group"
     """What advantages are divided by: the standard deviation of the group's rewards, of the generation's, or none."""
+    # The loss (`loss.py` has the formula).
     loss_type: LossType = "grpo"
     """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average");
     dapo: mean over all actions of an update; bnpo: over those of a batch."""
@@ -68,15 +72,18 @@ class GrpoConfig:
     """Weight of the KL divergence from the model at the start (its trained weights are kept twice above 0)."""
     latent_logprob: LatentLogprob = "mean"
     """A latent's log-density: mean over its dimensions, of a token's size, or their sum, the true one."""
+    # Which outputs are learnt from.
     mask_truncated_completions: bool = False
     """Leave out outputs whose thinking or answer was cut."""
     dynamic_sampling: int = 0
     """DAPO: most further rounds in which groups without spread are replaced by those of other questions."""
+    # Speed of sampling.
     merge_adapter: bool = False
     """Sample with the adapter folded into the weights, rounded to their dtype: faster, and in half precision no longer
     quite the model that is scored (`sampling/logp_difference`). A copy of the adapted weights is kept meanwhile."""
     max_batch: int = 64
     """Outputs sampled at the same time."""
+    # The run.
     early_stopping_patience: int | None = None
     """Stop after N validations without a new best; null: never."""
     log_completions: int = 2
@@ -100,7 +107,7 @@ class GrpoConfig:
             checks.check_holds(f"grpo.{name}", value is None or value > 0, value, "above 0 or null")
         factors = self.compression_factors
         wanted = "a list of at least one factor, or null for the method's default"
-        checks.check_holds("grpo.compression_factors", factors != (), factors, wanted)
+        checks.check_holds("grpo.compression_factors", factors is None or len(factors) > 0, factors, wanted)
         self._check_rewards()
         self._check_decoding()
 
@@ -146,6 +153,7 @@ class GrpoConfig:
 
     def plan(self, training: TrainingConfig) -> Plan:
         """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other."""
+        # For example 4 batches a generation and 2 an update: two updates with the outputs of a generation.
         batch = training.per_device_train_batch_size
         accumulate = training.gradient_accumulation_steps
         steps = accumulate if self.steps_per_generation is None else self.steps_per_generation

@@ -85,6 +85,7 @@ def records_to_read(
     lm: LatentLM, groups: Sequence[Group], reward_names: Sequence[str], advantages_R: Tensor, limit: int
 ) -> list[dict[str, Any]]:
     """The first `limit` outputs as a person reads them, with their rewards and advantages."""
+    # All advantages, group by group, as the loop below meets the outputs.
     advantages = iter(advantages_R.tolist())
     records: list[dict[str, Any]] = []
     for group in groups:
@@ -109,6 +110,7 @@ def _record(lm: LatentLM, output: Output) -> dict[str, Any]:
     """Question, thoughts and answer of an output, every latent read as its nearest tokens."""
     completion = output.completion
     thoughts = []
+    # A latent has no token: its nearest ones are shown. A CoT's thought is shown as it is.
     for reading in retrieval.read(lm, completion, NEAREST):
         nearest = [near.token for near in reading.neighbours]
         tokens = nearest if reading.token is None else [reading.token]

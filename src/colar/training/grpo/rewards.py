@@ -56,6 +56,7 @@ def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tens
     """
     texts = [output.completion.text for output in outputs]
     columns = columns_of(outputs)
+    # nan until a function has a value.
     rewards_RF = torch.full((len(outputs), len(reward_funcs)), math.nan, dtype=torch.float64)
     for f, (name, func) in enumerate(reward_funcs.items()):
         values = list(func(texts, **columns))
@@ -83,6 +84,7 @@ def combine(rewards_RF: Tensor, weights: Sequence[float]) -> Tensor:
 
 def columns_of(outputs: Sequence[Output]) -> dict[str, list[Any]]:
     """The columns that reward functions may ask for."""
+    # Of the example, of the output, of the request: lists of one length, whatever the function asks for.
     columns: dict[str, list[Any]] = {}
     for name in ("id", "question", "answer", "answer_type"):
         columns[name] = [getattr(output.example, name) for output in outputs]

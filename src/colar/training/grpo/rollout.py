@@ -70,9 +70,12 @@ class Output:
             decisions.append(completion.stop_info)
         thinking = torch.zeros(completion.length + 1)
         if decisions:
-            columns = {name: torch.stack([info[name] for info in decisions]).cpu() for name in decisions[0]}
+            columns = {}
+            for name in decisions[0]:
+                columns[name] = torch.stack([info[name] for info in decisions]).cpu()
             is_stop = torch.arange(len(decisions)) == completion.length
             thinking[: len(decisions)] = method.sampled_logps(columns, is_stop, latent_logprob)
+        # Answer tokens have their log-probs from the engine, EOS included.
         return torch.cat([thinking, torch.tensor(completion.token_logps)])
 
 
@@ -82,6 +85,7 @@ def requests(
     """G requests a question, question by question."""
     made = []
     for example in examples:
+        # One seed for a question: the number of the sample tells the draws of its outputs apart.
         question_seed = seed_from(seed, "rollout", generation, example.id)
         for sample in range(config.num_generations):
             request = Request(

@@ -64,6 +64,7 @@ class RolloutSampler:
         tensors.update(self._columns(outputs, rollouts, advantages_R))
 
         names = list(self.reward_funcs)
+        # Over all that was sampled: the chosen groups alone would hide how many questions are too easy or too hard.
         metrics = sampling_metrics(sampled, names)
         metrics["rollout/seconds"] = seconds
         metrics["rollout/completions_per_second"] = len(all_outputs(sampled)) / max(seconds, 1e-9)
@@ -85,6 +86,7 @@ class RolloutSampler:
         counted_R = n_actions_R * kept_R
         plan = self.schedule.plan
         weights_R = output_weights(self.config.loss_type, counted_R, plan, self.dr_grpo_length)
+        # Only logged: how far the engine that sampled is from the trainer that scores.
         method = require_scorable(self.method)
         engine_logps_RN = rollout.engine_logps(method, outputs, rollouts, self.config.latent_logprob)
         return {
@@ -115,6 +117,7 @@ class RolloutSampler:
 
     def _others(self, number: int, asked: Sequence[int], n: int) -> list[int]:
         """N questions beside those already asked, or as many as there are."""
+        # Sorted, for a draw must not depend on the order of a set.
         left = sorted(set(range(len(self.schedule.examples))) - set(asked))
         rng = Random(seed_from(self.seed, "more", number, len(asked)))
         return rng.sample(left, min(n, len(left)))
@@ -124,6 +127,7 @@ class RolloutSampler:
         examples = [self.schedule.examples[index] for index in questions]
         outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
         for output in outputs:
+            # The engine ends a request whose numbers are not finite; it cannot be rewarded.
             if output.completion.reason == "error":
                 raise NonFiniteError(
                     f"generation {number}: the model's numbers for {output.example.id} are not finite"
