@@ -25,7 +25,7 @@ class TrainingConfig:
 
     seed: int = 0
     """Fixes new weights, the order of rows and every draw."""
-    # How long. The first of the three limits that is met ends the run.
+    # How long. max_steps, where it is given, takes the place of the epochs; max_hours ends either.
     num_train_epochs: float = 1.0
     """Passes over the rows."""
     max_steps: int = -1
@@ -78,6 +78,7 @@ class TrainingConfig:
     """Checkpoints to resume from that are kept."""
     report_to: str = "tensorboard"
     """tensorboard | wandb | trackio | none. history.json is written in any case."""
+    # Curricula.
     reset_optimizer_at_stage: bool = False
     """Forget AdamW's moments where a curriculum enters a new stage (iCoT and Coconut do)."""
 
