@@ -48,7 +48,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.loss import GrpoObjective
-from colar.training.grpo.rollout import Rollout
+from colar.training.grpo.rollout import Output
 
 SYSTEMS = ("ours", "merged", "rescored", "published")
 LORA = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
@@ -151,12 +151,12 @@ def ours(lm: LatentLM, method: Any, told: Job, merged: bool) -> Rollouts:
     """`rollout.roll_out` and what it is followed by, but for chains whose length is given."""
     with lm.merged() if merged else contextlib.nullcontext():
         made = Engine(lm, Unending(method), max_batch=64).generate(told.requests)
-    rollouts = [
-        Rollout(example, ids, completion, lm.template.eos_id)
+    sampled = [
+        Output(example, ids, completion, lm.template.eos_id)
         for example, ids, completion in zip(told.examples, told.ids, made, strict=True)
     ]
-    outputs = rollout.collate(rollouts, lm.width)
-    rollout.engine_logps(method, rollouts, outputs, "mean")
+    outputs = rollout.collate(sampled, lm.width)
+    rollout.engine_logps(method, sampled, outputs, "mean")
     return outputs
 
 

@@ -155,10 +155,10 @@ def ours(
     )
     examples = list(method.prepare(lm, examples))
     rows = batches.TrainingRows(lm, method, examples, seed=0)
-    order = batches.Order(examples, rows.lengths(), seed=0, group=args.batch_size)
+    schedule = batches.RowSchedule(examples, rows.lengths(), seed=0, group=args.batch_size)
     training = arguments(config, RunFolder(Path(folder)))
     training.save_strategy = "no"
-    trainer = LatentTrainer(Objective(lm, method), training, rows, order)
+    trainer = LatentTrainer(Objective(lm, method), training, rows, schedule)
     trainer.add_callback(passes)
     if settings["compile"]:
         with compiled_layers(lm):

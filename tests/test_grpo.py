@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
@@ -31,7 +32,6 @@ from colar.training.grpo import rewards, rollout
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.callbacks import LOGS, EarlyStopping, collapsed
 from colar.training.grpo.config import GrpoConfig, Plan
-from colar.training.grpo.generation import Generations, Generator
 from colar.training.grpo.loss import (
     Clip,
     GrpoObjective,
@@ -41,8 +41,10 @@ from colar.training.grpo.loss import (
     policy_loss,
     reward_metrics,
 )
-from colar.training.grpo.rollout import Rollout
-from colar.training.grpo.trainer import GrpoTrainer, Reference, without_dropout
+from colar.training.grpo.rollout import Output
+from colar.training.grpo.sampler import RolloutSampler
+from colar.training.grpo.schedule import QuestionSchedule
+from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, without_dropout
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import NonFiniteError
@@ -99,10 +101,10 @@ def trainer(
     **training: Any,
 ) -> GrpoTrainer:
     settings = TrainingConfig(**{**QUICK, "per_device_train_batch_size": 8, **training})
-    order = Generations(EXAMPLES, settings.seed, config.plan(settings))
-    generator = Generator(lm, method, config, order, settings.seed, {"own": by_tokens})
+    schedule = QuestionSchedule(EXAMPLES, settings.seed, config.plan(settings))
+    sampler = RolloutSampler(lm, method, config, schedule, settings.seed, {"own": by_tokens})
     made = RunFolder(folder)
-    return GrpoTrainer(objective(lm, method, config), arguments(settings, made), generator, made.samples)
+    return GrpoTrainer(objective(lm, method, config), arguments(settings, made), sampler, made.completions)
 
 
 def run(
@@ -191,7 +193,7 @@ def test_loss_types_by_hand(loss_type: Any, wanted: list[float]) -> None:
     mask = masked(1, 3, 2, 2)
     logps = torch.full(mask.shape, -0.7)
     loss, _ = policy_loss(logps, logps, mask, gains, CLIP)
-    found = (weights * loss.sum(-1)).view(2, 2).sum(-1) / plan.update
+    found = (weights * loss.sum(-1)).view(2, 2).sum(-1) / plan.outputs_per_update
     assert found.tolist() == pytest.approx(wanted)
 
 
@@ -200,9 +202,9 @@ def test_bnpo_averages_over_the_actions_of_each_batch() -> None:
     lengths, gains = torch.tensor([1, 3, 2, 2]), torch.tensor([1.0, -2, 0.5, 4])
     plan = Plan(batch=2, accumulate=2, steps=2, iterations=1, group=2)
     loss = -gains * lengths
-    found = (output_weights("bnpo", lengths, plan, 0.0) * loss).sum() / plan.update
+    found = (output_weights("bnpo", lengths, plan, 0.0) * loss).sum() / plan.outputs_per_update
     assert float(found) == pytest.approx((5 / 4 - 9 / 4) / 2)
-    dapo = (output_weights("dapo", lengths, plan, 0.0) * loss).sum() / plan.update
+    dapo = (output_weights("dapo", lengths, plan, 0.0) * loss).sum() / plan.outputs_per_update
     assert float(dapo) == pytest.approx((5 - 9) / 8)
 
 
@@ -326,12 +328,12 @@ def test_reward_metrics_by_hand() -> None:
 
 def sample(
     lm: LatentLM, method: Colar, config: GrpoConfig, examples: Sequence[Example] = EXAMPLES
-) -> list[Rollout]:
+) -> list[Output]:
     return rollout.roll_out(lm, method, config, examples, seed=3, generation=1)
 
 
 @torch.no_grad()
-def naive(lm: LatentLM, method: Colar, each: Rollout, how: str) -> list[float]:
+def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
     """One output's log-probs, one forward for each of its actions, by torch.distributions."""
     completion = each.completion
     decoding, c = completion.request.decoding, completion.request.params.compression_factor
@@ -377,14 +379,14 @@ def test_log_probs_are_those_of_torch_distributions(
     family: str, head: dict[str, Any], how: Any, decoding: dict[str, float]
 ) -> None:
     lm, method = model(family, **head)
-    rollouts = sample(lm, method, grpo(latent_logprob=how, **decoding))
-    outputs = rollout.collate(rollouts, lm.width)
-    scores = method.logps(lm, outputs, how)
-    engine = rollout.engine_logps(method, rollouts, outputs, how)
-    lengths = {each.completion.length for each in rollouts}
+    outputs = sample(lm, method, grpo(latent_logprob=how, **decoding))
+    rollouts = rollout.collate(outputs, lm.width)
+    scores = method.logps(lm, rollouts, how)
+    engine = rollout.engine_logps(method, outputs, rollouts, how)
+    lengths = {each.completion.length for each in outputs}
     assert 5 in lengths  # forced stops are there,
     assert len(lengths) > 2  # and others
-    for row, each in enumerate(rollouts):
+    for row, each in enumerate(outputs):
         wanted = naive(lm, method, each, how)
         mask = scores.mask[row]
         assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
@@ -394,13 +396,13 @@ def test_log_probs_are_those_of_torch_distributions(
             == engine[row][: mask.shape[0]][~mask].tolist()
             == [0.0] * int((~mask).sum())
         )
-        assert int(mask.sum()) == len(wanted) == int(outputs.n_actions()[row])
+        assert int(mask.sum()) == len(wanted) == int(rollouts.n_actions()[row])
         K = each.completion.length
         assert bool(mask[K]) == (K < 5)  # a stop that was forced was no choice
 
 
 @torch.no_grad()
-def naive_cot(lm: LatentLM, each: Rollout) -> list[float]:
+def naive_cot(lm: LatentLM, each: Output) -> list[float]:
     """One CoT output's log-probs, token by token: the chain, the separator where it was chosen, the answer."""
     temperature = each.completion.request.decoding.temperature
     separator = lm.template.separator_id
@@ -421,19 +423,19 @@ def test_tokens_of_a_chain_are_actions_like_those_of_the_answer(
     family: str, name: str, temperature: float
 ) -> None:
     lm, method = liven(tiny_lm(family)), registry.build(name)
-    rollouts = sample(lm, method, grpo(compression_factors=None, temperature=temperature))
-    tensors = rollout.collate(rollouts, lm.width)
+    outputs = sample(lm, method, grpo(compression_factors=None, temperature=temperature))
+    tensors = rollout.collate(outputs, lm.width)
     if bool(tensors.thought_counts.any()):
         assert tensors.latents.shape[-1] == 0  # tokens are embedded again: their embeddings may be trained
     scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, rollouts, tensors, "mean")
-    lengths = {each.completion.length for each in rollouts}
+    engine = rollout.engine_logps(method, outputs, tensors, "mean")
+    lengths = {each.completion.length for each in outputs}
     if name == "no_cot":
         assert lengths == {0}
     if family in ("llama", "gpt2") and name != "no_cot":
         assert len(lengths) > 1  # stops of its own are there
         assert 5 in lengths  # and forced ones
-    for row, each in enumerate(rollouts):
+    for row, each in enumerate(outputs):
         mask, wanted = scores.mask[row], naive_cot(lm, each)
         assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
         assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
@@ -455,9 +457,9 @@ def test_gradients_reach_what_a_chain_of_tokens_was_embedded_by() -> None:
 
 def test_entropies_and_sigma_are_means_over_an_outputs_own_actions() -> None:
     lm, method = model()
-    outputs = rollout.collate(sample(lm, method, grpo(latent_temperature=2.0)), lm.width)
-    scores = method.logps(lm, outputs, "mean")
-    none = outputs.thought_counts == 0
+    rollouts = rollout.collate(sample(lm, method, grpo(latent_temperature=2.0)), lm.width)
+    scores = method.logps(lm, rollouts, "mean")
+    none = rollouts.thought_counts == 0
     assert none.any()
     assert scores.logged["latents/sigma"].isnan().tolist() == none.tolist()
     # sigma is nearly the same in all dimensions of an untrained head: the entropy follows from it
@@ -468,11 +470,11 @@ def test_entropies_and_sigma_are_means_over_an_outputs_own_actions() -> None:
 
 def test_gradients_reach_adapter_and_head_and_none_goes_through_latents() -> None:
     lm, method = model("qwen2", LoraSettings(r=4))
-    outputs = rollout.collate(sample(lm, method, grpo()), lm.width)
-    outputs.latents.requires_grad_(True)
-    scores = method.logps(lm, outputs, "mean")
+    rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
+    rollouts.latents.requires_grad_(True)
+    scores = method.logps(lm, rollouts, "mean")
     scores.logps.sum().backward()
-    assert outputs.latents.grad is None
+    assert rollouts.latents.grad is None
     moved = {name for name, p in lm.named_parameters() if p.grad is not None and bool((p.grad != 0).any())}
     assert any("lora_B" in name for name in moved)
     assert {"extra.latent_head.mean.weight", "extra.latent_head.log_std.bias"} <= moved
@@ -481,10 +483,10 @@ def test_gradients_reach_adapter_and_head_and_none_goes_through_latents() -> Non
 
 def test_snapped_latents_are_refused() -> None:
     lm, method = model()
-    outputs = rollout.collate(sample(lm, method, grpo()), lm.width)
-    outputs.params["snap"][0] = 1
+    rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
+    rollouts.params["snap"][0] = 1
     with pytest.raises(ValueError, match="snap must be false"):
-        method.logps(lm, outputs, "mean")
+        method.logps(lm, rollouts, "mean")
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -497,15 +499,15 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
     lm, method = model()
     settings = {"epsilon": 0.1, "epsilon_high": 0.4, "beta": 0.3, "importance_sampling_level": level}
     made = trainer(tmp_path, lm, method, grpo(loss_type=loss_type, dr_grpo_length=3.5, **settings))
-    rollouts = sample(lm, method, made.generator.config, EXAMPLES[:2])
-    outputs = rollout.collate(rollouts, lm.width)
+    outputs = sample(lm, method, made.sampler.config, EXAMPLES[:2])
+    rollouts = rollout.collate(outputs, lm.width)
     torch.manual_seed(1)
-    N = int(outputs.positions().max())
+    N = int(rollouts.positions().max())
     old, ref, gains = -2 * torch.rand(8, N), -2 * torch.rand(8, N), torch.randn(8)
-    lengths = [int(n) for n in outputs.n_actions()]
+    lengths = [int(n) for n in rollouts.n_actions()]
     total, wanted = sum(lengths), 0.0
-    for row, each in enumerate(rollouts):
-        mask = method.logps(lm, outputs, "mean").mask[row]
+    for row, each in enumerate(outputs):
+        mask = method.logps(lm, rollouts, "mean").mask[row]
         now = naive(lm, method, each, "mean")
         logs = [n - then for n, then in zip(now, old[row][mask].tolist(), strict=True)]
         if level == "sequence":
@@ -516,25 +518,25 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
         sum_ += 0.3 * sum(math.exp(d) - d - 1 for d in away)
         divisor = {"grpo": 8 * lengths[row], "dr_grpo": 8 * 3.5, "dapo": total, "bnpo": total}[loss_type]
         wanted += sum_ / divisor
-    weights = output_weights(loss_type, outputs.n_actions(), made.plan, 3.5)
+    weights = output_weights(loss_type, rollouts.n_actions(), made.plan, 3.5)
     columns = {"advantages": gains, "weights": weights, "kept": torch.ones(8, dtype=torch.bool)}
     before = {"old_logps": old, "ref_logps": ref, "engine_logps": old}
-    found = made.policy(**outputs.tensors(), **columns, **before)
+    found = made.policy(**rollouts.tensors(), **columns, **before)
     assert found["loss"].item() == pytest.approx(wanted, rel=1e-3)
-    half = made.policy(torch.tensor(16), **outputs.tensors(), **columns, **before)
+    half = made.policy(torch.tensor(16), **rollouts.tensors(), **columns, **before)
     assert float(half["loss"]) == pytest.approx(wanted / 2, rel=1e-3)
 
 
 def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
     lm, method = model(lora=LORA)
     made = trainer(tmp_path, lm, method, grpo())
-    made.generator.funcs = {"own": lambda completions, **columns: [0.1] * len(completions)}
+    made.sampler.reward_funcs = {"own": lambda completions, **columns: [0.1] * len(completions)}
     inputs = made._prepare_inputs({"generations": torch.tensor([0]), "slots": torch.arange(8)})
     made.policy(**inputs)["loss"].backward()
     found = [p.grad for p in lm.parameters() if p.grad is not None]
     assert len(found) > 4
     assert all(bool((grad == 0).all()) for grad in found)
-    made.generator.funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
+    made.sampler.reward_funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
     inputs = made._prepare_inputs({"generations": torch.tensor([0]), "slots": torch.arange(8)})
     made.policy(**inputs)["loss"].backward()
     assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
@@ -640,7 +642,7 @@ def test_dropout_is_off_only_inside() -> None:
 # --- rollouts ------------------------------------------------------------------------------------------
 
 
-def what(each: Rollout) -> tuple[Any, ...]:
+def what(each: Output) -> tuple[Any, ...]:
     completion = each.completion
     return (
         completion.request,
@@ -698,9 +700,9 @@ def test_factors_are_drawn_for_a_group_or_within_it() -> None:
 
 def test_outputs_survive_the_way_through_a_flat_dict() -> None:
     lm, method = model()
-    outputs = rollout.collate(sample(lm, method, grpo()), lm.width)
-    again = Rollouts.from_tensors({**outputs.tensors(), "more": torch.zeros(1)})
-    assert all(torch.equal(value, again.tensors()[name]) for name, value in outputs.tensors().items())
+    rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
+    again = Rollouts.from_tensors({**rollouts.tensors(), "more": torch.zeros(1)})
+    assert all(torch.equal(value, again.tensors()[name]) for name, value in rollouts.tensors().items())
     assert set(again.params) == {"compression_factor", "snap"}
 
 
@@ -720,9 +722,9 @@ def test_rewards_see_columns_and_may_be_silent() -> None:
         return [None, 1.0, None, 2.0]
 
     lm, method = model()
-    rollouts = sample(lm, method, grpo(), EXAMPLES[:1])
-    found = rewards.apply({"half": half, "length": rewards.length_penalty}, rollouts)
-    lengths = [each.completion.length for each in rollouts]
+    outputs = sample(lm, method, grpo(), EXAMPLES[:1])
+    found = rewards.apply({"half": half, "length": rewards.length_penalty}, outputs)
+    lengths = [each.completion.length for each in outputs]
     assert seen["length"] == lengths
     assert (seen["answer"], seen["answer_type"], seen["max_latents"]) == (["7"] * 4, ["number"] * 4, [5] * 4)
     wanted = [0.5 * (said or 0) - 2 * n / 5 for said, n in zip([None, 1.0, None, 2.0], lengths, strict=True)]
@@ -754,18 +756,30 @@ def test_rewards_that_cannot_be_used_are_named(func: Any, words: str) -> None:
 def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(11)]
     plan = Plan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
-    order = Generations(many, 0, plan)
-    assert (plan.questions, plan.outputs, plan.update, plan.updates, order.per_epoch) == (3, 12, 4, 6, 3)
+    schedule = QuestionSchedule(many, 0, plan)
+    assert (
+        plan.questions,
+        plan.outputs,
+        plan.outputs_per_update,
+        plan.updates_per_generation,
+        schedule.generations_per_epoch,
+    ) == (
+        3,
+        12,
+        4,
+        6,
+        3,
+    )
     for epoch in (0, 1):
-        order.epoch = epoch
-        keys = list(order)
-        assert len(keys) == len(order) == 3 * 12 * 2
+        schedule.epoch = epoch
+        keys = list(schedule)
+        assert len(keys) == len(schedule) == 3 * 12 * 2
         assert keys[:24] == [(3 * epoch, slot) for slot in range(12)] * 2
-        asked = [index for number in range(3 * epoch, 3 * epoch + 3) for index in order.questions(number)]
+        asked = [index for number in range(3 * epoch, 3 * epoch + 3) for index in schedule.questions(number)]
         assert len(set(asked)) == 9
-    assert order.questions(0) != order.questions(3)
+    assert schedule.questions(0) != schedule.questions(3)
     with pytest.raises(ValueError, match="2 questions do not fill a generation of 3"):
-        Generations(many[:2], 0, plan)
+        QuestionSchedule(many[:2], 0, plan)
 
 
 def test_dynamic_sampling_replaces_groups_without_spread(tmp_path: Path) -> None:
@@ -778,9 +792,9 @@ def test_dynamic_sampling_replaces_groups_without_spread(tmp_path: Path) -> None
     found = {}
     for rounds in (0, 5):
         made = trainer(tmp_path, lm, method, grpo(dynamic_sampling=rounds))
-        made.generator.funcs = {"own": picky}
+        made.sampler.reward_funcs = {"own": picky}
         for number in range(3):
-            generation = made.generator.generate(number)
+            generation = made.sampler.generate(number)
             assert generation.tensors["advantages"].shape == (8,)
             spread = (generation.tensors["advantages"].view(2, 4) != 0).all(-1).tolist()
             found[rounds, number] = sum(spread)
@@ -793,18 +807,18 @@ def test_a_group_with_spread_takes_the_place_of_one_without(tmp_path: Path) -> N
     lm, method = model()
     made = trainer(tmp_path, lm, method, grpo(steps_per_generation=3, dynamic_sampling=1),
                    per_device_train_batch_size=4)  # fmt: skip
-    asked = [EXAMPLES[i].id for i in made.generator.order.questions(0)]
+    asked = [EXAMPLES[i].id for i in made.sampler.schedule.questions(0)]
     flat = {asked[0], asked[2]}
 
     def picky(completions: Sequence[str], id: Sequence[str], **columns: Any) -> list[float | None]:
         return [0.0 if name in flat else float(i % 2) for i, name in enumerate(id)]
 
-    made.generator.funcs = {"own": picky}
-    groups, sampled = made.generator._groups(0)
-    assert [each.example.id for g in sampled for each in g.rollouts][: 3 * 4 : 4] == asked
+    made.sampler.reward_funcs = {"own": picky}
+    groups, sampled = made.sampler._groups(0)
+    assert [each.example.id for g in sampled for each in g.outputs][: 3 * 4 : 4] == asked
     assert len(sampled) == 5
     assert groups == [sampled[3], sampled[1], sampled[4]]
-    advantages_R = made.generator.generate(0).tensors["advantages"]
+    advantages_R = made.sampler.generate(0).tensors["advantages"]
     assert bool((advantages_R != 0).all())
 
 
@@ -813,45 +827,45 @@ def test_rewards_are_weighted_and_scaled_as_configured(tmp_path: Path, scale: An
     lm, method = model()
     config = grpo(reward_funcs=("accuracy", "length_penalty"), reward_weights=(0.5, 3.0), scale_rewards=scale)
     made = trainer(tmp_path, lm, method, config)
-    made.generator.funcs = {
+    made.sampler.reward_funcs = {
         "one": lambda completions, **columns: [float(i % 3) for i in range(len(completions))],
         "other": lambda completions, **columns: [float(i > 4) for i in range(len(completions))],
     }
     total = torch.tensor([0.5 * (i % 3) + 3 * (i > 4) for i in range(8)]).view(2, 4)
     centred = total - total.mean(1, keepdim=True)
     spread = {"group": total.std(1, keepdim=True) + 1e-4, "batch": total.std() + 1e-4, "none": 1.0}[scale]
-    found = made.generator.generate(0).tensors["advantages"]
+    found = made.sampler.generate(0).tensors["advantages"]
     assert found.tolist() == pytest.approx((centred / spread).flatten().tolist(), rel=1e-5)
 
 
 def test_dr_grpos_constant_is_the_mean_number_of_actions_at_the_start(tmp_path: Path) -> None:
     lm, method = model()
     made = trainer(tmp_path, lm, method, grpo(loss_type="dr_grpo"))
-    generations = [made.generator.generate(number).tensors for number in range(3)]
+    generations = [made.sampler.generate(number).tensors for number in range(3)]
     lengths = [Rollouts.from_tensors(tensors).n_actions().double().mean().item() for tensors in generations]
     assert len(set(lengths)) > 1
     for tensors in generations:
         assert tensors["weights"].tolist() == pytest.approx([1 / lengths[0]] * 8)
     given = trainer(tmp_path, lm, method, grpo(loss_type="dr_grpo", dr_grpo_length=3.5))
-    assert given.generator.generate(0).tensors["weights"].tolist() == pytest.approx([1 / 3.5] * 8)
+    assert given.sampler.generate(0).tensors["weights"].tolist() == pytest.approx([1 / 3.5] * 8)
 
 
 def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
     lm, method = model()
     for mask in (False, True):
         made = trainer(tmp_path, lm, method, grpo(mask_truncated_completions=mask, loss_type="dapo"))
-        generation = made.generator.generate(0)
+        generation = made.sampler.generate(0)
         inputs = generation.tensors
-        outputs = Rollouts.from_tensors(inputs)
-        cut = ~outputs.stopped | (
-            outputs.token_ids.gather(1, outputs.token_lengths[:, None] - 1)[:, 0] != lm.template.eos_id
+        rollouts = Rollouts.from_tensors(inputs)
+        cut = ~rollouts.stopped | (
+            rollouts.token_ids.gather(1, rollouts.token_lengths[:, None] - 1)[:, 0] != lm.template.eos_id
         )
         assert cut.any()
         assert (~cut).any()
         assert inputs["kept"].tolist() == ((~cut) | (not mask)).tolist()
-        total = float(outputs.n_actions()[inputs["kept"]].sum())
+        total = float(rollouts.n_actions()[inputs["kept"]].sum())
         assert inputs["weights"].tolist() == pytest.approx([8 / total] * 8)
-        logps = method.logps(lm, outputs, "mean")
+        logps = method.logps(lm, rollouts, "mean")
         kept = logps.mask & inputs["kept"][:, None]
         wanted = -(inputs["advantages"][:, None] * kept).sum() / total  # every ratio is 1
         assert float(made.policy(**inputs)["loss"]) == pytest.approx(float(wanted), abs=1e-6)
@@ -859,14 +873,14 @@ def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
 
 def test_the_reference_is_what_the_model_was() -> None:
     lm, _ = model(lora=LORA)
-    kept = Reference(lm)
+    kept = ReferenceWeights(lm)
     weight = next(p for name, p in lm.named_parameters() if "lora_B" in name)
     with torch.no_grad():
         weight += 1
-    with kept.weights():
+    with kept.in_model():
         assert bool((weight == 0).all())
     assert bool((weight == 1).all())
-    with kept.weights():
+    with kept.in_model():
         assert bool((weight == 0).all())
 
 
@@ -970,7 +984,7 @@ def judge_by_weight(lm: LatentLM, method: Method) -> dict[str, float]:
 
 
 def test_another_processs_outputs_are_not_dropped(tmp_path: Path, taken: Callable[[Path], Any]) -> None:
-    samples = RunFolder(tmp_path).samples
+    samples = RunFolder(tmp_path).completions
     samples.write_text('{"step": 5}\n')
     with taken(tmp_path), pytest.raises(ValueError, match="another process is writing to"):
         run(tmp_path)
@@ -1004,9 +1018,46 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, kill: dict[str, int
     assert curve(whole)[4]["kl"] > 1e-6
     theirs = whole_lm.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in lm.state_dict().items())
-    samples = [p.read_text() for p in (folder.samples, RunFolder(tmp_path / "whole").samples)]
+    samples = [p.read_text() for p in (folder.completions, RunFolder(tmp_path / "whole").completions)]
     assert samples[0] == samples[1]
     assert resumed.metrics == whole.metrics
+
+
+def test_a_chain_of_tokens_resumes_in_the_middle_of_a_generation(tmp_path: Path) -> None:
+    """Its thoughts are ids, and its latents have no width: a checkpoint holds both, and nothing is sampled again."""
+    config = grpo(compression_factors=None, num_iterations=2, steps_per_generation=2)
+    settings = TrainingConfig(
+        **{**QUICK, "per_device_train_batch_size": 8, "max_steps": 6, "save_steps": 3, "learning_rate": 1e-2}
+    )
+
+    def train(folder: Path, generations: int) -> tuple[LatentLM, TrainResult, int]:
+        """A run that is stopped when it rewards more generations than these; the number that it rewarded."""
+        lm, method = liven(tiny_lm("llama")), Cot(CotConfig())
+        rewarded = 0
+
+        def reward(completions: Sequence[str], **columns: Any) -> list[float | None]:
+            nonlocal rewarded
+            if rewarded == generations:
+                raise KeyboardInterrupt
+            rewarded += 1
+            return by_tokens(completions, **columns)
+
+        funcs = {"own": reward}
+        result = grpo_run.train(lm, method, EXAMPLES, settings, config, folder, reward_funcs=funcs)
+        return lm, result, rewarded
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "a", generations=1)
+    saved = load_file(tmp_path / "a" / "checkpoints" / "checkpoint-3" / "rollouts.safetensors")
+    assert saved["latents"].shape[-1] == 0
+    assert bool((saved["thought_ids"] > 0).any())
+    lm, resumed, sampled = train(tmp_path / "a", generations=2)
+    whole_lm, whole, sampled_by_whole = train(tmp_path / "b", generations=2)
+    assert (sampled, sampled_by_whole) == (1, 2)
+    assert curve(resumed) == curve(whole)
+    assert [row["step"] for row in curve(whole)] == [1, 2, 3, 4, 5, 6]
+    theirs = whole_lm.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in lm.state_dict().items())
 
 
 def test_a_row_of_the_log_covers_the_same_updates_after_a_stop(tmp_path: Path) -> None:
@@ -1029,7 +1080,8 @@ def test_a_row_of_the_log_covers_the_same_updates_after_a_stop(tmp_path: Path) -
 def test_a_run_with_other_generations_is_not_gone_on_with(tmp_path: Path) -> None:
     run(tmp_path, max_steps=1)
     with pytest.raises(
-        ValueError, match=r"'iterations': 1.*this call has .*'iterations': 2.*must stay the same"
+        ValueError,
+        match=r"checkpoint-1 holds another run \(iterations was 1, now 2\); .*grpo.num_iterations.* must stay the same",
     ):
         run(tmp_path, grpo(num_iterations=2), max_steps=2)
 
@@ -1092,7 +1144,7 @@ def test_patience(found: list[float], patience: int | None, over: bool) -> None:
     from transformers import TrainerState
 
     state = TrainerState(log_history=[{"eval_accuracy": value, "step": i} for i, value in enumerate(found)])
-    assert EarlyStopping(patience).over(state) == over
+    assert EarlyStopping(patience).out_of_patience(state) == over
 
 
 def test_collapse_is_found_and_said() -> None:
@@ -1127,22 +1179,26 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"top_p": 0.9}, "grpo.top_p must be 1, got 0.9"),
-        ({"temperature": 0.0}, "grpo.temperature must be above 0, got 0.0"),
+        (
+            {"temperature": 0.0},
+            "grpo.temperature must be above 0 (at 0 nothing is drawn, and nothing explores), got 0.0",
+        ),
         ({"loss_type": "ppo"}, "grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got 'ppo'"),
         ({"importance_sampling_level": "word"}, "must be one of token, sequence, got 'word'"),
         ({"scale_rewards": "all"}, "must be one of group, batch, none, got 'all'"),
         ({"latent_logprob": "max"}, "must be one of mean, sum, got 'max'"),
         ({"factor_drawn_per": "batch"}, "must be one of group, sample, got 'batch'"),
-        ({"num_generations": 1}, "grpo.num_generations must be 2 or more, got 1"),
-        ({"num_iterations": 0}, "grpo.num_iterations must be 1 or more"),
-        ({"max_latents": 0}, "grpo.max_latents must be 1 or more"),
+        ({"num_generations": 1}, "grpo.num_generations must be a whole number, 2 or more, got 1"),
+        ({"num_iterations": 0}, "grpo.num_iterations must be a whole number, 1 or more, got 0"),
+        ({"max_latents": 0}, "grpo.max_latents must be a whole number, 1 or more, got 0"),
         ({"steps_per_generation": 0}, "grpo.steps_per_generation must be 1 or more, or null"),
         ({"epsilon": 1.5}, "grpo.epsilon must be between 0 and 1"),
         ({"epsilon_high": 0.0}, "grpo.epsilon_high must be above 0 or null"),
-        ({"beta": math.nan}, "grpo.beta must be 0 or more, got nan"),
-        ({"compression_factors": ()}, "grpo.compression_factors must not be empty"),
-        ({"reward_funcs": ()}, "grpo.reward_funcs must not be empty"),
+        ({"beta": math.nan}, "grpo.beta must be a number, 0 or more, got nan"),
+        ({"max_completion_length": 0}, "max_completion_length 1 or more"),
+        ({"latent_temperature": -1.0}, "grpo.latent_temperature must be 0 or more, got -1.0"),
+        ({"compression_factors": ()}, "grpo.compression_factors must be a list of at least one factor"),
+        ({"reward_funcs": ()}, "grpo.reward_funcs must be a list of at least one reward, got ()"),
         ({"reward_weights": (1.0, 2.0)}, "one value for each of accuracy, got (1.0, 2.0)"),
         ({"reward_weights": (math.inf,)}, "grpo.reward_weights must be finite"),
         ({"early_stopping_patience": 0}, "grpo.early_stopping_patience must be 1 or more, or null"),
@@ -1187,7 +1243,9 @@ def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path
     lm, method = model()
     with pytest.raises(ValueError, match="some questions are there twice"):
         grpo_run.train(lm, method, [*EXAMPLES, EXAMPLES[0]], TrainingConfig(**QUICK), grpo(), tmp_path)
-    with pytest.raises(ValueError, match="unknown reward 'acuracy', did you mean 'accuracy'"):
+    with pytest.raises(
+        ValueError, match="unknown reward in grpo.reward_funcs: 'acuracy', did you mean 'accuracy'"
+    ):
         rewards.named(["acuracy"])
     with pytest.raises(ValueError, match="reward_weights has 1 values for 2 reward functions"):
         grpo_run.train(

@@ -341,14 +341,23 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
             ["--grpo.loss_type", "ppo"],
             "recipe.yaml: grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got ppo",
         ),
-        (["--grpo.num_generations", "1"], "recipe.yaml: grpo.num_generations must be 2 or more, got 1"),
+        (
+            ["--grpo.num_generations", "1"],
+            "recipe.yaml: grpo.num_generations must be a whole number, 2 or more, got 1",
+        ),
         (["--grpo.compression_factors", "[a]"], "grpo.compression_factors must be a number or null, got a"),
-        (["--model.init_from", "x", "--grpo.top_p", "0.9"], "grpo.top_p must be 1"),
+        (
+            ["--model.init_from", "x", "--grpo.top_p", "0.9"],
+            "recipe.yaml: unknown key 'grpo.top_p': leave it out",
+        ),
         (
             ["--model.init_from", "x", "--grpo.num_generations", "3"],
             "must be a multiple of grpo.num_generations (3)",
         ),
-        (["--model.init_from", "x", "--grpo.reward_funcs", "[speed]"], "unknown reward 'speed'"),
+        (
+            ["--model.init_from", "x", "--grpo.reward_funcs", "[speed]"],
+            "unknown reward in grpo.reward_funcs: 'speed'",
+        ),
         (["--model.init_from", "x", "--grpo.num_generation", "2"], "did you mean 'grpo.num_generations'"),
     ],
 )

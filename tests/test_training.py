@@ -44,7 +44,7 @@ from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, train
-from colar.training.trainer import LatentTrainer, NonFiniteError, Window
+from colar.training.trainer import LatentTrainer, LossTermSums, NonFiniteError
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 20, seed=0))
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.1)
@@ -129,9 +129,9 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
     rng = Random(n)
     lengths = [rng.randint(5, 300) for _ in range(n)]
     examples = [Example(f"x/{i}", "q", (), "1") for i in range(n)]
-    order = batches.Order(examples, lengths, seed, 8).order(epoch)
+    order = batches.RowSchedule(examples, lengths, seed, 8).permutation(epoch)
     assert sorted(order) == list(range(n))
-    turned = batches.Order(examples[::-1], lengths[::-1], seed, 8).order(epoch)
+    turned = batches.RowSchedule(examples[::-1], lengths[::-1], seed, 8).permutation(epoch)
     if len(set(lengths)) == n:  # ties in length are broken by the shuffle, which follows the ids as well
         assert [n - 1 - i for i in turned] == order
 
@@ -139,10 +139,10 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
 def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() -> None:
     rng = Random(0)
     lengths = [rng.randint(20, 400) for _ in range(1600)]
-    order = batches.Order([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, 0, 32)
+    schedule = batches.RowSchedule([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, 0, 32)
     firsts = []
     for epoch in range(20):
-        indices = order.order(epoch)
+        indices = schedule.permutation(epoch)
         groups = [indices[start : start + 32] for start in range(0, 1600, 32)]
         padding = sum(
             max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in groups
@@ -151,13 +151,13 @@ def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() ->
         firsts.append(max(lengths[i] for i in groups[0]))
     assert sum(first > 390 for first in firsts) < 5
     assert len(set(firsts)) > 10
-    assert order.order(0) != order.order(1)
+    assert schedule.permutation(0) != schedule.permutation(1)
 
 
 def test_keys_carry_the_fractional_epoch() -> None:
-    order = batches.Order(EXAMPLES, [1] * 20, 0, 8)
-    order.epoch = 3
-    epochs = [epoch for epoch, _ in order]
+    schedule = batches.RowSchedule(EXAMPLES, [1] * 20, 0, 8)
+    schedule.epoch = 3
+    epochs = [epoch for epoch, _ in schedule]
     assert epochs == [3 + i / 20 for i in range(20)]
 
 
@@ -174,8 +174,12 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
     run(tmp_path, method, lm=lm, per_device_train_batch_size=8, num_train_epochs=2)
     assert seen[:20] == [(0.0, example.id) for example in EXAMPLES]  # all are checked first
     lengths = [len(method.encode(lm.template, e, Random(0), 0)) for e in EXAMPLES]
-    order = batches.Order(EXAMPLES, lengths, 0, 8)
-    wanted = [(epoch + i / 20, EXAMPLES[k].id) for epoch in (0, 1) for i, k in enumerate(order.order(epoch))]
+    schedule = batches.RowSchedule(EXAMPLES, lengths, 0, 8)
+    wanted = [
+        (epoch + i / 20, EXAMPLES[k].id)
+        for epoch in (0, 1)
+        for i, k in enumerate(schedule.permutation(epoch))
+    ]
     assert seen[20:60] == wanted
 
 
@@ -336,7 +340,7 @@ def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path
     whole, fourth = run(tmp_path / "whole", **{**short, "num_train_epochs": 3})
     assert losses(third) == losses(fourth)
     assert_same(on, whole)
-    with pytest.raises(ValueError, match=r"updates of 8 rows, this call of 4"):
+    with pytest.raises(ValueError, match=r"rows per update was 8, now 4\); per_device_train_batch_size x"):
         run(tmp_path / "run", **{**short, "num_train_epochs": 4, "per_device_train_batch_size": 4})
     with pytest.raises(ValueError, match="no rows"):  # a call that cannot start drops nothing
         train(on, Colar(ColarConfig()), [], TrainingConfig(**QUICK), tmp_path / "run", resume=False)
@@ -474,12 +478,12 @@ def test_what_is_written(
 
 
 def test_an_evaluation_between_two_windows_is_not_taken_off_the_next_ones_time() -> None:
-    window = Window()
-    window.paused += 1000.0  # after the log, before the next update
-    window.start()
-    window.add({}, 10)
-    window.paused += -1.0  # one second passed
-    assert window.means(lambda x: x, torch.device("cpu"))["rows_per_second"] == pytest.approx(10, rel=0.2)
+    sums = LossTermSums()
+    sums.paused_seconds += 1000.0  # after the log, before the next update
+    sums.start()
+    sums.add({}, 10)
+    sums.paused_seconds += -1.0  # one second passed
+    assert sums.means(lambda x: x, torch.device("cpu"))["rows_per_second"] == pytest.approx(10, rel=0.2)
 
 
 def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> None:
@@ -499,7 +503,9 @@ def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> N
         gradient_accumulation_steps=2,
         logging_steps=2,
     )
-    order = batches.Order(EXAMPLES, batches.TrainingRows(lm, method, EXAMPLES, 0).lengths(), 0, 6).order(0)
+    order = batches.RowSchedule(
+        EXAMPLES, batches.TrainingRows(lm, method, EXAMPLES, 0).lengths(), 0, 6
+    ).permutation(0)
     questions = [len(method.encode(lm.template, EXAMPLES[i], Random(0), 0).question) for i in order]
     rows = [row for row in result.history if "one" in row]
     assert [row["step"] for row in rows] == [2, 4]
@@ -611,9 +617,9 @@ def test_parameter_groups(tmp_path: Path) -> None:
 
 def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: Path) -> LatentTrainer:
     rows = batches.TrainingRows(lm, method, EXAMPLES, 0)
-    order = batches.Order(EXAMPLES, rows.lengths(), 0, 8)
+    schedule = batches.RowSchedule(EXAMPLES, rows.lengths(), 0, 8)
     args = arguments(config, RunFolder(folder))
-    return LatentTrainer(Objective(lm, method), args, rows, order, config.modules_learning_rate)
+    return LatentTrainer(Objective(lm, method), args, rows, schedule, config.modules_learning_rate)
 
 
 def test_the_modules_rate_is_logged_and_follows_the_schedule(tmp_path: Path) -> None:
@@ -757,7 +763,10 @@ def test_validate_without_accuracy_is_an_error(tmp_path: Path) -> None:
         ({"report_to": "mlflow"}, "training.report_to must be one of tensorboard, wandb"),
         ({"num_train_epochs": 0}, "training.num_train_epochs must be above 0"),
         ({"learning_rate": math.nan}, "training.learning_rate must be above 0"),
-        ({"per_device_train_batch_size": 0}, "training.per_device_train_batch_size must be above 0"),
+        (
+            {"per_device_train_batch_size": 0},
+            "training.per_device_train_batch_size must be a whole number, 1 or more, got 0",
+        ),
         ({"max_hours": 0}, "training.max_hours must be above 0 or null"),
         ({"max_steps": 0}, "training.max_steps must be above 0 or -1"),
         ({"eval_steps": 2.5}, "training.eval_steps must be a whole number, or below 1"),

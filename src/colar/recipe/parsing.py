@@ -101,7 +101,10 @@ def _explain(made: jsonargparse.ArgumentParser, message: str) -> str:
     for pattern in UNKNOWN_KEY:
         if unknown := re.search(pattern, message):
             key = ".".join(filter(None, (unknown.groupdict().get("group"), unknown["key"])))
-            return f"unknown key {key!r}{did_you_mean(key, known)}"
+            # All keys of a section look alike, for they share its name: the last part must be near by itself.
+            last = key.split(".")[-1]
+            near = [name for name in known if did_you_mean(last, [name.split(".")[-1]])]
+            return f"unknown key {key!r}{did_you_mean(key, near) or ': leave it out'}"
     return _wrong_value(message) or message
 
 

@@ -1,12 +1,17 @@
 """Rows for training, as functions of (seed, epoch, row id) alone.
 
-What a row's encoding draws (the factor c, the labels' seed) and its place in the epoch depend on nothing else: a
-resumed run, another batch size or another number of processes sees the same draws in the same order. The
-sampler yields (epoch, index), so no worker holds a state that could go stale.
+A row's draws (the factor c, the labels' seed) and its place in the epoch depend on nothing else. A resumed run, another
+batch size or another number of processes sees the same draws in the same order. The schedule yields (epoch, index), so
+no worker holds a state that could go stale.
 
-Order of an epoch: rows are shuffled, cut into pools of `POOL` groups, sorted by length within a pool, cut into
-groups of neighbours, and the groups are shuffled. A group is an update's rows: they are of like length, and
-neither the first nor the last is the longest. (Larger groups would make successive updates see like lengths.)
+Order of an epoch:
+
+    shuffle         rows in an order that only (seed, epoch, id) decides
+    pools           `POOL` groups each, sorted by length inside
+    groups          neighbours in a pool: the rows of one update, of like length
+    shuffle         the groups, and the rows within each
+
+Neither the first group nor the last has the longest rows. (Larger groups would give successive updates like lengths.)
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from colar.ops.noise import seed_from
 POOL = 50
 """Groups that are sorted together."""
 
-Key = tuple[float, int]
+RowKey = tuple[float, int]
 """(fractional epoch at which the row is due, index of its example)."""
 
 
@@ -38,73 +43,90 @@ class TrainingRows(Dataset[Row]):
     def __init__(self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int) -> None:
         if not examples:
             raise ValueError("there are no rows to train on")
-        self.template, self.method, self.examples, self.seed = lm.template, method, examples, seed
+        self.template = lm.template
         self.context_length = lm.context_length
+        self.method = method
+        self.examples = examples
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, key: Key) -> Row:
+    def __getitem__(self, key: RowKey) -> Row:
         epoch, index = key
-        return self._encode(epoch, index, int(epoch))
+        return self._encode(epoch, index, draws_of=int(epoch))
 
     def at(self, epoch: float, index: int) -> Row:
-        """A row as `epoch` has it (a curriculum's stage), with the draws that it has at every epoch: to compare."""
-        return self._encode(epoch, index, 0)
+        """A row in the curriculum's stage at `epoch`, with the same draws at every epoch: to compare losses."""
+        return self._encode(epoch, index, draws_of=0)
 
-    def _encode(self, epoch: float, index: int, draws: int) -> Row:
+    def _encode(self, epoch: float, index: int, draws_of: int) -> Row:
         example = self.examples[index]
-        rng = Random(seed_from(self.seed, draws, example.id))
+        # The id, not the index: a row keeps its draws when others are added or removed.
+        rng = Random(seed_from(self.seed, draws_of, example.id))
         return self.method.encode(self.template, example, rng, epoch)
 
     def lengths(self) -> list[int]:
         """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context."""
         lengths = []
+        # All rows, before the first step: a wrong one must not stop a run after hours.
         for index in progress.track(range(len(self)), "check rows"):
-            lengths.append(len(self[0.0, index]))
-            if lengths[-1] > self.context_length:
+            length = len(self[0.0, index])
+            if length > self.context_length:
                 raise ValueError(
-                    f"{self.examples[index].id}: the row has {lengths[-1]} tokens, "
+                    f"{self.examples[index].id}: the row has {length} tokens, "
                     f"the model's context is {self.context_length}"
                 )
+            lengths.append(length)
         return lengths
 
 
 class Schedule(Sampler[Any]):
-    """What a loader is told to take next, epoch by epoch."""
+    """The keys of one epoch, in the order in which a loader takes them. Set `epoch` before iterating."""
 
     epoch: int
 
 
-class Order(Schedule):
-    """One epoch's keys, in groups of `group` rows of like length. Set `epoch` before iterating."""
+class RowSchedule(Schedule):
+    """One epoch's rows, in groups of `group` rows of like length."""
 
     def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int) -> None:
-        self.ids, self.lengths, self.seed, self.epoch = [e.id for e in examples], lengths, seed, 0
+        self.ids = [example.id for example in examples]
+        self.lengths = lengths
+        self.seed = seed
         self.group = group
+        self.epoch = 0
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __iter__(self) -> Iterator[Key]:
-        for position, index in enumerate(self.order(self.epoch)):
+    def __iter__(self) -> Iterator[RowKey]:
+        for position, index in enumerate(self.permutation(self.epoch)):
             yield self.epoch + position / len(self), index
 
-    def order(self, epoch: int) -> list[int]:
-        """A permutation of the indices, a function of (seed, epoch, ids, lengths, group)."""
+    def permutation(self, epoch: int) -> list[int]:
+        """All indices in the order of `epoch`, a function of (seed, epoch, ids, lengths, group)."""
+        # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
         places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
         shuffled = sorted(range(len(self)), key=lambda index: (places[index], index))
-        whole = len(self) - len(self) % self.group  # a ragged last group keeps the others whole
+
+        # The rows that fill no whole group come last: a short group in the middle would cut all later ones anew.
+        whole = len(self) - len(self) % self.group
         groups = []
         for start in range(0, whole, POOL * self.group):
-            pool = shuffled[start : min(start + POOL * self.group, whole)]
-            pool.sort(key=lambda index: self.lengths[index])
-            groups += [pool[i : i + self.group] for i in range(0, len(pool), self.group)]
+            end = min(start + POOL * self.group, whole)
+            pool = sorted(shuffled[start:end], key=lambda index: self.lengths[index])
+            for first in range(0, len(pool), self.group):
+                groups.append(pool[first : first + self.group])
+
         rng = Random(seed_from(self.seed, "groups", epoch))
         rng.shuffle(groups)
+        order: list[int] = []
+        # Within a group too, so that the batches of an update are not sorted by length.
         for group in groups:
             rng.shuffle(group)
-        return [index for group in groups for index in group] + shuffled[whole:]
+            order += group
+        return order + shuffled[whole:]
 
 
 def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
@@ -113,5 +135,9 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 
 
 def count_rows(batches: Sequence[dict[str, Tensor]]) -> Tensor:
-    """How many rows some batches hold together, a scalar int64."""
-    return torch.tensor(sum(next(iter(batch.values())).shape[0] for batch in batches))
+    """Number of rows that some batches hold together, a scalar int64."""
+    count = 0
+    for batch in batches:
+        any_column = next(iter(batch.values()))
+        count += any_column.shape[0]
+    return torch.tensor(count)

@@ -1,7 +1,15 @@
-"""What happens around the steps of a run: epochs, evaluations, the clock, the progress bar.
+"""Actions around the steps of a run: epochs, evaluations, the clock, the progress bar.
 
-Each is a `TrainerCallback` of its own and holds no state that a resumed run could miss, but for the clock,
-whose seconds are saved in `trainer_state.json`.
+    on_train_begin      Clock starts, Bar opens
+    on_epoch_begin      Epochs sets the schedule's epoch
+    on_step_begin       Epochs forgets the optimiser's moments where a stage begins
+      one update
+    on_step_end         Evaluations, LogAtSaves and Clock set flags of `control`: evaluate, save, log, stop
+      Trainer does what the flags say: log, evaluate, save, in this order
+    on_train_end        Clock stops
+
+Each is a `TrainerCallback` of its own. None holds a state that a resumed run could miss, but for the clock, whose
+seconds are saved in `trainer_state.json`.
 """
 
 from __future__ import annotations
@@ -20,22 +28,28 @@ from colar.training.batches import Schedule
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
-    """Tells the order of rows its epoch, and forgets the optimiser's moments where the method's stage changes."""
+    """Sets the schedule's epoch, and forgets the optimiser's moments where the method's stage changes."""
 
-    def __init__(self, order: Schedule, method: Method, steps_per_epoch: int, reset_optimizer: bool) -> None:
-        self.order, self.method = order, method
-        self.steps_per_epoch, self.reset_optimizer = steps_per_epoch, reset_optimizer
+    def __init__(
+        self, schedule: Schedule, method: Method, steps_per_epoch: int, reset_optimizer: bool
+    ) -> None:
+        self.schedule = schedule
+        self.method = method
+        self.steps_per_epoch = steps_per_epoch
+        self.reset_optimizer = reset_optimizer
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.order.epoch = state.global_step // self.steps_per_epoch
+        # From the step, not by counting calls: a resumed run begins in the middle of an epoch.
+        self.schedule.epoch = state.global_step // self.steps_per_epoch
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         step = state.global_step
         if self.reset_optimizer and step > 0 and self.stage(step) != self.stage(step - 1):
+            # AdamW's moments belong to the gradients of the stage before.
             kwargs["optimizer"].state.clear()
 
     def stage(self, step: int) -> int:
@@ -47,50 +61,66 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
     """Asks for an evaluation `per_epoch` times an epoch (or every `every` steps) and at the end."""
 
     def __init__(self, steps_per_epoch: int, per_epoch: float, every: float | None) -> None:
-        self.steps_per_epoch, self.per_epoch, self.every = steps_per_epoch, per_epoch, every
+        self.steps_per_epoch = steps_per_epoch
+        self.per_epoch = per_epoch
+        self.every = every
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         step = state.global_step
+        # Counted, not divided: also a number of evaluations that does not divide the epoch is met.
         due = self.count(step, state.max_steps) > self.count(step - 1, state.max_steps)
-        control.should_evaluate |= due or step >= state.max_steps
+        if due or step >= state.max_steps:
+            control.should_evaluate = True
 
     def count(self, step: int, max_steps: int) -> int:
         """Evaluations that fall into the first `step` steps."""
         if self.every is None:
+            # 100 x 0.29 is 28.999999999999996 in binary, and must count as 29.
             return math.floor(step * self.per_epoch / self.steps_per_epoch + 1e-9)
-        return step // (math.ceil(self.every * max_steps) if self.every < 1 else int(self.every))
+        if self.every < 1:
+            return step // math.ceil(self.every * max_steps)
+        return step // int(self.every)
 
 
 class LogAtSaves(TrainerCallback):  # type: ignore[misc]
-    """Asks for a log where a checkpoint is due: a row of the log is a mean since the last one in the same process, so
-    without it a resumed run's next row would cover less than an uninterrupted one's."""
+    """Asks for a log where a checkpoint is due.
+
+    A row of the log is a mean over the steps since the last row, in the same process. Without a row at the checkpoint,
+    a resumed run's next row would cover fewer steps than an uninterrupted run's.
+    """
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        control.should_log |= control.should_save
+        if control.should_save:
+            control.should_log = True
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit.
 
-    Beside the seconds it keeps the rows of an update: steps are counted in them, on whatever devices.
+    It also keeps the rows of an update: a step means the same only while that number stays, on any number of devices.
     """
 
     def __init__(
         self, seconds: float = 0.0, max_hours: float | None = None, rows_per_update: int = 0
     ) -> None:
-        self.before, self.limit = seconds, math.inf if max_hours is None else 3600 * max_hours
+        self.earlier_seconds = seconds
+        self.limit = math.inf if max_hours is None else 3600 * max_hours
         self.rows_per_update = rows_per_update
         self.started: float | None = None
 
     @property
     def seconds(self) -> float:
-        return self.before + (0.0 if self.started is None else time.monotonic() - self.started)
+        """Seconds of the earlier processes and of this one."""
+        if self.started is None:
+            return self.earlier_seconds
+        return self.earlier_seconds + time.monotonic() - self.started
 
     def state(self) -> dict[str, Any]:
+        """The part of `trainer_state.json` that a resumed run reads."""
         attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update}
         return {"args": {}, "attributes": attributes}
 
@@ -104,21 +134,26 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         if math.isinf(self.limit):
             return
-        over = [self.seconds >= self.limit]
-        if args.world_size > 1:  # clocks differ, the processes must stop together
-            broadcast_object_list(over)
-        if over[0]:
-            control.should_training_stop = control.should_evaluate = control.should_save = True
+        out_of_time = [self.seconds >= self.limit]
+        # Clocks differ between processes, but all must stop at the same step: the main process decides.
+        if args.world_size > 1:
+            broadcast_object_list(out_of_time)
+        if out_of_time[0]:
+            # A validation and a checkpoint of the last step: with a longer limit the run resumes from it.
+            control.should_training_stop = True
+            control.should_evaluate = True
+            control.should_save = True
             control.should_log = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.before, self.started = self.seconds, None
+        self.earlier_seconds = self.seconds
+        self.started = None
 
 
 class Bar(TrainerCallback):  # type: ignore[misc]
-    """The project's progress bar on stderr, in the place of Trainer's, whose log lines go to stdout."""
+    """The project's progress bar on stderr, in the place of Trainer's, which writes logs to stdout."""
 
     def __init__(self) -> None:
         self.bar: progress.Bar | None = None
@@ -128,6 +163,7 @@ class Bar(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if state.is_world_process_zero:
             self.bar = progress.Bar("train", state.max_steps)
+            # A resumed run's bar begins where the run stopped.
             self.bar.advance(state.global_step)
 
     def on_step_end(
@@ -147,13 +183,16 @@ class Bar(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         metrics = kwargs.get("metrics") or {}
-        if self.bar is not None and "eval_accuracy" in metrics:
-            length = f", #L {metrics['eval_length']:.2f}" if "eval_length" in metrics else ""
-            progress.say(
-                f"step {state.global_step}, epoch {state.epoch:.2f}: accuracy {metrics['eval_accuracy']:.4f}{length}"
-            )
+        if self.bar is None or "eval_accuracy" not in metrics:
+            return
+        where = f"step {state.global_step}, epoch {state.epoch:.2f}"
+        found = f"accuracy {metrics['eval_accuracy']:.4f}"
+        if "eval_length" in metrics:
+            found += f", #L {metrics['eval_length']:.2f}"
+        progress.say(f"{where}: {found}")
 
     def close(self) -> None:
+        """Take the bar off the terminal, also after an error."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None

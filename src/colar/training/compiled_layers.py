@@ -18,7 +18,8 @@ from colar.model.latent_lm import LatentLM
 
 
 def decoder_layers(lm: LatentLM) -> list[nn.Module]:
-    """The backbone's stack of layers: its list of as many modules as the config has layers."""
+    """The backbone's stack of layers. ValueError where it has none."""
+    # Families name it differently (layers, h, blocks): it is known by its length.
     count = lm.config.num_hidden_layers
     for module in lm.causal_lm.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -30,11 +31,13 @@ def decoder_layers(lm: LatentLM) -> list[nn.Module]:
 def compiled_layers(lm: LatentLM) -> Iterator[None]:
     """Compile inside the block; the model is as before after it, its state dict throughout."""
     layers = decoder_layers(lm)
+    # torch would fail on this at the first update, with a traceback of its own.
     compilers = [os.environ.get("CXX"), "g++", "clang++"]
     if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
         raise ValueError("training.compile needs a C++ compiler on a CPU (g++ or clang++); or set it false")
     progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:
+        # In place: a wrapper module would change the names in the state dict.
         layer.compile(dynamic=True)
     try:
         yield

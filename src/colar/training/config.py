@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from dataclasses import dataclass
-from typing import Any
+
+from colar import checks
 
 SCHEDULES = (
     "constant",
@@ -25,16 +25,19 @@ class TrainingConfig:
 
     seed: int = 0
     """Fixes new weights, the order of rows and every draw."""
+    # How long. max_steps, where it is given, takes the place of the epochs; max_hours ends either.
     num_train_epochs: float = 1.0
     """Passes over the rows."""
     max_steps: int = -1
-    """Stop after so many updates; -1: as many as the epochs have."""
+    """Stop after N updates; -1: as many as the epochs have."""
     max_hours: float | None = None
-    """Stop after so many hours of wall-clock, evaluations included, summed over resumes; null: no limit."""
+    """Stop after N hours of wall-clock, evaluations included, summed over resumes; null: no limit."""
+    # The size of an update.
     per_device_train_batch_size: int = 32
     """Rows that go through the model at once on each device."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
+    # The optimiser.
     learning_rate: float = 1e-4
     """Of AdamW, after warm-up."""
     modules_learning_rate: float | None = None
@@ -49,6 +52,7 @@ class TrainingConfig:
     """The gradient is scaled down to this norm; 0: never."""
     adam_beta2: float = 0.999
     """Decay of the second moment."""
+    # Precision, memory, speed: the course of a run is the same up to rounding.
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
     compile: bool = False
@@ -57,6 +61,7 @@ class TrainingConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dataloader_num_workers: int = 0
     """Processes that encode rows; 0: the training process itself."""
+    # Logs, validation and checkpoints. None of them changes the course of a run.
     logging_steps: float = 10
     """Updates between two rows of the log; below 1: a share of all."""
     evals_per_epoch: float = 1.0
@@ -73,27 +78,34 @@ class TrainingConfig:
     """Checkpoints to resume from that are kept."""
     report_to: str = "tensorboard"
     """tensorboard | wandb | trackio | none. history.json is written in any case."""
+    # Curricula.
     reset_optimizer_at_stage: bool = False
     """Forget AdamW's moments where a curriculum enters a new stage (iCoT and Coconut do)."""
 
     def __post_init__(self) -> None:
-        _among("lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
-        _among("report_to", self.report_to, TRACKERS)
-        positive = ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps")
-        for name in (*positive, "per_device_train_batch_size", "gradient_accumulation_steps"):
-            _require(name, getattr(self, name) > 0, getattr(self, name), "above 0")
+        checks.check_choice("training.lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
+        checks.check_choice("training.report_to", self.report_to, TRACKERS)
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "save_total_limit"):
+            checks.check_number(f"training.{name}", getattr(self, name), 1, whole=True)
+        for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
+            checks.check_number(f"training.{name}", getattr(self, name), 0)
+        checks.check_number("training.dataloader_num_workers", self.dataloader_num_workers, 0, whole=True)
+
+        for name in ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps"):
+            value = getattr(self, name)
+            checks.check_holds(f"training.{name}", value > 0, value, "above 0")
         for name in ("max_hours", "modules_learning_rate", "eval_steps"):
             value = getattr(self, name)
-            _require(name, value is None or value > 0, value, "above 0 or null")
-        for name in ("weight_decay", "max_grad_norm", "warmup_steps", "dataloader_num_workers"):
-            _require(name, getattr(self, name) >= 0, getattr(self, name), "0 or more")
+            checks.check_holds(f"training.{name}", value is None or value > 0, value, "above 0 or null")
         for name in ("logging_steps", "eval_steps", "save_steps"):
             value = getattr(self, name)
             fits = value is None or value < 1 or value == int(value)
-            _require(name, fits, value, "a whole number, or below 1 for a share of all updates")
-        _require("max_steps", self.max_steps == -1 or self.max_steps > 0, self.max_steps, "above 0 or -1")
-        _require("adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")
-        _require("save_total_limit", self.save_total_limit >= 1, self.save_total_limit, "1 or more")
+            allowed = "a whole number, or below 1 for a share of all updates"
+            checks.check_holds(f"training.{name}", fits, value, allowed)
+        steps = self.max_steps
+        checks.check_holds("training.max_steps", steps == -1 or steps > 0, steps, "above 0 or -1")
+        checks.check_holds("training.adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")
+        # Trainer would ignore the warm-up without a word.
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(
                 "training.warmup_steps has no effect with lr_scheduler_type constant: use constant_with_warmup"
@@ -106,14 +118,3 @@ class TrainingConfig:
                 f"training.report_to {self.report_to} is not installed: pip install {self.report_to}, "
                 f"or use one of {', '.join(TRACKERS)}"
             )
-
-
-def _among(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"training.{name} must be one of {', '.join(allowed)}, got {value!r}")
-
-
-def _require(name: str, holds: bool, value: Any, what: str) -> None:
-    finite = not isinstance(value, float) or math.isfinite(value)
-    if not (holds and finite):
-        raise ValueError(f"training.{name} must be {what}, got {value!r}")

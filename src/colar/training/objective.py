@@ -2,7 +2,7 @@
 
     loss of an update = sum over the rows of its global batch of (sum of the row's terms) / number of those rows
 
-Whatever way the rows are split into devices and accumulation steps, the loss and its gradient are the same.
+However the rows are split into devices and accumulation steps, the loss and its gradient are the same.
 The forward IS the objective: a `compute_loss` that called `method.loss(unwrapped_model)` would go round
 DistributedDataParallel, and the processes' gradients would never meet.
 """
@@ -25,16 +25,22 @@ class Objective(nn.Module):
 
     def __init__(self, lm: LatentLM, method: Method) -> None:
         super().__init__()
-        self.lm, self.method = lm, method
+        self.lm = lm
+        self.method = method
 
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
-        Without it, by the rows given. Names that start with "_" are logged without it, and no part of the loss.
+        Without it, by the rows given. A term whose name starts with "_" is no part of the loss, and is logged without
+        the underscore.
         """
         terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
-        rows_B = sum(term for name, term in terms.items() if not name.startswith("_"))
-        assert isinstance(rows_B, Tensor), "a method's loss has at least one term"
-        count = rows_B.shape[0] if num_items_in_batch is None else num_items_in_batch
-        means = {name.removeprefix("_"): term.detach().float().mean() for name, term in terms.items()}
-        return {**means, "loss": rows_B.sum() / count}
+        losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
+        assert isinstance(losses_B, Tensor), "a method's loss has at least one term"
+        # Not this batch's mean: its rows are a part of the update, and the parts must add up to the update's mean.
+        count = losses_B.shape[0] if num_items_in_batch is None else num_items_in_batch
+        outputs: dict[str, Any] = {}
+        for name, term_B in terms.items():
+            outputs[name.removeprefix("_")] = term_B.detach().float().mean()
+        outputs["loss"] = losses_B.sum() / count
+        return outputs

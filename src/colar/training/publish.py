@@ -1,8 +1,10 @@
 """The published checkpoint: written when validation says so, and loaded again at the end.
 
-The first of equals wins: a later checkpoint must be strictly better. A curriculum is judged in its last stage
-only, where the model thinks as it will at test time: before that, the best of iCoT or Coconut would be plain CoT.
-Where the last weights are asked for, they are published at the end and nothing before it.
+    update   ...   evaluation: accuracy 0.2 -> publish    ...   0.6 -> publish    ...   0.6, 0.1: kept as it is
+
+The first of equals wins: a later checkpoint must be strictly better. A curriculum is judged in its last stage only,
+where the model thinks as it will at test time: before that, the best of iCoT or Coconut would be plain CoT. Where the
+last weights are asked for, they are published at the end and nothing before it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ REFRESH_EVERY_S = 10.0
 
 @dataclass
 class Publisher:
-    """Writes `best/` with everything that says where it came from, and what shows how the run goes."""
+    """Writes `best/` with its provenance, and the history and picture that show how the run goes."""
 
     lm: LatentLM
     method: Method
@@ -37,9 +39,10 @@ class Publisher:
 
     def publish(self, state: TrainerState) -> None:
         """Write model, method and model card; the old folder stays until the new one is whole."""
+        # Enough to say later where these weights come from.
         run = {
             **self.info,
-            "metrics": evaluation(state),
+            "metrics": evaluation_metrics(state),
             "step": state.global_step,
             "epoch": state.epoch,
             "seconds": round(self.clock.seconds, 1),
@@ -49,41 +52,52 @@ class Publisher:
         pretrained.save(self.lm, self.method, self.folder.best, run, text)
 
     def load(self) -> dict[str, float]:
-        """Put the best weights into the model, really (`Trainer` would only warn), and return their metrics."""
+        """Put the published weights into the model, and return their metrics.
+
+        `Trainer` would load them with a warning only where some do not fit; here that is an error.
+        """
+        # Modules that only training needs are not in a published checkpoint.
         checkpoint.load_weights(self.lm, self.folder.best, leave_out=self.method.training_only)
         metrics: dict[str, float] = checkpoint.read_info(self.folder.best)["run"]["metrics"]
         return metrics
 
     def refresh(self, state: TrainerState) -> None:
         """Write history and learning curves."""
-        name = self.lm.name.rstrip("/").split("/")[-1]
-        parts = (self.method.name, self.info.get("label"), "on", name)
-        self.folder.write_history(state.log_history, " ".join(part for part in parts if part))
+        model_name = self.lm.name.rstrip("/").split("/")[-1]
+        words = [self.method.name, self.info.get("label"), "on", model_name]
+        title = " ".join(word for word in words if word)
+        self.folder.write_history(state.log_history, title)
 
 
 class KeepBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation with a higher accuracy than any before it (`last`: at none); keeps history and picture
-    fresh."""
+    """Publishes at an evaluation with a higher accuracy than any before it, and keeps history and picture fresh.
 
-    def __init__(self, publisher: Publisher, steps_per_epoch: int, last: bool = False) -> None:
-        self.publisher, self.steps_per_epoch, self.last = publisher, steps_per_epoch, last
+    With `publish_last` it publishes at none: the last weights are published when the run ends.
+    """
+
+    def __init__(self, publisher: Publisher, steps_per_epoch: int, publish_last: bool = False) -> None:
+        self.publisher = publisher
+        self.steps_per_epoch = steps_per_epoch
+        self.publish_last = publish_last
         self.refreshed = time.monotonic()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # A longer budget may have made an earlier stage's best one that must not be compared with.
-        if not self.publisher.folder.best.exists() or not self.final_stage(state):
+        # A resumed run with a longer budget may have moved the last stage: the best of an earlier stage must not be
+        # compared with.
+        if not self.publisher.folder.best.exists() or not self.in_last_stage(state):
             state.best_metric = None
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         accuracy = kwargs["metrics"]["eval_accuracy"]
+        # `best_metric` is saved in trainer_state.json: a resumed run compares with the best before the stop.
         better = state.best_metric is None or accuracy > state.best_metric
-        if better and self.final_stage(state):
+        if better and self.in_last_stage(state):
             state.best_metric = accuracy
-            if state.is_world_process_zero and not self.last:
+            if state.is_world_process_zero and not self.publish_last:
                 self.publisher.publish(state)
         self.refresh(state)
 
@@ -92,23 +106,28 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.refresh(state)
 
-    def final_stage(self, state: TrainerState) -> bool:
+    def in_last_stage(self, state: TrainerState) -> bool:
         """Whether the last update was made in the stage that the run ends with."""
-        stages = [
-            stage_of_last_step(self.publisher.method, step, self.steps_per_epoch)
-            for step in (state.global_step, state.max_steps)
-        ]
-        return stages[0] == stages[1]
+        method = self.publisher.method
+        now = stage_of_last_step(method, state.global_step, self.steps_per_epoch)
+        at_end = stage_of_last_step(method, state.max_steps, self.steps_per_epoch)
+        return now == at_end
 
     def refresh(self, state: TrainerState) -> None:
+        """Write history and picture, if the last time is long enough ago."""
         if state.is_world_process_zero and time.monotonic() - self.refreshed > REFRESH_EVERY_S:
             self.publisher.refresh(state)
             self.refreshed = time.monotonic()
 
 
-def evaluation(state: TrainerState) -> dict[str, float]:
+def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     """Metrics of the evaluation at the present step, without `eval_`; empty where there was none."""
-    rows = [row for row in state.log_history if "eval_accuracy" in row and row["step"] == state.global_step]
-    logged = rows[-1].items() if rows else ()
-    names = {name: value for name, value in logged if name.startswith("eval_") and name != "eval_seconds"}
-    return {name.removeprefix("eval_"): value for name, value in names.items()}
+    found: dict[str, float] = {}
+    for row in state.log_history:
+        if "eval_accuracy" in row and row["step"] == state.global_step:
+            found = row
+    metrics = {}
+    for name, value in found.items():
+        if name.startswith("eval_") and name != "eval_seconds":
+            metrics[name.removeprefix("eval_")] = value
+    return metrics

@@ -2,6 +2,13 @@
 
 A run lives in one folder (`run_folder.py`). Run again, it resumes from its last whole checkpoint, and ends as an
 uninterrupted run would have: rows, draws, order, optimiser and random numbers are the same.
+
+    steps          1 .. 20      21 .. 40      41 .. 47          41 .. 60     ...
+    checkpoint           save 20       save 40     X kill  resume 40     save 60
+    best/                   published when validation improves                          loaded at the end
+
+At a save, `trainer_state.json` is written last: a folder without it was torn by a kill, and is dropped at the resume.
+Updates after the last whole checkpoint are made again, with the same numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from colar import files, progress
+from colar import checks, files, progress
 from colar.methods.base import Method
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
@@ -30,10 +37,23 @@ from colar.training.publish import KeepBest, Publisher
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, NonFiniteError
 
+NOT_TRAINERS = {
+    "max_hours",
+    "modules_learning_rate",
+    "gradient_checkpointing",
+    "evals_per_epoch",
+    "eval_steps",
+    "reset_optimizer_at_stage",
+    "report_to",
+    "compile",
+    "load_best_model_at_end",
+}
+"""Keys of `TrainingConfig` that are not handed to `TrainingArguments` under their name: they are ours to act on."""
+
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to. The model that was trained holds the weights of `best`."""
+    """The result of a run. The model that was trained holds the weights of `best`."""
 
     best: Path
     """Checkpoint folder."""
@@ -54,106 +74,116 @@ def run_trainer(
     info: dict[str, Any],
     resume: bool,
     callbacks: Iterable[TrainerCallback] = (),
-    over: Callable[[TrainerState], bool] = lambda state: False,
+    stopped_for_good: Callable[[TrainerState], bool] = lambda state: False,
 ) -> TrainResult:
-    """Run a trainer in its folder, or go on where that run stopped: what every way of training shares.
+    """Run a trainer in its folder, or resume the run that is there.
 
-    `callbacks` come beside ours; `over` says of the state of a stopped run that it is not to go on.
+    `callbacks` come beside ours. `stopped_for_good` says of a saved state that its run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
     writes = trainer.args.should_save
     with files.alone(folder.path) if writes else contextlib.nullcontext():
-        if writes:  # only now that nothing is wrong with the call
-            folder.drop_torn() if resume else folder.clear()
+        # The folder is touched only now, when nothing is wrong with the call.
+        if writes and resume:
+            folder.drop_torn()
+        elif writes:
+            folder.clear()
         trainer.accelerator.wait_for_everyone()
-        last = folder.last_checkpoint() if resume else None
-        trainer.args.eval_on_start &= last is None and trainer.validate is not None
-        before = run_folder.read_state(last) if last else TrainerState()
+
+        resume_from = folder.last_checkpoint() if resume else None
+        saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
+        # A resumed run is not validated once more: its history has that row.
+        trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
         objective = trainer.objective
-        publisher = Publisher(objective.lm, objective.method, folder, info, _clock(trainer, before, config))
+        clock = _clock(trainer, saved, config)
+        publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         for callback in callbacks:
             trainer.add_callback(callback)
-        state = _go_on(trainer, config, publisher, last, before, over(before))
-        return _finish(trainer, publisher, state, last=not config.load_best_model_at_end)
+        state = _train_or_load(trainer, config, publisher, resume_from, saved, stopped_for_good(saved))
+        return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
 
 
-def _go_on(
+def _train_or_load(
     trainer: LatentTrainer,
     config: TrainingConfig,
     publisher: Publisher,
-    last: Path | None,
-    before: TrainerState,
-    over: bool,
+    resume_from: Path | None,
+    saved: TrainerState,
+    stopped_for_good: bool,
 ) -> TrainerState:
-    """Train from checkpoint `last`, or load it where the run is over: Trainer would make one more step."""
+    """Train from the checkpoint `resume_from`, or only load it where the run is over.
+
+    Trainer itself would make one more step of a run that is over.
+    """
+    # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
     loader = trainer.get_train_dataloader()
-    _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
-    over |= before.global_step >= max_steps or publisher.clock.seconds >= publisher.clock.limit
-    if last and over:
-        checkpoint.load_weights(publisher.lm, last)
-        return before
-    _warn_of_stages(publisher.method, max_steps, per_epoch)
-    with _session(trainer, config, publisher, per_epoch):
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    _, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+    out_of_steps = saved.global_step >= max_steps
+    out_of_time = publisher.clock.seconds >= publisher.clock.limit
+    if resume_from is not None and (stopped_for_good or out_of_steps or out_of_time):
+        checkpoint.load_weights(publisher.lm, resume_from)
+        return saved
+    _warn_of_stages(publisher.method, max_steps, steps_per_epoch)
+    with _ready_to_train(trainer, config, publisher, steps_per_epoch):
+        trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
 
 
-def _warn_of_stages(method: Method, max_steps: int, per_epoch: int) -> None:
-    """Say so where training is over before the curriculum is: the model would think as it was never trained to."""
-    ends, last = stage_of_last_step(method, max_steps, per_epoch), method.last_stage()
-    if ends < last:
+def _warn_of_stages(method: Method, max_steps: int, steps_per_epoch: int) -> None:
+    """Warn where training ends before the curriculum does: the model would think as it was never trained to."""
+    reached = stage_of_last_step(method, max_steps, steps_per_epoch)
+    final = method.last_stage()
+    if reached < final:
         progress.say(
-            f"warning: training ends in stage {ends} of {method.name}'s curriculum, which thinks as in stage {last}: "
+            f"warning: training ends in stage {reached} of {method.name}'s curriculum, "
+            f"which thinks as in stage {final}: "
             "train for more epochs, or shorten its stages"
         )
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """Trainer's arguments: the configuration's fields under their names, and what is ours to decide."""
-    own = {"max_hours", "modules_learning_rate", "gradient_checkpointing", "evals_per_epoch", "eval_steps"}
-    own |= {"reset_optimizer_at_stage", "report_to", "compile", "load_best_model_at_end"}
-    named = {key: value for key, value in dataclasses.asdict(config).items() if key not in own}
+    """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide."""
+    named = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_TRAINERS}
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
-        save_strategy="steps",
-        use_cpu=not torch.cuda.is_available(),  # noise and factors are float64, which MPS does not have
-        remove_unused_columns=False,
-        logging_nan_inf_filter=False,  # what is not finite is an error, not a gap
-        dataloader_pin_memory=torch.cuda.is_available(),
-        report_to="none" if config.report_to == "tensorboard" else config.report_to,
         run_name=folder.path.name,
+        save_strategy="steps",
+        # Noise and factors are float64, which MPS does not have.
+        use_cpu=not torch.cuda.is_available(),
+        remove_unused_columns=False,
+        # A loss that is not finite is an error here, not a gap in the log.
+        logging_nan_inf_filter=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        # TensorBoard gets a callback of ours, with a folder of its own.
+        report_to="none" if config.report_to == "tensorboard" else config.report_to,
         disable_tqdm=True,
-        ddp_timeout=24 * 3600,  # the others wait while the main process validates
+        # The other processes wait while the main process validates.
+        ddp_timeout=24 * 3600,
         **named,
     )
     assert args.device is not None  # sets the devices up
-    args._n_gpu = min(args.n_gpu, 1)  # several GPUs without torchrun: one is used, DataParallel never
+    # Several GPUs without torchrun: one is used. DataParallel never is.
+    args._n_gpu = min(args.n_gpu, 1)
     return args
 
 
 @contextlib.contextmanager
-def _session(
-    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, per_epoch: int
+def _ready_to_train(
+    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, steps_per_epoch: int
 ) -> Iterator[None]:
-    """Trainer with our callbacks, gradient checkpointing, and an error that names what is still good."""
+    """Give the trainer our callbacks and modes inside the block; an error names the checkpoints that are still good."""
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
+    # Trainer's own two write to stdout, which is for results.
     bar = Bar()
-    trainer.add_callback(Epochs(trainer.order, publisher.method, per_epoch, config.reset_optimizer_at_stage))
-    if trainer.validate is not None:
-        trainer.add_callback(Evaluations(per_epoch, config.evals_per_epoch, config.eval_steps))
-    keep = KeepBest(publisher, per_epoch, last=not config.load_best_model_at_end)
-    for callback in (publisher.clock, keep, bar, LogAtSaves()):
+    for callback in _callbacks(trainer, config, publisher, steps_per_epoch, bar):
         trainer.add_callback(callback)
-    if config.report_to == "tensorboard":
-        board = TensorBoardCallback()
-        board.logging_dir = str(publisher.folder.logs)
-        trainer.add_callback(board)
     if config.gradient_checkpointing:
         _checkpointing(publisher.lm, "enable", {"use_reentrant": False})
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # "Writing model shards" at every save
+    # transformers would show a bar, "Writing model shards", at every save.
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         with compiled_layers(publisher.lm) if config.compile else contextlib.nullcontext():
             yield
@@ -161,48 +191,87 @@ def _session(
         raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
     finally:
         bar.close()
-        if bars:
+        if shows_bars:
             logging.enable_progress_bar()
         if config.gradient_checkpointing:
             _checkpointing(publisher.lm, "disable")
 
 
-def _finish(trainer: LatentTrainer, publisher: Publisher, state: TrainerState, last: bool) -> TrainResult:
-    """Publish where no evaluation did, or the last weights, and end with what was published in the model."""
+def _callbacks(
+    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, steps_per_epoch: int, bar: Bar
+) -> list[TrainerCallback]:
+    """Our callbacks, in the order in which they act.
+
+    `LogAtSaves` is the last: it looks at the flags that the others have set.
+    """
+    reset = config.reset_optimizer_at_stage
+    callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch, reset)]
+    if trainer.validate is not None:
+        callbacks.append(Evaluations(steps_per_epoch, config.evals_per_epoch, config.eval_steps))
+    publish_last = not config.load_best_model_at_end
+    keep_best = KeepBest(publisher, steps_per_epoch, publish_last)
+    callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
+    if config.report_to == "tensorboard":
+        board = TensorBoardCallback()
+        board.logging_dir = str(publisher.folder.logs)
+        callbacks.append(board)
+    return callbacks
+
+
+def _finish(
+    trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
+) -> TrainResult:
+    """Publish the last weights where they are asked for or nothing else was; leave the published ones in the model."""
     if trainer.is_world_process_zero():
-        if last or state.best_metric is None or not publisher.folder.best.exists():
+        nothing_published = state.best_metric is None or not publisher.folder.best.exists()
+        if publish_last or nothing_published:
             publisher.publish(state)
         publisher.refresh(state)
     trainer.accelerator.wait_for_everyone()
+    # Every process loads, so that all end with the published weights.
     metrics = publisher.load()
     publisher.lm.eval()
     return TrainResult(
-        publisher.folder.best, metrics, state.log_history, state.global_step, publisher.clock.seconds
+        best=publisher.folder.best,
+        metrics=metrics,
+        history=state.log_history,
+        steps=state.global_step,
+        seconds=publisher.clock.seconds,
     )
 
 
-def _clock(trainer: LatentTrainer, before: TrainerState, config: TrainingConfig) -> Clock:
-    """The clock where it stood. ValueError where the run's steps counted other rows than they would now."""
-    kept = run_folder.clock_of(before)
+def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
+    """The clock where it stood. ValueError where a saved step counted another number of rows than one now."""
+    # A step is an update of N rows. With another N, the saved step would point to another place in the epoch.
+    kept = run_folder.clock_of(saved)
     rows = trainer.get_total_train_batch_size(trainer.args)
-    if kept and kept["rows_per_update"] != rows:
-        raise ValueError(
-            f"the run in {trainer.args.output_dir} has updates of {kept['rows_per_update']} rows, this call of {rows}: "
-            "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same"
+    if kept:
+        checks.check_same_run(
+            trainer.args.output_dir,
+            {"rows per update": kept["rows_per_update"]},
+            {"rows per update": rows},
+            "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same",
         )
     return Clock(kept.get("seconds", 0.0), config.max_hours, rows)
 
 
-def _checkpointing(lm: LatentLM, what: str, *options: dict[str, Any]) -> None:
-    """Gradient checkpointing on or off, by the name that this transformers 5 has for it."""
-    names = (f"activation_checkpointing_{what}", f"gradient_checkpointing_{what}")
-    getattr(lm.causal_lm, next(name for name in names if hasattr(lm.causal_lm, name)))(*options)
+def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:
+    """Switch gradient checkpointing on ("enable") or off ("disable"); its name differs between releases of 5."""
+    for name in (f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"):
+        if hasattr(lm.causal_lm, name):
+            getattr(lm.causal_lm, name)(*options)
+            return
+    raise AssertionError("transformers 5 has one of the two names")
 
 
 def _still_good(folder: RunFolder) -> str:
-    last, best = folder.last_checkpoint(), folder.best
-    good = [f"{last} (to resume from)"] if last else []
-    good += [f"{best} (the best so far)"] if best.exists() else []
+    """A sentence that names the checkpoints on disk."""
+    good = []
+    last_whole = folder.last_checkpoint()
+    if last_whole is not None:
+        good.append(f"{last_whole} (to resume from)")
+    if folder.best.exists():
+        good.append(f"{folder.best} (the best so far)")
     return (
         f"Still good: {', '.join(good) or 'nothing was saved yet'}. "
         "A lower learning_rate or max_grad_norm, or more warmup_steps, may help"

@@ -1,4 +1,4 @@
-"""The folder of a run, and what survives a kill at any moment.
+"""The folder of a run, and the files in it that survive a kill at any moment.
 
 best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
                       last weights, with load_best_model_at_end false)
@@ -32,21 +32,26 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.best, self.checkpoints = self.path / "best", self.path / "checkpoints"
-        self.logs, self.history = self.path / "logs", self.path / "history.json"
+        self.best = self.path / "best"
+        self.checkpoints = self.path / "checkpoints"
+        self.logs = self.path / "logs"
+        self.history = self.path / "history.json"
         self.curves = self.path / "learning_curves.png"
-        self.samples = self.path / "completions.jsonl"
+        self.completions = self.path / "completions.jsonl"
 
     def clear(self) -> None:
-        """Remove what a run wrote, and nothing else that lies there."""
+        """Remove the files of a run, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.history, self.curves, self.samples):
+        for file in (self.history, self.curves, self.completions):
             file.unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint that was written to its end; None where there is none."""
-        return next((folder for folder in self._newest_first() if is_whole(folder)), None)
+        for folder in self._newest_first():
+            if is_whole(folder):
+                return folder
+        return None
 
     def drop_torn(self) -> None:
         """Delete checkpoints newer than the last whole one: a kill hit them while they were written."""
@@ -57,15 +62,22 @@ class RunFolder:
             shutil.rmtree(folder)
 
     def write_history(self, history: list[dict[str, Any]], title: str) -> None:
-        """history.json and the picture; numbers that are not finite become null."""
-        clean = [{key: _finite(value) for key, value in row.items()} for row in history]
+        """Write history.json and the picture; numbers that are not finite become null."""
+        # JSON has no NaN.
+        clean = []
+        for row in history:
+            clean.append({key: _finite(value) for key, value in row.items()})
         files.write_json(self.history, clean)
         if plots.has_curves(clean):
             plots.learning_curves(clean, self.curves, title)
 
     def _newest_first(self) -> list[Path]:
-        found = [p for p in self.checkpoints.glob(f"{PREFIX}*") if p.name.removeprefix(PREFIX).isdigit()]
-        return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)), reverse=True)
+        steps: dict[int, Path] = {}
+        for path in self.checkpoints.glob(f"{PREFIX}*"):
+            number = path.name.removeprefix(PREFIX)
+            if number.isdigit():
+                steps[int(number)] = path
+        return [steps[step] for step in sorted(steps, reverse=True)]
 
 
 def is_whole(folder: Path) -> bool:
@@ -74,15 +86,17 @@ def is_whole(folder: Path) -> bool:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+    # A write that was cut off may still be JSON, of another kind.
     return isinstance(state, dict) and "global_step" in state
 
 
 def read_state(folder: Path) -> TrainerState:
+    """Trainer's state in a checkpoint folder: step, epoch, history, the clock."""
     return TrainerState.load_from_json(str(folder / STATE))
 
 
 def clock_of(state: TrainerState) -> dict[str, Any]:
-    """What the clock kept when `state` was saved: `seconds`, `rows_per_update`; empty for a new run."""
+    """The clock's part of a saved state: `seconds`, `rows_per_update`; empty for a new run."""
     clock = (state.stateful_callbacks or {}).get("Clock", {})
     return dict(clock.get("attributes", {}))
 

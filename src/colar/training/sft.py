@@ -1,8 +1,7 @@
-"""Supervised fine-tuning of any method: `train`, its configuration and what comes out of it.
+"""Supervised fine-tuning of any method: `train`.
 
-A run lives in one folder (`run_folder.py`). The same call goes on from its last whole checkpoint, and ends as
-an uninterrupted run would have: rows, draws, order, optimiser and random numbers are the same. On several
-devices start it with torchrun: the main process validates and writes, the others wait.
+A run lives in one folder (`run_folder.py`). The same call again resumes from its last whole checkpoint (`run.py`). On
+several devices start it with torchrun: the main process validates and writes, the others wait.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.training.batches import Order, TrainingRows
+from colar.training.batches import RowSchedule, TrainingRows
 from colar.training.config import TrainingConfig
 from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments, run_trainer
@@ -38,33 +37,37 @@ def train(
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
 ) -> TrainResult:
-    """Train `lm` by `method` on `examples` in the run folder `output`, or go on where that run stopped.
+    """Train `lm` by `method` on `examples` in the run folder `output`, or resume the run that is there.
 
-    `validate` returns at least {"accuracy": 0..1}; the checkpoint with the highest is published in `best/`, the
-    first of equals (without it, or with `load_best_model_at_end` false, the last weights), and `lm` ends with those
-    weights. The loss on the examples `held_out` is logged at each validation. `run_info` is kept in its colar.json.
-    With `resume` false what an earlier run left in the folder is removed.
+    `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`, the first
+    of equals; without `validate`, or with `load_best_model_at_end` false, the last weights are. `lm` ends with the
+    published weights. The loss on the examples `held_out` is logged at each validation. `run_info` is kept in the
+    checkpoint's colar.json. With `resume` false the files of an earlier run in the folder are removed.
 
-    Raises ValueError before the first step for whatever is wrong with rows and configuration, and
-    `NonFiniteError` when loss or gradient is NaN or infinite.
+    Raises ValueError before the first step for wrong rows or configuration, and `NonFiniteError` when loss or gradient
+    is NaN or infinite.
     """
+    # All that can be wrong is found here, before a file of an earlier run is touched.
     config.check_installed()
     folder = RunFolder(files.require_writable(output))
     args = arguments(config, folder)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
     rows = TrainingRows(lm, method, examples, config.seed)
+    # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    order = Order(examples, rows.lengths(), config.seed, rows_per_update)
+    schedule = RowSchedule(examples, rows.lengths(), config.seed, rows_per_update)
+    # A row without a chain has no chain to be scored on.
     others = [example for example in held_out if example.steps]
+    held_out_rows = TrainingRows(lm, method, others, config.seed) if others else None
     trainer = LatentTrainer(
         Objective(lm, method),
         args,
         rows,
-        order,
+        schedule,
         config.modules_learning_rate,
         validate,
-        TrainingRows(lm, method, others, config.seed) if others else None,
+        held_out_rows,
     )
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
     return run_trainer(trainer, config, folder, info, resume)

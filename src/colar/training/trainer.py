@@ -1,9 +1,16 @@
 """transformers' `Trainer` with the few things that latents need otherwise.
 
-Ours are: rows counted instead of labels (the scale of accumulation), an own order of rows, a learning rate for
-the method's modules, weights saved as a checkpoint folder has them (adapter or full, and modules: nothing
-frozen, nothing twice), validation by generation, each term of the loss in the logs, and a stop at a loss or
-gradient that is not finite. Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state.
+| ours | why |
+|---|---|
+| rows counted instead of labels | the scale of accumulation: every row weighs the same |
+| an own schedule of rows | draws and order survive a resume |
+| a learning rate for the method's modules | they start from nothing, the backbone does not |
+| weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |
+| validation by generation | as at test time |
+| each term of the loss in the logs | |
+| a stop at a loss or gradient that is not finite | before it reaches the weights |
+
+Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state.
 """
 
 from __future__ import annotations
@@ -27,48 +34,58 @@ from colar.training.batches import Schedule, TrainingRows, collate, count_rows
 from colar.training.objective import Objective
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
+"""Model and method -> metrics, with `accuracy` among them."""
 
 
 class NonFiniteError(FloatingPointError):
     """The loss or the gradient is NaN or infinite; says at which step, in which terms, and what is still good."""
 
 
-class Window:
+class LossTermSums:
     """Sums of the loss's terms since the last log, kept on the device: no synchronisation at a step."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
+        """Begin anew, after a log."""
         self.sums: dict[str, Tensor] = {}
-        self.rows, self.paused = 0, 0.0
+        self.rows = 0
         self.started: float | None = None
+        self.paused_seconds = 0.0
 
     def start(self) -> None:
-        """At the first update after a log: what lies between (an evaluation, a save) is not counted."""
+        """Start the time at the first update after a log; an evaluation or a save between the two does not count."""
         if self.started is None:
-            self.started, self.paused = time.monotonic(), 0.0
+            self.started = time.monotonic()
+            self.paused_seconds = 0.0
 
-    def add(self, outputs: dict[str, Tensor], rows: int) -> None:
+    def add(self, means: dict[str, Tensor], rows: int) -> None:
+        """Add the means of each term over the rows of a batch."""
         self.rows += rows
-        for name, mean in outputs.items():
+        for name, mean in means.items():
             if name != "loss":
                 self.sums[name] = self.sums.get(name, 0) + mean * rows
 
     def means(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> dict[str, float]:
-        """Mean of each term over the window's rows on all processes, and rows a second."""
-        local = [*self.sums.values(), torch.tensor([self.rows], device=device)]
-        totals = gather(torch.stack([value.double().reshape(()) for value in local])[None]).sum(0).tolist()
-        rows = max(totals[-1], 1)
-        means = {name: total / rows for name, total in zip(self.sums, totals, strict=False)}
-        seconds = time.monotonic() - (self.started or 0.0) - self.paused
-        return means | {"rows_per_second": rows / max(seconds, 1e-9)}
+        """Mean of each term over the summed rows of all processes, and rows a second."""
+        # One vector [sum of term 1, sum of term 2, ..., rows] and one gather, for every gather waits for all processes.
+        parts = [value.double().reshape(()) for value in self.sums.values()]
+        parts.append(torch.tensor(float(self.rows), dtype=torch.float64, device=device))
+        local = torch.stack(parts)
+        *totals, rows = gather(local[None]).sum(0).tolist()
+        rows = max(rows, 1)
+        means = {name: total / rows for name, total in zip(self.sums, totals, strict=True)}
+        seconds = time.monotonic() - (self.started or 0.0) - self.paused_seconds
+        means["rows_per_second"] = rows / max(seconds, 1e-9)
+        return means
 
 
 class LatentTrainer(Trainer):  # type: ignore[misc]
-    """`validate` is called at each evaluation, on the main process; the others wait for what it says.
+    """Trainer over an `Objective`.
 
-    The loss on the rows `held_out` is logged beside it.
+    `validate` is called at each evaluation on the main process, and the others wait for its metrics. The loss on the
+    rows `held_out` is logged beside them.
     """
 
     loss_is_scaled_for_ga = True
@@ -78,29 +95,34 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         objective: Objective,
         args: TrainingArguments,
         rows: Dataset[Any],
-        order: Schedule,
+        schedule: Schedule,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
         held_out: TrainingRows | None = None,
     ) -> None:
         super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
-        self.objective, self.order, self.validate, self.held_out = objective, order, validate, held_out
+        self.objective = objective
+        self.schedule = schedule
         self.modules_learning_rate = modules_learning_rate
-        self.window = Window()
+        self.validate = validate
+        self.held_out = held_out
+        self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
 
     # Data
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Schedule:
-        return self.order
+        return self.schedule
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
-        """The batches of one update, and the rows that they and those of the other processes hold."""
-        self.window.start()
+        """The batches of one update, and the number of rows that all processes hold for it."""
+        self.term_sums.start()
+        # Trainer would count labels here: a row would weigh more the longer it is.
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return batches, self.accelerator.gather(count_rows(batches).to(device)[None]).sum()
+        own_rows = count_rows(batches).to(device)
+        return batches, self.accelerator.gather(own_rows[None]).sum()
 
     # Loss
 
@@ -111,37 +133,42 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
+        """The loss of one batch, whose terms are kept for the log."""
         rows = int(count_rows([inputs]))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self.window.add(outputs, rows)
+        # Means weighted by rows: the last batch of an epoch may be shorter.
+        self.term_sums.add(outputs, rows)
         self.last_terms = outputs
         return (loss, outputs) if return_outputs else loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Called once an update, before the optimiser: what is not finite must not reach the weights."""
+        """Called once an update, before the optimiser: a number that is not finite must not reach the weights."""
         norm = super()._get_grad_norm(model, grad_norm)
-        losses = torch.stack([term.reshape(()) for term in self.last_terms.values()])
-        if not math.isfinite(float(norm)) or not bool(torch.isfinite(losses).all()):
-            terms = ", ".join(f"{name} {float(value.detach()):g}" for name, value in self.last_terms.items())
+        # The norm alone is not enough: a term may be infinite where its gradient is 0.
+        terms = torch.stack([term.reshape(()) for term in self.last_terms.values()])
+        if not math.isfinite(float(norm)) or not bool(torch.isfinite(terms).all()):
+            values = ", ".join(f"{name} {float(value.detach()):g}" for name, value in self.last_terms.items())
             raise NonFiniteError(
-                f"step {self.state.global_step + 1}: {terms}, gradient norm {float(norm):g}; "
+                f"step {self.state.global_step + 1}: {values}, gradient norm {float(norm):g}; "
                 "training stops before it reaches the weights"
             )
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the terms' means and the modules' learning rate to a row of training; other rows are as they are."""
         if "loss" in logs:
-            logs |= self.window.means(self.accelerator.gather, self.args.device)
+            logs |= self.term_sums.means(self.accelerator.gather, self.args.device)
+            self.term_sums.clear()
             if self.modules_learning_rate is not None:
-                ratio = self.modules_learning_rate / self.args.learning_rate  # one schedule for both
+                # Both rates follow one schedule, so their ratio stays.
+                ratio = self.modules_learning_rate / self.args.learning_rate
                 logs["learning_rate_modules"] = logs["learning_rate"] * ratio
-            self.window.clear()
         super().log(logs, start_time)
 
     # Optimiser
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Groups with and without weight decay, and the method's modules with a learning rate of their own."""
+        """AdamW over `parameter_groups`."""
         if self.optimizer is None:
             target = self.model if model is None else model
             cls, options = self.get_optimizer_cls_and_kwargs(self.args, target)
@@ -149,18 +176,24 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return self.optimizer
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        decayed = set(self.get_decay_parameter_names(model))
-        frozen_rows = masked_embedding(self.objective.lm)
+        """Up to four groups: backbone and the method's modules, each without and with weight decay."""
+        decayed_names = set(self.get_decay_parameter_names(model))
+        masked = masked_embedding(self.objective.lm)
+        own_rate = self.modules_learning_rate
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            module = ".extra." in f".{name}"
-            decay = name in decayed and parameter is not frozen_rows
-            rate = self.modules_learning_rate if module else None
-            group: dict[str, Any] = {"params": [], "lr": self.args.learning_rate if rate is None else rate}
-            group["weight_decay"] = self.args.weight_decay if decay else 0.0
-            groups.setdefault((module, decay), group)["params"].append(parameter)
+            # LatentLM keeps the modules of the method under `extra`.
+            is_module = ".extra." in f".{name}"
+            # Weight decay would move the rows that are not trained: it needs no gradient.
+            decays = name in decayed_names and parameter is not masked
+            if (is_module, decays) not in groups:
+                rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
+                decay = self.args.weight_decay if decays else 0.0
+                groups[is_module, decays] = {"params": [], "lr": rate, "weight_decay": decay}
+            groups[is_module, decays]["params"].append(parameter)
+        # In a fixed order: the optimiser's saved state knows its groups by their place.
         return [groups[key] for key in sorted(groups)]
 
     # Evaluation
@@ -172,10 +205,15 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         if self.validate is None:
             return {}
         started = time.monotonic()
-        holder = [self._validate(self.validate) if self.is_world_process_zero() else {}]
-        metrics = broadcast_object_list(holder)[0] if self.args.world_size > 1 else holder[0]
+        # The main process generates; the others wait in the broadcast, and get its numbers.
+        found: list[dict[str, float]] = [{}]
+        if self.is_world_process_zero():
+            found = [self._validate(self.validate)]
+        if self.args.world_size > 1:
+            found = broadcast_object_list(found)
+        metrics = found[0]
         metrics["seconds"] = time.monotonic() - started
-        self.window.paused += metrics["seconds"]
+        self.term_sums.paused_seconds += metrics["seconds"]
         logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(logs)
         handler = self.callback_handler
@@ -186,12 +224,13 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         lm = self.objective.lm
         was_training = lm.training
         lm.eval()
-        # Training goes on with the random numbers it would have had without an evaluation.
+        # Training continues with the random numbers that it would have had without an evaluation.
         devices = [lm.device] if lm.device.type == "cuda" else []
         # Compiled layers would be compiled anew for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
         with torch.random.fork_rng(devices), torch.no_grad(), eager:
-            metrics = self._held_out_losses() | dict(validate(lm, self.objective.method))
+            metrics = self._held_out_losses()
+            metrics.update(validate(lm, self.objective.method))
         lm.train(was_training)
         if "accuracy" not in metrics:
             raise ValueError(
@@ -200,21 +239,24 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         return metrics
 
     def _held_out_losses(self) -> dict[str, float]:
-        """Mean of each term of the loss over the validation rows: what training minimises, where it was not trained.
+        """Mean of each term of the loss over the validation rows: the training loss on rows that were not trained on.
 
-        Rows are encoded as they are due now (a curriculum's stage), their draws the same each time.
+        Rows are encoded in the curriculum's present stage; their draws are the same each time.
         """
-        rows, size = self.held_out, self.args.train_batch_size
+        rows = self.held_out
         if rows is None:
             return {}
+        epoch = self.state.epoch or 0.0
+        size = self.args.train_batch_size
         sums: dict[str, float] = {}
         for start in range(0, len(rows), size):
-            batch = [rows.at(self.state.epoch or 0.0, i) for i in range(start, min(start + size, len(rows)))]
-            tensors = self._prepare_inputs(collate(batch))
+            end = min(start + size, len(rows))
+            tensors = collate([rows.at(epoch, index) for index in range(start, end)])
+            # In the precision of training: the two losses are compared.
             with self.accelerator.autocast():
-                means = self.objective(**tensors)
+                means = self.objective(**self._prepare_inputs(tensors))
             for name, mean in means.items():
-                sums[name] = sums.get(name, 0.0) + float(mean) * len(batch)
+                sums[name] = sums.get(name, 0.0) + float(mean) * (end - start)
         return {name: total / len(rows) for name, total in sums.items()}
 
     # Resume state
@@ -222,10 +264,11 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         started = time.monotonic()
         super()._save_checkpoint(model, trial)
-        self.window.paused += time.monotonic() - started
+        self.term_sums.paused_seconds += time.monotonic() - started
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        # One process writes. The base class would save the whole model, frozen weights included.
         if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.save_weights(self.objective.lm, folder)
@@ -235,7 +278,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
 
 def masked_embedding(lm: LatentLM) -> Tensor | None:
-    """The embedding of which only an added separator's row is trained (`LatentLM.freeze_embeddings`).
+    """The embedding of which only an added separator's row is trained (`LatentLM.freeze_embeddings`), else None.
 
     Its other rows get no gradient, and must get no weight decay either.
     """

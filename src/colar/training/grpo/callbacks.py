@@ -1,4 +1,4 @@
-"""What is watched while GRPO runs: validation that stops getting better, and ways in which learning dies."""
+"""Watchers of a GRPO run: validation that stops getting better, and ways in which learning dies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from colar import progress
 
 LOGS = 5
-"""So many logs in a row must say the same before it is said."""
+"""Successive logs that must all show a collapse before there is a warning."""
 
 
 class EarlyStopping(TrainerCallback):  # type: ignore[misc]
-    """Stops after `patience` validations without a new best. What it knows it reads off the history: a resumed run
-    stops where an uninterrupted one does."""
+    """Stops after `patience` validations without a new best.
+
+    All that it knows it reads off the history: a resumed run stops where an uninterrupted one does.
+    """
 
     def __init__(self, patience: int | None) -> None:
         self.patience = patience
@@ -23,37 +25,43 @@ class EarlyStopping(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.over(state):
+        if self.out_of_patience(state):
             progress.say(
                 f"no better validation in {self.patience}: the run stops at step {state.global_step}"
             )
-            control.should_training_stop = control.should_save = True
+            # The checkpoint holds the history, by which a resumed run finds that it has ended.
+            control.should_training_stop = True
+            control.should_save = True
 
-    def over(self, state: TrainerState) -> bool:
+    def out_of_patience(self, state: TrainerState) -> bool:
         """Whether the last `patience` validations were no better than one before them."""
+        # The validation before the first step counts too.
         found = [row["eval_accuracy"] for row in state.log_history if "eval_accuracy" in row]
         if self.patience is None or len(found) <= self.patience:
             return False
-        return bool(max(found[-self.patience :]) <= max(found[: -self.patience]))
+        latest = found[-self.patience :]
+        earlier = found[: -self.patience]
+        return bool(max(latest) <= max(earlier))
 
 
 class Collapse(TrainerCallback):  # type: ignore[misc]
-    """Says so, once each, when nothing can be learnt any more or the thinking has gone to an end of its range."""
+    """Warns, once each, when nothing can be learnt any more or the thinking has gone to an end of its range."""
 
     def __init__(self) -> None:
-        self.said: set[str] = set()
+        self.warned: set[str] = set()
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        # A collapse stays: without this set it would be said at every log.
         for text in collapsed(state.log_history):
-            if text not in self.said:
-                self.said.add(text)
+            if text not in self.warned:
+                self.warned.add(text)
                 progress.say(f"step {state.global_step}: warning: {text}")
 
 
 def collapsed(history: Sequence[dict[str, Any]]) -> list[str]:
-    """What the last logs of generations say of a collapse, in words; empty where all is well."""
+    """The collapses that the last `LOGS` logs of generations show, each as a sentence; empty where all is well."""
     rows = [row for row in history if "frac_reward_zero_std" in row][-LOGS:]
     if len(rows) < LOGS:
         return []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
+from colar import checks
 from colar.engine.request import Decoding
 from colar.methods.rollouts import LatentLogprob
 from colar.training.config import TrainingConfig
@@ -27,32 +28,35 @@ CHOICES: dict[str, tuple[str, ...]] = {
 class GrpoConfig:
     """Group relative policy optimisation over latents and tokens. In `training`, rows are outputs, as in TRL."""
 
+    # The sizes of a generation (`plan` below checks that they fit into each other).
     num_generations: int = 8
     """G: outputs sampled for each question ("group size G of 8")."""
     steps_per_generation: int | None = None
     """Batches that the outputs of one generation are divided into; null: gradient_accumulation_steps, one update."""
     num_iterations: int = 1
     """Times that the outputs of one generation are learnt from."""
+    # How outputs are drawn, and where they are cut.
     max_latents: int = 128
     """Most latents of an output; thinking is then cut."""
     max_completion_length: int = 64
     """Most tokens of an answer."""
     temperature: float = 1.0
-    """Of stop decisions and answer tokens, in sampling and in scoring."""
-    top_p: float = 1.0
-    """1, and nothing else: what a nucleus cuts off could not be scored."""
+    """Of stop decisions and answer tokens, in sampling and in scoring. There is no top_p: what a nucleus cuts off could
+    not be scored."""
     latent_temperature: float = 1.0
     """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored."""
     compression_factors: tuple[float, ...] | None = None
     """Factors drawn from; null: the method's default."""
     factor_drawn_per: Draw = "group"
     """group: one factor for a question's outputs; sample: one for each of them."""
+    # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their weighted sum counts."""
     reward_weights: tuple[float, ...] | None = None
     """One for each of reward_funcs; null: 1 each."""
     scale_rewards: Scale = "group"
     """What advantages are divided by: the standard deviation of the group's rewards, of the generation's, or none."""
+    # The loss (`loss.py` has the formula).
     loss_type: LossType = "grpo"
     """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average");
     dapo: mean over all actions of an update; bnpo: over those of a batch."""
@@ -68,70 +72,75 @@ class GrpoConfig:
     """Weight of the KL divergence from the model at the start (its trained weights are kept twice above 0)."""
     latent_logprob: LatentLogprob = "mean"
     """A latent's log-density: mean over its dimensions, of a token's size, or their sum, the true one."""
+    # Which outputs are learnt from.
     mask_truncated_completions: bool = False
     """Leave out outputs whose thinking or answer was cut."""
     dynamic_sampling: int = 0
     """DAPO: most further rounds in which groups without spread are replaced by those of other questions."""
+    # Speed of sampling.
     merge_adapter: bool = False
     """Sample with the adapter folded into the weights, rounded to their dtype: faster, and in half precision no longer
     quite the model that is scored (`sampling/logp_difference`). A copy of the adapted weights is kept meanwhile."""
     max_batch: int = 64
     """Outputs sampled at the same time."""
+    # The run.
     early_stopping_patience: int | None = None
-    """Stop after so many validations without a new best; null: never."""
+    """Stop after N validations without a new best; null: never."""
     log_completions: int = 2
     """Outputs of each generation written to completions.jsonl, latents read as tokens."""
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"grpo.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
-                )
-        _require("num_generations", self.num_generations >= 2, self.num_generations, "2 or more")
-        for name in ("num_iterations", "max_latents", "max_completion_length", "max_batch"):
-            _require(name, getattr(self, name) >= 1, getattr(self, name), "1 or more")
+            checks.check_choice(f"grpo.{name}", getattr(self, name), allowed)
+        checks.check_number("grpo.num_generations", self.num_generations, 2, whole=True)
+        for name in ("num_iterations", "max_batch"):
+            checks.check_number(f"grpo.{name}", getattr(self, name), 1, whole=True)
+        for name in ("dynamic_sampling", "log_completions"):
+            checks.check_number(f"grpo.{name}", getattr(self, name), 0, whole=True)
+        checks.check_number("grpo.beta", self.beta, 0)
+        checks.check_holds("grpo.epsilon", 0 < self.epsilon < 1, self.epsilon, "between 0 and 1")
         for name in ("steps_per_generation", "early_stopping_patience"):
             value = getattr(self, name)
-            _require(name, value is None or value >= 1, value, "1 or more, or null")
-        for name in ("latent_temperature", "beta", "dynamic_sampling", "log_completions"):
-            _require(name, getattr(self, name) >= 0, getattr(self, name), "0 or more")
-        _require("epsilon", 0 < self.epsilon < 1, self.epsilon, "between 0 and 1")
+            checks.check_holds(f"grpo.{name}", value is None or value >= 1, value, "1 or more, or null")
         for name in ("epsilon_high", "dr_grpo_length"):
             value = getattr(self, name)
-            _require(name, value is None or value > 0, value, "above 0 or null")
-        if not self.temperature > 0:
-            raise ValueError(
-                f"grpo.temperature must be above 0, got {self.temperature}: at 0 nothing is drawn, nothing explores"
-            )
-        if self.top_p != 1:
-            raise ValueError(
-                f"grpo.top_p must be 1, got {self.top_p}: what a nucleus cuts off could not be scored"
-            )
-        if self.compression_factors is not None and not self.compression_factors:
-            raise ValueError("grpo.compression_factors must not be empty; null draws the method's default")
+            checks.check_holds(f"grpo.{name}", value is None or value > 0, value, "above 0 or null")
+        factors = self.compression_factors
+        wanted = "a list of at least one factor, or null for the method's default"
+        checks.check_holds("grpo.compression_factors", factors is None or len(factors) > 0, factors, wanted)
         self._check_rewards()
+        self._check_decoding()
 
     def _check_rewards(self) -> None:
-        if not self.reward_funcs:
-            raise ValueError("grpo.reward_funcs must not be empty")
+        funcs = self.reward_funcs
+        checks.check_holds("grpo.reward_funcs", len(funcs) > 0, funcs, "a list of at least one reward")
         weights = self.reward_weights
-        if weights is not None and len(weights) != len(self.reward_funcs):
-            raise ValueError(
-                f"grpo.reward_weights must have one value for each of {', '.join(self.reward_funcs)}, got {weights}"
-            )
-        if weights is not None and not all(math.isfinite(weight) for weight in weights):
-            raise ValueError(f"grpo.reward_weights must be finite, got {weights}")
+        if weights is None:
+            return
+        each = f"one value for each of {', '.join(funcs)}"
+        checks.check_holds("grpo.reward_weights", len(weights) == len(funcs), weights, each)
+        finite = all(math.isfinite(weight) for weight in weights)
+        checks.check_holds("grpo.reward_weights", finite, weights, "finite numbers")
+
+    def _check_decoding(self) -> None:
+        # Two values are narrower here than for the engine: greedy outputs of a group would all be the same, and
+        # length_penalty divides by max_latents.
+        explores = "above 0 (at 0 nothing is drawn, and nothing explores)"
+        checks.check_holds("grpo.temperature", self.temperature > 0, self.temperature, explores)
+        checks.check_number("grpo.max_latents", self.max_latents, 1, whole=True)
+        try:
+            assert self.decoding is not None  # the engine's Decoding checks the others
+        except ValueError as error:
+            raise ValueError(f"grpo.{error}") from error
 
     @property
     def decoding(self) -> Decoding:
-        """How outputs are drawn."""
+        """How outputs are drawn, and where they are cut."""
         return Decoding(
-            self.temperature,
-            self.top_p,
-            self.latent_temperature,
-            self.max_latents,
-            self.max_completion_length,
+            temperature=self.temperature,
+            latent_temperature=self.latent_temperature,
+            max_latents=self.max_latents,
+            max_completion_length=self.max_completion_length,
         )
 
     @property
@@ -143,18 +152,21 @@ class GrpoConfig:
         return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
 
     def plan(self, training: TrainingConfig) -> Plan:
-        """How outputs are cut into generations, updates and batches. ValueError where they do not fit."""
-        batch, accumulate = training.per_device_train_batch_size, training.gradient_accumulation_steps
+        """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other."""
+        # For example 4 batches a generation and 2 an update: two updates with the outputs of a generation.
+        batch = training.per_device_train_batch_size
+        accumulate = training.gradient_accumulation_steps
         steps = accumulate if self.steps_per_generation is None else self.steps_per_generation
         if steps % accumulate:
             raise ValueError(
                 f"grpo.steps_per_generation ({steps}) must be a multiple of training.gradient_accumulation_steps "
                 f"({accumulate}): an update learns from one generation"
             )
-        if batch * steps % self.num_generations:
+        outputs = batch * steps
+        if outputs % self.num_generations:
             raise ValueError(
                 f"training.per_device_train_batch_size ({batch}) x grpo.steps_per_generation ({steps}) = "
-                f"{batch * steps} outputs of a generation must be a multiple of grpo.num_generations "
+                f"{outputs} outputs of a generation must be a multiple of grpo.num_generations "
                 f"({self.num_generations})"
             )
         return Plan(batch, accumulate, steps, self.num_iterations, self.num_generations)
@@ -162,13 +174,23 @@ class GrpoConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """A generation in numbers, outputs counted."""
+    """The sizes of a generation. The fields are kept in checkpoints (`grpo.json`) under these names.
+
+    generation    batch x steps outputs, in groups
+    update        batch x accumulate of them
+    each generation is used `iterations` times
+    """
 
     batch: int
+    """Outputs that go through the model at once."""
     accumulate: int
+    """Batches of an update."""
     steps: int
+    """Batches of a generation."""
     iterations: int
+    """Times that a generation is learnt from."""
     group: int
+    """Outputs of a question."""
 
     @property
     def outputs(self) -> int:
@@ -181,17 +203,11 @@ class Plan:
         return self.outputs // self.group
 
     @property
-    def update(self) -> int:
+    def outputs_per_update(self) -> int:
         """Outputs of an update; over `group`, in questions, the paper's "optimizer step batch size"."""
         return self.batch * self.accumulate
 
     @property
-    def updates(self) -> int:
-        """Updates made with the outputs of one generation."""
+    def updates_per_generation(self) -> int:
+        """Updates made with the outputs of one generation, over all iterations."""
         return self.steps // self.accumulate * self.iterations
-
-
-def _require(name: str, holds: bool, value: Any, what: str) -> None:
-    finite = not isinstance(value, float) or math.isfinite(value)
-    if not (holds and finite):
-        raise ValueError(f"grpo.{name} must be {what}, got {value!r}")

@@ -19,7 +19,8 @@ Departures from the paper: the ratio is an action's (or GSPO's length-normalised
 output's; the stop is an action like a token. From TRL: |o| counts latents and the stop; docs/grpo.md has the rest.
 Outputs without spread in their group have advantage exactly 0, so that their gradient is 0 to the last bit.
 
-Shape suffixes: R outputs of a generation, B of a batch, N actions.
+Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, F reward functions, B outputs of a batch,
+N actions.
 """
 
 from __future__ import annotations
@@ -47,35 +48,41 @@ FAR = 20.0
 
 def advantages(rewards_R: Tensor, num_generations: int, scale_rewards: Scale) -> Tensor:
     """(R,) float64 of rewards (R,) in groups that follow one another; exactly 0 where a group's rewards are equal."""
-    groups = rewards_R.double().view(-1, num_generations)
-    centred = groups - groups.mean(1, keepdim=True)
+    groups_QG = rewards_R.double().view(-1, num_generations)
+    centred_QG = groups_QG - groups_QG.mean(1, keepdim=True)
     if scale_rewards == "group":
-        centred = centred / (groups.std(1, keepdim=True) + EPSILON_STD)
+        centred_QG = centred_QG / (groups_QG.std(1, keepdim=True) + EPSILON_STD)
     elif scale_rewards == "batch":
-        centred = centred / (groups.std() + EPSILON_STD)
-    return torch.where(has_spread(groups)[:, None], centred, 0.0).flatten()
+        centred_QG = centred_QG / (groups_QG.std() + EPSILON_STD)
+    # The mean of equal rewards may differ from them by rounding, which a division by 1e-4 would make a signal.
+    spread_Q1 = has_spread(groups_QG)[:, None]
+    return torch.where(spread_Q1, centred_QG, 0.0).flatten()
 
 
-def has_spread(groups: Tensor) -> Tensor:
-    """(groups,) bool of rewards (groups, G): whether they differ by more than rounding."""
-    return groups.amax(1) - groups.amin(1) > SAME
+def has_spread(groups_QG: Tensor) -> Tensor:
+    """(Q,) bool of rewards (Q, G): whether they differ by more than rounding."""
+    return groups_QG.amax(1) - groups_QG.amin(1) > SAME
 
 
 def output_weights(loss_type: LossType, lengths_R: Tensor, plan: Plan, constant: float) -> Tensor:
-    """c_i of the formula above, (R,) float64, of outputs of so many unmasked actions; `constant` is dr_grpo's."""
+    """c_i of the formula above, (R,) float64, from the outputs' numbers of unmasked actions (R,).
+
+    `constant` is dr_grpo's.
+    """
     lengths_R = lengths_R.double()
     if loss_type == "grpo":
         return 1 / lengths_R.clamp(min=1)
     if loss_type == "dr_grpo":
         return torch.full_like(lengths_R, 1 / constant)
-    size = plan.update if loss_type == "dapo" else plan.batch
+    # Outputs are in the order in which they are learnt from: an update, or a batch, is a slice of `size` of them.
+    size = plan.outputs_per_update if loss_type == "dapo" else plan.batch
     totals = lengths_R.view(-1, size).sum(1).clamp(min=1)
     return (size / totals).repeat_interleave(size)
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Where and how ratios are clipped."""
+    """Where ratios are clipped, 1 - low and 1 + high, and whether they are an action's or an output's."""
 
     low: float
     high: float
@@ -86,20 +93,29 @@ def policy_loss(
     logps_BN: Tensor, old_BN: Tensor, mask_BN: Tensor, advantages_B: Tensor, clip: Clip
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-min(w A, clip(w) A), (B, N), 0 outside the mask, and the shares of actions that were clipped (TRL's names)."""
+    # 0 where nothing was chosen: log-probs there mean nothing, and a nan would come through a product with 0.
     log_ratio_BN = torch.where(mask_BN, logps_BN - old_BN, 0.0)
     if clip.level == "sequence":
-        mean_B1 = log_ratio_BN.sum(-1, keepdim=True) / mask_BN.sum(-1, keepdim=True).clamp(min=1)
+        count_B1 = mask_BN.sum(-1, keepdim=True).clamp(min=1)
+        mean_B1 = log_ratio_BN.sum(-1, keepdim=True) / count_B1
         log_ratio_BN = mean_B1.expand_as(log_ratio_BN)
-    ratio_BN, advantage_B1 = log_ratio_BN.clamp(-FAR, FAR).exp(), advantages_B.to(logps_BN.dtype)[:, None]
+    ratio_BN = log_ratio_BN.clamp(-FAR, FAR).exp()
     clipped_BN = ratio_BN.clamp(1 - clip.low, 1 + clip.high)
+    advantage_B1 = advantages_B.to(logps_BN.dtype)[:, None]
+
+    # The smaller gain counts: clipping takes the reason to move further away from 1, never the reason to come back.
+    #
+    #                 ratio below 1 - low     in between     above 1 + high
+    #   A > 0         ratio A                 ratio A        clipped: no gradient
+    #   A < 0         clipped: no gradient    ratio A        ratio A
     loss_BN = -torch.minimum(ratio_BN * advantage_B1, clipped_BN * advantage_B1)
     with torch.no_grad():
-        low = (ratio_BN < 1 - clip.low) & (advantage_B1 < 0)
-        high = (ratio_BN > 1 + clip.high) & (advantage_B1 > 0)
+        low_BN = (ratio_BN < 1 - clip.low) & (advantage_B1 < 0)
+        high_BN = (ratio_BN > 1 + clip.high) & (advantage_B1 > 0)
         shares = {
-            "clip_ratio/low_mean": mean(low, mask_BN),
-            "clip_ratio/high_mean": mean(high, mask_BN),
-            "clip_ratio/region_mean": mean(low | high, mask_BN),
+            "clip_ratio/low_mean": masked_mean(low_BN, mask_BN),
+            "clip_ratio/high_mean": masked_mean(high_BN, mask_BN),
+            "clip_ratio/region_mean": masked_mean(low_BN | high_BN, mask_BN),
         }
     return torch.where(mask_BN, loss_BN, 0.0), shares
 
@@ -110,7 +126,7 @@ def kl_estimate(logps_BN: Tensor, ref_BN: Tensor, mask_BN: Tensor) -> Tensor:
     return d_BN.exp() - d_BN - 1
 
 
-def mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
+def masked_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over the masked entries, a scalar; 0 where there are none."""
     return torch.where(mask_BN, values_BN, 0).sum() / mask_BN.sum().clamp(min=1)
 
@@ -128,13 +144,20 @@ class GrpoObjective(Objective):
         self.grpo = config  # not `config`: Trainer writes into a model's
 
     def score(self, tensors: dict[str, Tensor]) -> Scores:
-        """Log-probs of what these outputs chose, by the present weights."""
+        """Log-probs of the outputs' actions, by the present weights."""
         return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
 
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
-        """The outputs' losses summed and divided by `num_items_in_batch`, the outputs of the update (or given)."""
-        config, scores = self.grpo, self.score(tensors)
-        logps_BN, mask_BN = scores.logps, scores.mask & tensors["kept"][:, None]
+        """The outputs' losses summed and divided by `num_items_in_batch`, the outputs of the update.
+
+        Without it, by the outputs given.
+        """
+        config = self.grpo
+        scores = self.score(tensors)
+        logps_BN = scores.logps
+        mask_BN = scores.mask & tensors["kept"][:, None]
+
+        # Columns are as wide as the generation's longest output; this batch's may be shorter.
         N = logps_BN.shape[1]
         old_BN = tensors["old_logps"][:, :N] if "old_logps" in tensors else logps_BN.detach()
         clip = Clip(config.epsilon, config.high, config.importance_sampling_level)
@@ -142,31 +165,32 @@ class GrpoObjective(Objective):
         if config.beta > 0:
             kl_BN = kl_estimate(logps_BN, tensors["ref_logps"][:, :N], mask_BN)
             loss_BN = loss_BN + config.beta * kl_BN
-            metrics["kl"] = mean(kl_BN.detach(), mask_BN)
+            metrics["kl"] = masked_mean(kl_BN.detach(), mask_BN)
         losses_B = tensors["weights"].to(loss_BN.dtype) * loss_BN.sum(-1)
+
+        metrics["entropy"] = row_mean(scores.entropy)
+        for name, values_B in scores.logged.items():
+            metrics[name] = row_mean(values_B)
+        # Over all outputs, those that are left out too: the engine must agree with the trainer everywhere.
         difference_BN = (tensors["engine_logps"][:, :N] - old_BN).abs()
-        metrics |= {
-            "entropy": finite_mean(scores.entropy),
-            **{name: finite_mean(values_B) for name, values_B in scores.logged.items()},
-            "sampling/logp_difference": mean(difference_BN, scores.mask),
-        }
+        metrics["sampling/logp_difference"] = masked_mean(difference_BN, scores.mask)
         count = losses_B.shape[0] if num_items_in_batch is None else num_items_in_batch
         return {**metrics, "loss": losses_B.sum() / count}
 
 
-def finite_mean(values_B: Tensor) -> Tensor:
+def row_mean(values_B: Tensor) -> Tensor:
     """Mean over the rows that have the quantity (nan elsewhere), detached; 0 where none has."""
     values_B = values_B.detach()
-    return mean(values_B, ~values_B.isnan())
+    return masked_mean(values_B, ~values_B.isnan())
 
 
-def describe(lengths: Tensor, what: str) -> dict[str, float]:
+def length_metrics(lengths: Tensor, name: str) -> dict[str, float]:
     """Mean, smallest and largest under TRL's names (`completions/mean_length`)."""
     lengths = lengths.double()
     return {
-        f"{what}/mean_length": float(lengths.mean()),
-        f"{what}/min_length": float(lengths.min()),
-        f"{what}/max_length": float(lengths.max()),
+        f"{name}/mean_length": float(lengths.mean()),
+        f"{name}/min_length": float(lengths.min()),
+        f"{name}/max_length": float(lengths.max()),
     }
 
 
@@ -174,15 +198,18 @@ def reward_metrics(
     rewards_RF: Tensor, names: list[str], total_R: Tensor, num_generations: int
 ) -> dict[str, float]:
     """TRL's: the sum's mean, the groups' mean spread, the share of groups without any; each function's own."""
-    groups = total_R.view(-1, num_generations)
+    groups_QG = total_R.view(-1, num_generations)
     metrics = {
         "reward": float(total_R.mean()),
-        "reward_std": float(groups.std(1).mean()),
-        "frac_reward_zero_std": float((~has_spread(groups)).double().mean()),
+        "reward_std": float(groups_QG.std(1).mean()),
+        "frac_reward_zero_std": float((~has_spread(groups_QG)).double().mean()),
     }
     for f, name in enumerate(names):
-        values = rewards_RF[:, f][~rewards_RF[:, f].isnan()]
-        if len(values):
-            metrics[f"rewards/{name}/mean"] = float(values.mean())
-            metrics[f"rewards/{name}/std"] = float(values.std()) if len(values) > 1 else math.nan
+        values = rewards_RF[:, f]
+        values = values[~values.isnan()]  # nan: the function has nothing to say of the output
+        if len(values) == 0:
+            continue
+        metrics[f"rewards/{name}/mean"] = float(values.mean())
+        if len(values) > 1:
+            metrics[f"rewards/{name}/std"] = float(values.std())
     return {name: value for name, value in metrics.items() if math.isfinite(value)}

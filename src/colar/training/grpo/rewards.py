@@ -2,14 +2,13 @@
 
 `completions` are the answers' texts. The columns are lists of the same length: of the example `id`, `question`,
 `answer`, `answer_type`; of the output `length` (#L), `max_latents`, `truncated`, `completion_ids`, and the
-per-request values (`compression_factor`). A function takes what it needs and swallows the rest with `**columns`;
-None means that it has nothing to say of an output (TRL's convention).
+per-request values (`compression_factor`). A function takes the columns it needs and swallows the rest with
+`**columns`. None means that it has nothing to say of an output (TRL's convention).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from colar import checks
 from colar.data.answers import judge
-from colar.training.grpo.rollout import Rollout
+from colar.training.grpo.rollout import Output
 
 Reward = Callable[..., Sequence[float | None]]
 
@@ -43,54 +43,57 @@ REWARDS: dict[str, Reward] = {"accuracy": accuracy, "length_penalty": length_pen
 
 
 def named(names: Sequence[str]) -> dict[str, Reward]:
-    """Functions by their names. ValueError for one that there is not."""
-    for name in names:
-        if name not in REWARDS:
-            close = difflib.get_close_matches(name, REWARDS, n=1)
-            hint = f", did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"grpo.reward_funcs: unknown reward {name!r}{hint}; one of {', '.join(REWARDS)}")
+    """Functions by their names. ValueError for an unknown name."""
+    checks.check_known("reward in grpo.reward_funcs:", names, REWARDS)
     return {name: REWARDS[name] for name in names}
 
 
-def apply(funcs: Mapping[str, Reward], rollouts: Sequence[Rollout]) -> Tensor:
+def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tensor:
     """(R outputs, F functions) float64; nan where a function has nothing to say.
 
     ValueError where a function returns another number of values, one that is infinite or NaN, or where none says
     anything of an output.
     """
-    completions, columns = [r.completion.text for r in rollouts], columns_of(rollouts)
-    rewards_RF = torch.full((len(rollouts), len(funcs)), math.nan, dtype=torch.float64)
-    for f, (name, func) in enumerate(funcs.items()):
-        values = list(func(completions, **columns))
-        if len(values) != len(rollouts):
-            raise ValueError(f"reward {name} returned {len(values)} values for {len(rollouts)} completions")
+    texts = [output.completion.text for output in outputs]
+    columns = columns_of(outputs)
+    # nan until a function has a value.
+    rewards_RF = torch.full((len(outputs), len(reward_funcs)), math.nan, dtype=torch.float64)
+    for f, (name, func) in enumerate(reward_funcs.items()):
+        values = list(func(texts, **columns))
+        if len(values) != len(outputs):
+            raise ValueError(f"reward {name} returned {len(values)} values for {len(outputs)} completions")
         for r, value in enumerate(values):
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"reward {name} returned {value} for {rollouts[r].example.id}: not finite")
-            rewards_RF[r, f] = math.nan if value is None else value
-    silent = rewards_RF.isnan().all(1).nonzero()[:, 0].tolist()
-    if silent:
-        raise ValueError(f"no reward function has a value for {rollouts[silent[0]].example.id}")
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                raise ValueError(f"reward {name} returned {value} for {outputs[r].example.id}: not finite")
+            rewards_RF[r, f] = value
+
+    # An output without any reward has no place in its group's mean.
+    silent_R = rewards_RF.isnan().all(1)
+    if bool(silent_R.any()):
+        first = outputs[int(silent_R.nonzero()[0])]
+        raise ValueError(f"no reward function has a value for {first.example.id}")
     return rewards_RF
 
 
 def combine(rewards_RF: Tensor, weights: Sequence[float]) -> Tensor:
-    """Weighted sum of what the functions say, (R,); what one does not say counts nothing."""
+    """Weighted sum of the functions' values, (R,); a missing value adds nothing."""
     return (rewards_RF * torch.tensor(weights, dtype=torch.float64)).nansum(1)
 
 
-def columns_of(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
-    """What reward functions may ask for."""
-    examples, completions = [r.example for r in rollouts], [r.completion for r in rollouts]
-    columns: dict[str, list[Any]] = {
-        name: [getattr(example, name) for example in examples]
-        for name in ("id", "question", "answer", "answer_type")
-    }
-    columns |= {
-        "length": [c.length for c in completions],
-        "max_latents": [c.request.decoding.max_latents for c in completions],
-        "truncated": [c.truncated for c in completions],
-        "completion_ids": [c.token_ids for c in completions],
-    }
-    params = [dataclasses.asdict(c.request.params) for c in completions]
-    return columns | {name: [p[name] for p in params] for name in params[0]}
+def columns_of(outputs: Sequence[Output]) -> dict[str, list[Any]]:
+    """The columns that reward functions may ask for."""
+    # Of the example, of the output, of the request: lists of one length, whatever the function asks for.
+    columns: dict[str, list[Any]] = {}
+    for name in ("id", "question", "answer", "answer_type"):
+        columns[name] = [getattr(output.example, name) for output in outputs]
+    completions = [output.completion for output in outputs]
+    columns["length"] = [completion.length for completion in completions]
+    columns["max_latents"] = [completion.request.decoding.max_latents for completion in completions]
+    columns["truncated"] = [completion.truncated for completion in completions]
+    columns["completion_ids"] = [completion.token_ids for completion in completions]
+    params = [dataclasses.asdict(completion.request.params) for completion in completions]
+    for name in params[0]:
+        columns[name] = [values[name] for values in params]
+    return columns

@@ -1,8 +1,11 @@
-"""Rollouts: a group of outputs for each question, through the engine, and what was sampled and how.
+"""A rollout: G outputs for each question, sampled through the engine, with everything that was drawn and how.
 
 The outputs of a question follow one another in the engine's queue, so that the question is read once for all of them.
 Every draw is a function of (run seed, generation, example id, sample): a resumed run samples the same, and no output
 depends on what is sampled beside it. The model is in eval mode while it samples, and has no gradient.
+
+    Output      one sampled output as Python values: what the engine returned, with its question
+    Rollouts    many outputs as tensors (`methods/rollouts.py`): what the trainer scores
 """
 
 from __future__ import annotations
@@ -29,9 +32,12 @@ from colar.training.grpo.config import GrpoConfig
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """One output and its question. The completion holds latents, stop decision, log-probs and text; its request the
-    temperatures, limits, seed and sample."""
+class Output:
+    """One output and its question.
+
+    The completion holds latents, stop decision, log-probs and text. Its request holds temperatures, limits, seed and
+    sample.
+    """
 
     example: Example
     question_ids: list[int]
@@ -51,21 +57,26 @@ class Rollout:
     @property
     def token_ids(self) -> list[int]:
         """The answer's tokens, EOS included where it came."""
-        ended = self.completion.reason == "stop"
-        return [*self.completion.token_ids, *([self.eos_id] if ended else [])]
+        if self.completion.reason == "stop":
+            return [*self.completion.token_ids, self.eos_id]
+        return list(self.completion.token_ids)
 
     def logps(self, method: Scorable, latent_logprob: LatentLogprob) -> Tensor:
         """The engine's log-prob of each position, (K + 1 + A,): thoughts, the stop (0 if forced), tokens."""
         completion = self.completion
-        said = list(completion.info)
+        # One entry for each decision of the thinking: K thoughts, and the stop where it was chosen.
+        decisions = list(completion.info)
         if self.stopped:
-            said.append(completion.stop_info)
-        chosen = torch.zeros(completion.length + 1)
-        if said:
-            columns = {name: torch.stack([info[name] for info in said]).cpu() for name in said[0]}
-            stopped = torch.arange(len(said)) == completion.length
-            chosen[: len(said)] = method.sampled_logps(columns, stopped, latent_logprob)
-        return torch.cat([chosen, torch.tensor(completion.token_logps)])
+            decisions.append(completion.stop_info)
+        thinking = torch.zeros(completion.length + 1)
+        if decisions:
+            columns = {}
+            for name in decisions[0]:
+                columns[name] = torch.stack([info[name] for info in decisions]).cpu()
+            is_stop = torch.arange(len(decisions)) == completion.length
+            thinking[: len(decisions)] = method.sampled_logps(columns, is_stop, latent_logprob)
+        # Answer tokens have their log-probs from the engine, EOS included.
+        return torch.cat([thinking, torch.tensor(completion.token_logps)])
 
 
 def requests(
@@ -74,88 +85,100 @@ def requests(
     """G requests a question, question by question."""
     made = []
     for example in examples:
-        own = seed_from(seed, "rollout", generation, example.id)
+        # One seed for a question: the number of the sample tells the draws of its outputs apart.
+        question_seed = seed_from(seed, "rollout", generation, example.id)
         for sample in range(config.num_generations):
-            params = draw_params(method, config, own, sample)
-            made.append(
-                Request(example.id, example.question, params, config.decoding, own, sample, keep_latents=True)
+            request = Request(
+                example.id,
+                example.question,
+                draw_params(method, config, question_seed, sample),
+                config.decoding,
+                question_seed,
+                sample,
+                keep_latents=True,
             )
+            made.append(request)
     return made
 
 
-def draw_params(method: Method, config: GrpoConfig, seed: int, sample: int) -> Any:
+def draw_params(method: Method, config: GrpoConfig, question_seed: int, sample: int) -> Any:
     """The per-request values of an output: its factor is the group's, or its own."""
     factors = config.compression_factors
     if factors is None:
         return method.Params()
-    drawn_by = (seed, "factor") if config.factor_drawn_per == "group" else (seed, "factor", sample)
-    return registry.make_params(method, {"compression_factor": Random(seed_from(*drawn_by)).choice(factors)})
+    if config.factor_drawn_per == "group":
+        rng = Random(seed_from(question_seed, "factor"))
+    else:
+        rng = Random(seed_from(question_seed, "factor", sample))
+    return registry.make_params(method, {"compression_factor": rng.choice(factors)})
 
 
 def roll_out(
     lm: LatentLM, method: Method, config: GrpoConfig, examples: Sequence[Example], seed: int, generation: int
-) -> list[Rollout]:
-    """The outputs of these questions, G each, question by question.
-
-    A fresh engine: what it sampled before must not decide the shape of its cache, and with it the last bit of a sum.
-    """
+) -> list[Output]:
+    """The outputs of these questions, G each, question by question."""
     asked = requests(method, config, examples, seed, generation)
-    with evaluating(lm), lm.merged() if config.merge_adapter else contextlib.nullcontext():
-        made = Engine(lm, method, max_batch=config.max_batch).generate(asked)
-    return [
-        Rollout(
-            examples[i // config.num_generations],
-            prompt_ids(lm, method, completion.request),
-            completion,
-            lm.template.eos_id,
-        )
-        for i, completion in enumerate(made)
-    ]
+    merged = lm.merged() if config.merge_adapter else contextlib.nullcontext()
+    with evaluating(lm), merged:
+        # A fresh engine: what it sampled before must not decide the shape of its cache, and with it the last bit
+        # of a sum.
+        engine = Engine(lm, method, max_batch=config.max_batch)
+        completions = engine.generate(asked)
+    outputs = []
+    for i, completion in enumerate(completions):
+        example = examples[i // config.num_generations]
+        question_ids = prompt_ids(lm, method, completion.request)
+        outputs.append(Output(example, question_ids, completion, lm.template.eos_id))
+    return outputs
 
 
-def collate(rollouts: Sequence[Rollout], width: int) -> Rollouts:
-    """Rollouts as tensors on the CPU; `width` is the model's."""
-    question, question_lengths = pad([r.question_ids for r in rollouts])
-    thoughts, thought_counts = pad([r.completion.thought_ids for r in rollouts])
-    tokens, token_lengths = pad([r.token_ids for r in rollouts])
-    decodings = [r.completion.request.decoding for r in rollouts]
+def collate(outputs: Sequence[Output], width: int) -> Rollouts:
+    """Outputs as tensors on the CPU; `width` is the model's."""
+    question_ids, question_lengths = pad([output.question_ids for output in outputs])
+    thought_ids, thought_counts = pad([output.completion.thought_ids for output in outputs])
+    token_ids, token_lengths = pad([output.token_ids for output in outputs])
+    sent = [output.completion.request for output in outputs]
+    temperatures = [request.decoding.temperature for request in sent]
+    latent_temperatures = [request.decoding.latent_temperature for request in sent]
     return Rollouts(
-        question_ids=question,
+        question_ids=question_ids,
         question_lengths=question_lengths,
-        thought_ids=thoughts,
-        latents=_latents(rollouts, thoughts.shape[1], width),
+        thought_ids=thought_ids,
+        latents=_latents(outputs, thought_ids.shape[1], width),
         thought_counts=thought_counts,
-        token_ids=tokens,
+        token_ids=token_ids,
         token_lengths=token_lengths,
-        stopped=torch.tensor([r.stopped for r in rollouts]),
-        temperature=torch.tensor([d.temperature for d in decodings], dtype=torch.float64),
-        latent_temperature=torch.tensor([d.latent_temperature for d in decodings], dtype=torch.float64),
-        params=param_columns([r.completion.request.params for r in rollouts]),
+        stopped=torch.tensor([output.stopped for output in outputs]),
+        temperature=torch.tensor(temperatures, dtype=torch.float64),
+        latent_temperature=torch.tensor(latent_temperatures, dtype=torch.float64),
+        params=param_columns([request.params for request in sent]),
     )
 
 
-def _latents(rollouts: Sequence[Rollout], longest: int, width: int) -> Tensor:
+def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
     """The latents as they were fed, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
-    kept = [r.completion.latents for r in rollouts if r.completion.latents is not None]
-    ids: set[int] = set()
-    for rollout in rollouts:
-        ids.update(rollout.completion.thought_ids)
-    if ids and -1 not in ids:
+    kept = [output.completion.latents for output in outputs if output.completion.latents is not None]
+    thought_ids: set[int] = set()
+    for output in outputs:
+        thought_ids.update(output.completion.thought_ids)
+    # Tokens are embedded again when they are scored, so their embeddings need not be stored.
+    if thought_ids and -1 not in thought_ids:
         width = 0
     dtype = kept[0].dtype if kept else torch.float32
-    latents = torch.zeros(len(rollouts), longest, width, dtype=dtype)
-    for row, rollout in enumerate(rollouts):
-        if width and rollout.completion.latents is not None:
-            latents[row, : rollout.completion.length] = rollout.completion.latents.cpu()
-    return latents
+    latents_RKD = torch.zeros(len(outputs), longest, width, dtype=dtype)
+    for row, output in enumerate(outputs):
+        latents_KD = output.completion.latents
+        if width and latents_KD is not None:
+            latents_RKD[row, : output.completion.length] = latents_KD.cpu()
+    return latents_RKD
 
 
 def engine_logps(
-    method: Scorable, rollouts: Sequence[Rollout], tensors: Rollouts, latent_logprob: LatentLogprob
+    method: Scorable, outputs: Sequence[Output], rollouts: Rollouts, latent_logprob: LatentLogprob
 ) -> Tensor:
     """The engine's log-probs where `Scores.logps` has the trainer's, (R, N); 0 at forced stops."""
-    logps_RN = torch.zeros(len(rollouts), int(tensors.positions().max()))
-    for row, rollout in enumerate(rollouts):
-        values = rollout.logps(method, latent_logprob)
+    logps_RN = torch.zeros(len(outputs), int(rollouts.positions().max()))
+    for row, output in enumerate(outputs):
+        values = output.logps(method, latent_logprob)
         logps_RN[row, : len(values)] = values
     return logps_RN

@@ -1,8 +1,14 @@
 """Training by GRPO: `train`, the call that a recipe's `grpo` section makes.
 
-The run folder, resume, validation and the published checkpoint are those of SFT (`sft.py`), and so is what comes out;
-`completions.jsonl` in it holds outputs to read. The model is validated before the first step too: a run that makes it
-worse publishes what it started from.
+The run folder, resume, validation, the published checkpoint and the result are those of SFT (`training/run.py`).
+`completions.jsonl` in the folder holds outputs to read. The model is validated before the first step too: a run that
+makes it worse publishes the weights that it started from.
+
+    step          0                 4                 8
+    generation    |-- generation 0 --|-- generation 1 --|-- generation 2 --      here: four updates with each
+    validation    *          *          *          *
+    checkpoint         |          |     X kill
+    resume                        '-- generation 1 is read from the checkpoint, its last update is made again
 """
 
 from __future__ import annotations
@@ -23,8 +29,9 @@ from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards
 from colar.training.grpo.callbacks import Collapse, EarlyStopping
 from colar.training.grpo.config import GrpoConfig
-from colar.training.grpo.generation import Generations, Generator
 from colar.training.grpo.loss import GrpoObjective
+from colar.training.grpo.sampler import RolloutSampler
+from colar.training.grpo.schedule import QuestionSchedule
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
 from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
@@ -51,11 +58,11 @@ def train(
     `reward_funcs` by name take the place of those that `grpo.reward_funcs` names. To resume, hand over the model that
     the run was started with. Otherwise as `sft.train`.
 
-    Raises ValueError before the first step for whatever is wrong with questions and configuration, and
-    `NonFiniteError` when a loss, a gradient or an output is not finite.
+    Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
+    gradient or an output is not finite.
     """
     config.check_installed()
-    objective = GrpoObjective(lm, method, grpo)
+    objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     plan = grpo.plan(config)
     funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     if len(funcs) != len(grpo.weights()):
@@ -64,50 +71,65 @@ def train(
         )
     folder = RunFolder(files.require_writable(output))
     args = arguments(config, folder)
+    # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
     if args.world_size > 1:
         raise ValueError("grpo runs on one process, not under torchrun")
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    check(lm, method, grpo, examples)
-    order = Generations(examples, config.seed, plan)
-    generator = Generator(lm, method, grpo, order, config.seed, funcs)
-    trainer = GrpoTrainer(objective, args, generator, folder.samples, config.modules_learning_rate, validate)
-    last = folder.last_checkpoint() if resume else None
-    if folder.samples.exists():
-        with files.alone(folder.path):  # another process's outputs are not ours to drop
-            forget(folder.samples, 0 if last is None else run_folder.read_state(last).global_step)
+    check_questions(lm, method, grpo, examples)
+    schedule = QuestionSchedule(examples, config.seed, plan)
+    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
+    trainer = GrpoTrainer(
+        objective, args, sampler, folder.completions, config.modules_learning_rate, validate
+    )
+    _drop_later_completions(folder, resume)
     stopping = EarlyStopping(grpo.early_stopping_patience)
-    info = {"seed": config.seed, "training": dataclasses.asdict(config), "grpo": dataclasses.asdict(grpo)}
+    info = {
+        "seed": config.seed,
+        "training": dataclasses.asdict(config),
+        "grpo": dataclasses.asdict(grpo),
+        **(run_info or {}),
+    }
+    # Also in train mode: ratios compare the model that is scored with the one that sampled.
     with without_dropout(lm):
         return run_trainer(
             trainer,
             config,
             folder,
-            {**info, **(run_info or {})},
+            info,
             resume,
             callbacks=[stopping, Collapse()],
-            over=stopping.over,
+            stopped_for_good=stopping.out_of_patience,
         )
 
 
-def check(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> None:
+def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> None:
     """ValueError for a question that does not fit the context, twin ids, or a factor that cannot work."""
-    if len({example.id for example in examples}) < len(examples):
+    ids = {example.id for example in examples}
+    if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
-    factors = grpo.compression_factors
     params = [method.Params()]
-    if factors is not None:
-        params = [registry.make_params(method, {"compression_factor": c}) for c in dict.fromkeys(factors)]
-    for each in params:
-        if warning := method.trained(each):
+    if grpo.compression_factors is not None:
+        factors = dict.fromkeys(grpo.compression_factors)  # each once, in their order
+        params = [registry.make_params(method, {"compression_factor": factor}) for factor in factors]
+    for values in params:
+        warning = method.trained(values)
+        if warning:
             progress.say(f"warning: {method.name}: {warning}")
+    # The speed slot of the prompt may be longer for one factor than for another: each is tried.
     for example in progress.track(examples, "check questions"):
-        for each in params:
-            prompt_ids(lm, method, Request(example.id, example.question, each, grpo.decoding))
+        for values in params:
+            prompt_ids(lm, method, Request(example.id, example.question, values, grpo.decoding))
 
 
-def forget(samples: Path, step: int) -> None:
-    """Drop the outputs that a killed run wrote down after its last checkpoint: they come again."""
-    kept = [record for record in files.resume_jsonl(samples) if record["step"] < step]
-    files.write_jsonl(samples, kept)
+def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
+    """Drop the outputs that a killed run wrote after its last checkpoint: they are sampled and written again."""
+    if not folder.completions.exists():
+        return
+    # The lock: the outputs of a process that still runs are not ours to drop.
+    with files.alone(folder.path):
+        resume_from = folder.last_checkpoint() if resume else None
+        step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
+        records = files.resume_jsonl(folder.completions)
+        files.write_jsonl(folder.completions, [record for record in records if record["step"] < step])

@@ -1,8 +1,17 @@
 """Trainer for GRPO: `LatentTrainer` whose batches are taken from a generation that is sampled when it is due.
 
-The order of rows says which outputs of which generation a batch holds; `_prepare_inputs`, where Trainer moves a batch
-to the device, samples the generation if it is a new one. Everything else is Trainer's. A checkpoint in the middle of a
-generation holds its outputs (`rollouts.safetensors`): they were sampled by weights that are gone.
+    schedule      (generation 7, slot 0), (7, 1), ...          which outputs a batch holds
+    _prepare_inputs    is it a new generation? -> sample it, reward it, score it; then take the batch's rows
+    objective     loss of the rows -> gradient
+    optimiser     after `accumulate` batches: one update; the weights are no longer those that sampled
+
+A save in the middle of a generation:
+
+    generation 7    update 1 | update 2 | save | update 3 | update 4
+                                          '-- rollouts.safetensors holds its outputs and old log-probs
+
+The outputs were sampled by weights that are gone by then, so they cannot be made again. A save between two generations
+holds no outputs: the next generation follows from the weights, the seed and its number.
 """
 
 from __future__ import annotations
@@ -18,82 +27,106 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from colar import files
+from colar import checks, files
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
-from colar.training.grpo.generation import Generation, Generator, Slots, collate_slots
+from colar.training.grpo.generation import Generation
 from colar.training.grpo.loss import GrpoObjective
+from colar.training.grpo.sampler import RolloutSampler
+from colar.training.grpo.schedule import Slots, collate_slots
 from colar.training.trainer import LatentTrainer, Validate
 
-STATE, ROLLOUTS = "grpo.json", "rollouts.safetensors"
+STATE = "grpo.json"
+ROLLOUTS = "rollouts.safetensors"
+SIZES_STAY = (
+    "the questions, per_device_train_batch_size, gradient_accumulation_steps, grpo.steps_per_generation, "
+    "grpo.num_iterations and grpo.num_generations must stay the same"
+)
+DROPOUT_ATTRIBUTES = ("attention_dropout", "attn_dropout", "dropout")
+"""Names under which attention modules keep a rate of dropout of their own."""
 
 
 class GrpoTrainer(LatentTrainer):
-    """`samples` is the file that outputs to read are appended to."""
+    """`completions` is the file that outputs to read are appended to."""
 
     def __init__(
         self,
         objective: GrpoObjective,
         args: TrainingArguments,
-        generator: Generator,
-        samples: Path,
+        sampler: RolloutSampler,
+        completions: Path,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
     ) -> None:
-        order = generator.order
-        super().__init__(objective, args, Slots(len(order)), order, modules_learning_rate, validate)
+        schedule = sampler.schedule
+        super().__init__(objective, args, Slots(len(schedule)), schedule, modules_learning_rate, validate)
         self.data_collator = collate_slots
-        self.policy, self.generator, self.plan, self.samples = objective, generator, order.plan, samples
-        self.reference = Reference(objective.lm) if objective.grpo.beta > 0 else None
+        self.policy = objective
+        self.sampler = sampler
+        self.plan = schedule.plan
+        self.completions = completions
+        self.reference = ReferenceWeights(objective.lm) if objective.grpo.beta > 0 else None
         self.generation: Generation | None = None
-        self.seen: list[dict[str, float]] = []
+        self.unlogged_metrics: list[dict[str, float]] = []
 
     # Outputs
 
     def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """From the keys of a batch to its tensors on the device; a new generation is sampled first."""
         number = int(inputs["generations"][0])
         if self.generation is None or self.generation.number != number:
             self.generation = self._generate(number)
-        batch: dict[str, Tensor] = super()._prepare_inputs(self.generation.take(inputs["slots"].cpu()))
+        rows = self.generation.take(inputs["slots"].cpu())
+        batch: dict[str, Tensor] = super()._prepare_inputs(rows)
         return batch
 
     def _generate(self, number: int) -> Generation:
-        """Sample, score where the weights will have moved before the outputs are used up, and write some down."""
+        """Sample a generation, score it where a later update will need that, and write some outputs down."""
         # Compiled layers would be compiled anew for every shape of a decode step.
         with torch.compiler.set_stance("force_eager"):
-            generation = self.generator.generate(number)
-        if self.plan.updates > 1:
+            generation = self.sampler.generate(number)
+        # With a single update the present weights are the old ones, and the ratio is 1 without a score.
+        if self.plan.updates_per_generation > 1:
             generation.tensors["old_logps"] = self.score(generation.tensors)
         if self.reference is not None:
-            with self.reference.weights():
+            with self.reference.in_model():
                 generation.tensors["ref_logps"] = self.score(generation.tensors)
-        self.seen.append(generation.metrics)
-        with files.append_jsonl(self.samples) as write:
+        self.unlogged_metrics.append(generation.metrics)
+        with files.append_jsonl(self.completions) as write:
             for record in generation.records:
                 write({"step": self.state.global_step, "generation": number, **record})
         return generation
 
     @torch.no_grad()
     def score(self, tensors: dict[str, Tensor]) -> Tensor:
-        """The present weights' log-probs of a generation, (R, N) on the CPU, batch by batch as they will be learnt
-        from and in the same precision: at the first of them the ratio is 1."""
-        outputs = Rollouts.from_tensors(tensors)
-        R = outputs.token_lengths.shape[0]
-        logps_RN = torch.zeros(R, int(outputs.positions().max()))
+        """The present weights' log-probs of a generation, (R, N) on the CPU.
+
+        Batches and precision are those of the updates, so that the very first ratio is exactly 1.
+        """
+        rollouts = Rollouts.from_tensors(tensors)
+        R = rollouts.token_lengths.shape[0]
+        logps_RN = torch.zeros(R, int(rollouts.positions().max()))
         for start in range(0, R, self.plan.batch):
-            batch = {name: column[start : start + self.plan.batch] for name, column in tensors.items()}
-            with self.accelerator.autocast():  # as in the objective's own forward, which Trainer wraps
-                logps = self.policy.score(super()._prepare_inputs(batch)).logps
-            logps_RN[start : start + self.plan.batch, : logps.shape[1]] = logps.float().cpu()
+            rows = slice(start, start + self.plan.batch)
+            batch = {name: column[rows] for name, column in tensors.items()}
+            # Trainer wraps the objective's own forward in the same autocast.
+            with self.accelerator.autocast():
+                logps_BN = self.policy.score(super()._prepare_inputs(batch)).logps
+            # A batch may be shorter than the generation: its longest output decides.
+            logps_RN[rows, : logps_BN.shape[1]] = logps_BN.float().cpu()
         return logps_RN
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self.seen:
-            names = dict.fromkeys(name for metrics in self.seen for name in metrics)
-            for name in names:
-                values = [metrics[name] for metrics in self.seen if name in metrics]
+        """Add to a row of training the means over the generations that were sampled since the last row."""
+        if "loss" in logs:
+            collected: dict[str, list[float]] = {}
+            for metrics in self.unlogged_metrics:
+                for name, value in metrics.items():
+                    collected.setdefault(name, []).append(value)
+            # A generation may lack a metric, where no output had a value for it.
+            for name, values in collected.items():
                 logs[name] = sum(values) / len(values)
-            self.seen = []
+            self.unlogged_metrics = []
         super().log(logs, start_time)
 
     # Resume state
@@ -101,10 +134,15 @@ class GrpoTrainer(LatentTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        used_up = self.generation is None or self.state.global_step % self.plan.updates == 0
-        state = {"plan": self._plan(), "length": self.generator.length, "generation": None}
+        state: dict[str, Any] = {
+            "plan": self._plan(),
+            "length": self.sampler.dr_grpo_length,
+            "generation": None,
+        }
+        used_up = self.state.global_step % self.plan.updates_per_generation == 0
         if self.generation is not None and not used_up:
             state["generation"] = self.generation.number
+            # safetensors takes contiguous tensors only.
             tensors = {name: column.contiguous() for name, column in self.generation.tensors.items()}
             save_file(tensors, folder / ROLLOUTS)
         files.write_json(folder / STATE, state)
@@ -113,21 +151,20 @@ class GrpoTrainer(LatentTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         folder = Path(resume_from_checkpoint)
         state = files.read_json(folder / STATE)
-        if state["plan"] != self._plan():
-            raise ValueError(
-                f"{folder} was made with generations of {state['plan']}, this call has {self._plan()}: "
-                "they must stay the same"
-            )
-        self.generator.length = state["length"]
+        checks.check_same_run(folder, state["plan"], self._plan(), SIZES_STAY)
+        self.sampler.dr_grpo_length = state["length"]
         if state["generation"] is not None:
-            self.generation = Generation(state["generation"], load_file(folder / ROLLOUTS), {}, [])
+            # Its metrics and records were logged before the save.
+            tensors = load_file(folder / ROLLOUTS)
+            self.generation = Generation(state["generation"], tensors, metrics={}, records=[])
 
     def _plan(self) -> dict[str, int]:
-        """What the number of a generation and the place of an output stand for."""
-        return {"questions": self.generator.order.per_epoch * self.plan.questions, **asdict(self.plan)}
+        """The sizes that give meaning to the number of a generation and the slot of an output."""
+        questions = self.sampler.schedule.generations_per_epoch * self.plan.questions
+        return {"questions": questions, **asdict(self.plan)}
 
 
-class Reference:
+class ReferenceWeights:
     """The trained weights as they were when this was made, for the KL divergence."""
 
     def __init__(self, lm: LatentLM) -> None:
@@ -135,8 +172,8 @@ class Reference:
         self.kept = [parameter.detach().clone() for parameter in self.trained]
 
     @contextlib.contextmanager
-    def weights(self) -> Iterator[None]:
-        """They are the model's inside the block."""
+    def in_model(self) -> Iterator[None]:
+        """Put them into the model inside the block, and the present weights back after it."""
         self._swap()
         try:
             yield
@@ -146,20 +183,22 @@ class Reference:
     @torch.no_grad()
     def _swap(self) -> None:
         for parameter, kept in zip(self.trained, self.kept, strict=True):
-            now = parameter.detach().clone()
+            present = parameter.detach().clone()
             parameter.copy_(kept)
-            kept.copy_(now)
+            kept.copy_(present)
 
 
 @contextlib.contextmanager
 def without_dropout(lm: LatentLM) -> Iterator[None]:
     """No dropout inside the block, in train mode either: the model that is scored is the one that sampled."""
-    found: list[tuple[nn.Module, str, Any]] = []
+    found: list[tuple[nn.Module, str, float]] = []
     for module in lm.modules():
-        names = ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "attn_dropout", "dropout")
-        found += [
-            (module, name, getattr(module, name)) for name in names if is_rate(getattr(module, name, None))
-        ]
+        names = ("p",) if isinstance(module, nn.Dropout) else DROPOUT_ATTRIBUTES
+        for name in names:
+            value = getattr(module, name, None)
+            # Under the same name some families keep a Dropout module, which is met by itself.
+            if isinstance(value, float) and value > 0:
+                found.append((module, name, value))
     try:
         for module, name, _ in found:
             setattr(module, name, 0.0)
@@ -167,7 +206,3 @@ def without_dropout(lm: LatentLM) -> Iterator[None]:
     finally:
         for module, name, value in found:
             setattr(module, name, value)
-
-
-def is_rate(value: object) -> bool:
-    return isinstance(value, float) and value > 0
