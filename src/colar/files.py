@@ -130,28 +130,50 @@ def layered_yaml(path: str | Path) -> str:
     Dicts are merged key by key, anything else is replaced. `base` is relative to the file. ValueError names the file
     that is missing, its own base, or no YAML.
     """
-    return yaml.safe_dump(_layers(Path(path), ()), sort_keys=False, allow_unicode=True)
+    merged: Any = {}
+    for layer in reversed(yaml_layers(path)):
+        own = _read_layer(layer)
+        own.pop("base", None)
+        merged = _over(merged, own)
+    return yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
 
 
-def _layers(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in above:
-        raise ValueError(f"{above[-1].name}: its base {path.name} has it as its own base")
-    if not path.is_file():
-        raise ValueError(f"{above[-1]}: no file at {path}, its base" if above else f"no file at {path}")
+def yaml_layers(path: str | Path) -> list[Path]:
+    """A YAML file, then the file that its key `base` names, the base of that, and so on. Errors as `layered_yaml`."""
+    layers = [Path(path)]
+    while True:
+        path = layers[-1]
+        if not path.is_file():
+            below = len(layers) > 1
+            raise ValueError(f"{layers[-2]}: no file at {path}, its base" if below else f"no file at {path}")
+        base = _read_layer(path).get("base")
+        if base is None:
+            return layers
+        following = path.parent / str(base)
+        if following.resolve() in [layer.resolve() for layer in layers]:
+            raise ValueError(f"{path.name}: its base {following.name} has it as its own base")
+        layers.append(following)
+
+
+def _read_layer(path: Path) -> dict[str, Any]:
+    """The keys and values of one YAML file, its `base` among them."""
     try:
         read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):
         raise ValueError(f"{path} must hold keys and values, got {read!r}")
-    base = read.pop("base", None)
-    return read if base is None else _over(_layers(path.parent / str(base), (*above, path.resolve())), read)
+    return read
 
 
 def _over(base: Any, own: Any) -> Any:
+    """`own` laid over `base`: dicts key by key, anything else replaced."""
     if not (isinstance(base, dict) and isinstance(own, dict)):
         return own
-    return base | {key: _over(base.get(key), value) for key, value in own.items()}
+    merged = dict(base)
+    for key, value in own.items():
+        merged[key] = _over(base.get(key), value)
+    return merged
 
 
 def require_writable(folder: str | Path) -> Path:

@@ -1,5 +1,6 @@
-"""`colar`: train, evaluate, generate, diagnose, report, export, data. Results on stdout, everything else on stderr.
+"""`colar`: train, evaluate, generate, diagnose, report, export, data, recipes.
 
+Results go to stdout, everything else to stderr.
 The commands wire the rooms of the library together and hold no logic of their own. Options are written with
 underscores or hyphens, as you like.
 """
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, report, train
+from colar.cli import data, diagnose, evaluate, export, generate, recipes, report, train
 from colar.cli.shared import Parser
 
 
@@ -60,4 +61,5 @@ def build_parser(command: str | None = None) -> Parser:
     report.add_parser(commands)
     export.add_parser(commands)
     data.add_parser(commands)
+    recipes.add_parser(commands)
     return parser

@@ -16,7 +16,9 @@ def add_parser(commands: Any) -> None:
         description="Train as a recipe says. Any key can be overridden, exactly: --training.learning_rate 1e-4. "
         "The same command resumes a run that was stopped.",
     )
-    train.add_argument("recipe", help="YAML file, e.g. recipes/tiny/colar.yaml")
+    train.add_argument(
+        "recipe", help="a shipped recipe, e.g. tiny/colar (see `colar recipes list`), or a YAML file"
+    )
     train.add_argument(
         "--no_resume", action="store_true", help="start the same run afresh, dropping its checkpoints"
     )

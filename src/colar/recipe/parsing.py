@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonargparse
 
-from colar import files
+from colar import files, recipes
 from colar.checks import did_you_mean
 from colar.methods import registry
 from colar.methods.base import Method
@@ -29,12 +29,14 @@ def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """The recipe in a YAML file with `--dotted.key value` overrides. ValueError in words for a wrong key or value."""
-    if not Path(path).is_file():
-        raise ValueError(f"no recipe at {path} (the recipe comes first, overrides after it)")
+    """The recipe in a YAML file, or the shipped one of that name, with `--dotted.key value` overrides.
+
+    ValueError in words for a wrong key or value.
+    """
+    found = recipes.find(path)
     made = parser()
     try:
-        namespace = made.parse_args(["--config", files.layered_yaml(path), *(overrides or [])])
+        namespace = made.parse_args(["--config", files.layered_yaml(found), *(overrides or [])])
         for name in ("model", "template", "data", "training", "validation"):
             if not isinstance(namespace[name], jsonargparse.Namespace):
                 raise ValueError(f"{path}: {name} must hold keys and values, got {namespace[name]!r}")
