@@ -52,6 +52,23 @@ def colar(wheel, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
+    # As an environment often is: a folder inside somebody's own repository.
+    run("git", "init", "-q", environment)
+    run(
+        "git",
+        "-C",
+        environment,
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b.c",
+        "commit",
+        "-q",
+        "--allow-empty",
+        "-m",
+        "x",
+    )
+
     def call(*words):
         return run(environment / "bin" / words[0], *words[1:], cwd=elsewhere, env=settings)
 
@@ -74,3 +91,11 @@ def test_the_installed_commands_work_in_an_empty_folder(colar):
                             for path in ROOT.glob("src/colar/recipes/*/*.yaml"))  # fmt: skip
     shown = colar("colar", "data", "show", "arithmetic", "--n", "1")
     assert json.loads(shown)["id"].startswith("arithmetic/train/")
+
+
+def test_an_installed_package_is_of_no_commit(colar):
+    """The commit of the repository around its environment is not the commit that made a result."""
+    code = "import json; from colar import files; print(json.dumps(files.provenance()))"
+    found = json.loads(colar("python", "-c", code))
+    assert found["versions"]["colar"] == __version__
+    assert found["commit"] is None

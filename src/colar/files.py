@@ -25,6 +25,8 @@ from typing import Any
 
 import yaml
 
+from colar import __version__
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -220,46 +222,60 @@ def alone(folder: str | Path) -> Iterator[None]:
 
 def provenance() -> dict[str, Any]:
     """Where and how a result was made: command, versions, machine, commit, time (UTC)."""
+    versions: dict[str, str | None] = {"colar": __version__}
+    for name in LIBRARIES:
+        versions[name] = _version(name)
     return {
         "command": _command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("colar", *LIBRARIES)},
+        "versions": versions,
         "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
     }
 
 
 def _command() -> str:
-    """The command line: of `colar`, of a script below the working directory; of anything else its name alone, for what
-    else is there are paths of the machine (a notebook's kernel)."""
-    program, arguments = Path(sys.argv[0]), sys.argv[1:]
-    here = Path(__file__).parent
-    if program.stem == "colar" or program.resolve() == here / "cli" / "__main__.py":
+    """The command line of `colar`, or of a script below the working directory.
+
+    Of any other program only its name: what it was called with are paths of the machine (a notebook's kernel).
+    """
+    program = Path(sys.argv[0])
+    arguments = sys.argv[1:]
+    # torchrun and `python -m colar.cli` have the path of that module in place of the program's name.
+    as_module = program.resolve() == Path(__file__).parent / "cli" / "__main__.py"
+    if program.stem == "colar" or as_module:
         return shlex.join(["colar", *arguments])
     if program.suffix == ".py" and program.resolve().is_relative_to(Path.cwd()):
-        return shlex.join(["python", str(program.resolve().relative_to(Path.cwd())), *arguments])
+        script = program.resolve().relative_to(Path.cwd())
+        return shlex.join(["python", str(script), *arguments])
     return program.name
 
 
-def _version(name: str) -> str | None:
+def _version(library: str) -> str | None:
+    """The installed version of a library; None where it is not installed."""
     try:
-        return metadata.version(name)
+        return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
 
 
 def _commit() -> str | None:
     """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    # Installed into an environment inside somebody's repository, we lie in a checkout that is not ours.
+    tracked = [*git, "ls-files", "--error-unmatch", here.name]
+    describe = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def _processor() -> str:
+    """The processor's model: Linux names it in /proc/cpuinfo alone, other systems tell Python."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
