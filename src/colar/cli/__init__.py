@@ -27,11 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.overrides = rest
     try:
         args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who reads our output (`head`, say) has seen enough. Python flushes stdout once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, ArithmeticError) as error:
         print(f"colar {args.command}: error: {error}", file=sys.stderr)  # from whichever process it comes
         return 2
     except KeyboardInterrupt:
-        progress.say("stopped; the same command goes on from here")
+        progress.say("stopped; the same command resumes from here")
         return 130
     return 0
 

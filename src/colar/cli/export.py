@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import progress
+from colar.cli.shared import quiet_libraries
 
 
 def add_parser(commands: Any) -> None:
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
     from colar.methods import pretrained
     from colar.model import checkpoint
 
+    quiet_libraries()
     source, target = checkpoint.resolve(args.checkpoint), Path(args.output)
     if target.exists() and (target.resolve() == source.resolve() or not (target / "colar.json").exists()):
         raise ValueError(f"{target} exists and is not another checkpoint: give a folder that may be replaced")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,24 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
 
 
+HARMLESS = (
+    # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
+    ("`is_gradient_checkpointing` is deprecated", FutureWarning),
+    # peft's remark on GPT-2, whose linears are stored transposed: it has seen that and does the right thing.
+    ("fan_in_fan_out is set to False but the target module is `Conv1D`", UserWarning),
+)
+"""Warnings of libraries that a user can do nothing about: how each begins, and its category."""
+
+
 def quiet_libraries() -> None:
-    """Keep the libraries' own bars and advice off the terminal; ours say what is going on."""
+    """Keep the libraries' own bars, advice and known harmless warnings off the terminal. For commands alone:
+    who uses colar as a library sees everything."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    for beginning, category in HARMLESS:
+        warnings.filterwarnings("ignore", message=re.escape(beginning), category=category)
 
 
 def checkpoint_options(parser: Parser) -> None:
