@@ -9,6 +9,9 @@ import sys
 import families
 
 from colar import files
+from colar.methods import pretrained, registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM, LoraSettings
 
 RUN_ALL = """
 import json, sys
@@ -21,11 +24,16 @@ for arguments in json.load(sys.stdin):
 """
 
 
-def run(code, folder, text=""):
+def run(code, folder, text="", *arguments):
     """(stdout, stderr) of Python code in a process of its own, where nothing is imported yet."""
     settings = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     done = subprocess.run(
-        [sys.executable, "-c", code], input=text, cwd=folder, capture_output=True, text=True, env=settings
+        [sys.executable, "-c", code, *arguments],
+        input=text,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=settings,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
@@ -72,3 +80,35 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SLOW = ("datasets", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "tensorboard")
+"""Libraries that take a second or more to import, and that an answer does without."""
+
+IMPORTED = """
+import sys
+from colar.cli import main
+
+code = main(sys.argv[1:]) if sys.argv[1:] else 0
+print(*sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_the_command_line_itself_imports_nothing_heavy(tmp_path):
+    _, imported = run(IMPORTED, tmp_path)
+    assert not {"torch", "transformers", "peft", *SLOW} & set(imported.split())
+    _, imported = run(IMPORTED, tmp_path, "", "recipes", "list")
+    assert not {"torch", "transformers", "peft", *SLOW} & set(imported.split())
+
+
+def test_an_answer_imports_what_it_needs(tmp_path):
+    """The start is most of the time of `colar generate`: datasets and pictures have no part in it."""
+    lm = LatentLM.from_backbone(backbones.load("tiny"), lora=LoraSettings(r=2))
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    pretrained.save(lm, method, tmp_path / "best", {"seed": 0}, "# card\n")
+    _, imported = run(IMPORTED, tmp_path, "", "generate", "best", "2 + 2?", "--max_latents", "3")
+    assert "torch" in imported.split()
+    assert not set(SLOW) & set(imported.split())

@@ -7,20 +7,26 @@ underscores or hyphens, as you like.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
 from colar.cli import data, diagnose, evaluate, export, generate, recipes, report, train
-from colar.cli.shared import Parser
+from colar.cli.shared import Parser, collector_off
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # When it ends, Python looks for garbage among the million objects that libraries made, for more than half a
+    # second. What is frozen is not looked at.
+    atexit.register(gc.freeze)
     words = [underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
-    parser = build_parser(words[0] if words else "")
+    with collector_off():
+        parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
     if rest and args.run is not train.run:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from colar import progress
-from colar.cli.shared import quiet_libraries
+from colar.cli.shared import collector_off, quiet_libraries
 
 
 def add_parser(commands: Any) -> None:
@@ -29,7 +29,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from colar import recipe
+    with collector_off():
+        from colar import recipe
 
     quiet_libraries()
     if args.keys:
