@@ -196,7 +196,7 @@ def test_rows_that_were_seen_are_skipped():
     first, _ = recipe.load_examples(recipe.DataConfig(train_size=4, validation_size=0))
     rest, _ = recipe.load_examples(recipe.DataConfig(train_size=5, train_skip=4, validation_size=0))
     assert first + rest == whole
-    with pytest.raises(ValueError, match="data.train_skip must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="data.train_skip must be a whole number, 0 or more, got -1"):
         recipe.DataConfig(train_skip=-1)
     with pytest.raises(ValueError, match="data.train_skip is 10000, but arithmetic has no more rows"):
         recipe.load_examples(recipe.DataConfig(train_skip=10_000, validation_size=0))
@@ -262,14 +262,17 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     (output / "best").mkdir()
     recipe.claim(first, output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
-    with pytest.raises(ValueError, match=r"holds another run \(other method.alpha\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",
+    ):
         recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
     older = files.read_json(output / "recipe.json")
     del older["data"][
         "train_skip"
     ]  # a run that began before there was this key goes on, with its default alone
     files.write_json(output / "recipe.json", older)
-    with pytest.raises(ValueError, match=r"holds another run \(other data.train_skip\)"):
+    with pytest.raises(ValueError, match=r"holds another run \(data.train_skip was 0, now 1\)"):
         recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
 
@@ -342,7 +345,7 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
     assert [len(train_rows), len(validation)] == [6, 3]
     assert {len(example.steps) for example in train_rows[1:]} == {2}
     assert max(len(example.steps) for example in recipe.load_examples(recipe.DataConfig())[0]) > 2
-    with pytest.raises(ValueError, match="some rows are there twice"):
+    with pytest.raises(ValueError, match="some rows occur twice"):
         recipe.load_examples(
             recipe.DataConfig(train_size=5, mixed_in=({"source": "arithmetic", "train_size": 5},))
         )
