@@ -23,6 +23,7 @@ def recipes_list(args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    # A program that reads the list gets one plain line each, with nothing cut off.
     console = Console()
     if not console.is_terminal:
         for name in recipes.names():
@@ -36,6 +37,7 @@ def recipes_list(args: argparse.Namespace) -> None:
 
 def recipes_copy(args: argparse.Namespace) -> None:
     written = recipes.copy(args.name, args.target)
+    # Its own file first, then its bases.
     for path in written:
         print(path)
     progress.say(f"train it: colar train {written[0]}")

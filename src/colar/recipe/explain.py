@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from colar.checks import did_you_mean
 
 UNKNOWN_KEY = (
-    # Group 'data' does not accept nested key 'sauce'
+    # Group 'data' does not accept option 'sauce'
     r"(?:[Gg]roup '(?P<group>[\w.]+)' )?does not accept (?:option|nested key) '(?P<key>[\w.]+)'",
     # unrecognized arguments: --training.learnin_rate 1
     r"[Uu]nrecognized arguments?: --(?P<key>[\w.]+)",
