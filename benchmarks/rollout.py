@@ -52,7 +52,7 @@ from colar.training.grpo.rollout import Output
 
 SYSTEMS = ("ours", "merged", "rescored", "published")
 LORA = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
-"""As in recipes/smollm2-135m."""
+"""As in the recipes of smollm2-135m."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ cores=$(python3 -c 'import os; print(min(os.cpu_count() or 1, 4))')
 half=$(((cores + 1) / 2))
 
 echo "training no_cot (the control) in the background: $out/no_cot.log" >&2
-OMP_NUM_THREADS=$half colar train recipes/tiny/no_cot.yaml --output "$out/no_cot" >"$out/no_cot.log" 2>&1 &
+OMP_NUM_THREADS=$half colar train tiny/no_cot --output "$out/no_cot" >"$out/no_cot.log" 2>&1 &
 control=$!
 trap 'kill $control 2>/dev/null || true' EXIT
 echo "training cot" >&2
-OMP_NUM_THREADS=$half colar train recipes/tiny/cot.yaml --output "$out/cot" >/dev/null
+OMP_NUM_THREADS=$half colar train tiny/cot --output "$out/cot" >/dev/null
 echo "training colar from its weights" >&2
-OMP_NUM_THREADS=$cores colar train recipes/tiny/colar.yaml --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
+OMP_NUM_THREADS=$cores colar train tiny/colar --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
 echo "waiting for no_cot" >&2
 wait $control || { tail -n 5 "$out/no_cot.log" >&2; exit 1; }
 trap - EXIT

@@ -8,11 +8,11 @@ out=${1:-runs/smollm2-135m}
 sets=(gsm8k-aug gsm-hard svamp multiarith)
 common=(--skip_malformed --dtype bfloat16 --max_latents 128 --max_completion_length 16)
 
-colar train recipes/smollm2-135m/cot.yaml --output "$out/cot"
-colar train recipes/smollm2-135m/cot-generated.yaml --output "$out/cot-generated" --model.init_from "$out/cot/best"
+colar train smollm2-135m/cot --output "$out/cot"
+colar train smollm2-135m/cot-generated --output "$out/cot-generated" --model.init_from "$out/cot/best"
 # All speeds in one model, and c = 1 and 2 in another.
 for name in colar-generated colar-pairs; do
-  colar train "recipes/smollm2-135m/$name.yaml" --output "$out/$name" --model.init_from "$out/cot-generated/best"
+  colar train "smollm2-135m/$name" --output "$out/$name" --model.init_from "$out/cot-generated/best"
   models=(cot="$out/cot-generated/best" colar="$out/$name/best")
   colar evaluate "${models[@]}" --data "${sets[@]}" --limit 500 --compression_factor 1 2 3 5 --snap true \
     "${common[@]}" --batch_size 64 --compile --output "$out/report${name#colar}"

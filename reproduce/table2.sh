@@ -44,7 +44,7 @@ all() {
 train() {  # NAME-SEED RECIPE [OVERRIDES...]
   local name=$1 recipe=$2
   shift 2
-  job "$name" colar train "recipes/tiny/$recipe.yaml" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
+  job "$name" colar train "tiny/$recipe" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
 }
 
 # The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. As of

@@ -1,6 +1,6 @@
 """A checkpoint folder out of what a run saved to resume from: to look at a model as it was at some step.
 
-    colar train recipes/smollm2-135m/colar-generated.yaml --training.save_total_limit 99
+    colar train smollm2-135m/colar-generated --training.save_total_limit 99
     python scripts/checkpoint_at.py runs/smollm2-135m/colar-generated 220 runs/at-220
     colar evaluate runs/at-220 ...
 

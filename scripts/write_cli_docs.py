@@ -10,7 +10,7 @@ os.environ["COLUMNS"] = "100"
 from colar.cli import build_parser
 
 COMMANDS = ("", "train", "evaluate", "generate", "diagnose", "report", "export")
-COMMANDS += ("data list", "data show", "data prepare")
+COMMANDS += ("data list", "data show", "data prepare", "recipes list", "recipes copy")
 
 
 def render() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colar import files
+from colar import files, recipes
 from colar.cli import main
 from colar.methods import pretrained, registry
 from colar.model import backbones
@@ -45,6 +45,8 @@ SHORT = ["--max_latents", "4", "--max_completion_length", "3"]
 MISTAKES = [
     # arguments, exit code, words on stderr
     (["train", "missing.yaml"], 2, "no recipe at missing.yaml"),
+    (["train", "tiny/collar"], 2, "did you mean 'tiny/colar'? (`colar recipes list` shows them all"),
+    (["recipes", "copy", "tiny/collar", "{out}"], 2, "no shipped recipe is called tiny/collar, did you mean 'tiny/colar'?"),
     (["train", "{recipe}", "--training.learning_rat", "1"], 2, "'training.learning_rat', did you mean 'training.learning_rate'?"),
     (["train", "{recipe}", "--method.alhpa", "1"], 2, "unknown key 'alhpa', did you mean 'alpha'?"),
     (["train", "{recipe}", "--method.name", "collar"], 2, "unknown method 'collar', did you mean 'colar'?"),
@@ -343,6 +345,19 @@ def test_data_commands(tmp_path, capsys):
     )
     written = capsys.readouterr().out.strip()
     assert len(list(files.read_jsonl(written))) == 4
+
+
+def test_recipes_commands(tmp_path, capsys, monkeypatch):
+    assert main(["recipes", "list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == len(recipes.names()) > 50
+    assert "tiny/colar                   CoLaR-SFT of the toy model from its CoT-SFT weights." in listed
+    assert main(["recipes", "copy", "arena/colar-mp", str(tmp_path)]) == 0
+    copied = capsys.readouterr().out.splitlines()
+    assert copied == [f"{tmp_path}/arena/{name}.yaml" for name in ("colar-mp", "colar", "cot", "cot-init")]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal: a table
+    assert main(["recipes", "list"]) == 0
+    assert "description" in capsys.readouterr().out
 
 
 def test_docs_show_the_help_of_now():

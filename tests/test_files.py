@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar import files
+from colar import __version__, files
 
 RECORDS = [
     {"id": "a/1", "text": "drei Äpfel\nund 数"},
@@ -239,6 +239,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
 
 def test_provenance_says_where_a_result_came_from():
     found = json.loads(json.dumps(files.provenance()))
+    assert found["versions"]["colar"] == __version__  # ours even where nothing is installed
     assert found["versions"]["torch"]
     assert found["machine"]["cores"] == os.cpu_count()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+
+from colar import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,3 +65,17 @@ def test_importing_colar_is_cheap_and_its_names_are_there():
 
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         colar.nonsense  # noqa: B018
+
+
+def test_citation_workflow_and_hooks_say_what_the_project_does():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == __version__
+    assert cited["references"][0]["title"].startswith("Think Silently, Think Fast")
+    job = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]["test"]
+    assert job["steps"][-1] == {"run": "make test"}
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    makefile = (ROOT / "Makefile").read_text()
+    for hook in local["hooks"]:  # the tools of `make lint`
+        assert f"$(BIN)/{Path(hook['entry'].split()[0]).name}" in makefile
+    for page in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
+        assert {"name", "about"} <= yaml.safe_load(page.read_text().split("---")[1]).keys()

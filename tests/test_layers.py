@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 FLOORS = (
     ("cli",),
     ("recipe",),
+    ("recipes",),
     ("serving", "training"),
     ("evaluation", "integrations"),
     ("analysis",),
@@ -24,7 +25,7 @@ FLOORS = (
 """From the roof down; rooms of one floor never import each other. `colar/__init__.py` holds the version alone."""
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_TORCH = ("data", "show", "files", "progress", "checks")
+WITHOUT_TORCH = ("data", "show", "files", "progress", "checks", "recipes")
 HEAVY = {"torch", "transformers", "peft", "accelerate"}
 
 

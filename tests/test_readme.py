@@ -21,7 +21,11 @@ def commands(text):
             yield shlex.split(f"{found[1]} {found['rest']}", comments=True)
 
 
-SOURCES = [ROOT / "README.md", ROOT / "reproduce" / "demo.sh", *sorted(ROOT.glob("recipes/*/*.yaml"))]
+SOURCES = [
+    ROOT / "README.md",
+    ROOT / "reproduce" / "demo.sh",
+    *sorted(ROOT.glob("src/colar/recipes/*/*.yaml")),
+]
 FOUND = [(path.relative_to(ROOT), words) for path in SOURCES for words in commands(path.read_text())]
 
 
@@ -39,7 +43,7 @@ def test_a_shown_command_is_understood(path, words):
     words = [re.sub(r"[<>&].*|\$\w+", "x", word) for word in words if not re.match(r"^\d?[<>&]", word)]
     args, rest = build_parser().parse_known_args([underscored(word) for word in words])
     if words[0] == "train" and args.recipe != "RECIPE":
-        recipe.load(ROOT / args.recipe, rest)
+        recipe.load(args.recipe, rest)
     else:
         assert not rest
 

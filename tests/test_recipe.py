@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from colar import files, recipe
+from colar import files, recipe, recipes
 from colar.methods import pretrained, registry
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = sorted(ROOT.glob("recipes/*/*.yaml"))
+SHIPPED = recipes.names()
 
 
 @pytest.fixture
@@ -24,22 +24,62 @@ def tiny(tmp_path):
 
 
 def test_there_are_recipes():
-    names = {str(path.relative_to(ROOT / "recipes")) for path in SHIPPED}
-    assert {"tiny/cot-overruns.yaml", "tiny/colar-nll.yaml", "smollm2-135m/grpo.yaml", "llama-3.2-1b/cot-math.yaml",
-            "llama-3.2-1b/colar-math.yaml", "llama-3.2-1b/grpo-math.yaml", "deepseek-qwen-1.5b/grpo-math.yaml",
-            "llama-3.1-8b/cot.yaml", "llama-3.1-8b/colar.yaml", "llama-3.1-8b/grpo.yaml", "tiny/cot.yaml", "tiny/no_cot.yaml", "tiny/colar.yaml", "tiny/grpo.yaml", "smollm2-135m/cot.yaml", "smollm2-135m/colar.yaml",
-            "llama-3.2-1b/cot.yaml", "llama-3.2-1b/colar.yaml", "deepseek-qwen-1.5b/cot-math.yaml",
-            "deepseek-qwen-1.5b/colar-math.yaml"} <= names  # fmt: skip
+    assert {"tiny/cot-overruns", "tiny/colar-nll", "smollm2-135m/grpo", "llama-3.2-1b/cot-math",
+            "llama-3.2-1b/colar-math", "llama-3.2-1b/grpo-math", "deepseek-qwen-1.5b/grpo-math",
+            "llama-3.1-8b/cot", "llama-3.1-8b/colar", "llama-3.1-8b/grpo", "tiny/cot", "tiny/no_cot", "tiny/colar", "tiny/grpo", "smollm2-135m/cot", "smollm2-135m/colar",
+            "llama-3.2-1b/cot", "llama-3.2-1b/colar", "deepseek-qwen-1.5b/cot-math",
+            "deepseek-qwen-1.5b/colar-math"} <= set(SHIPPED)  # fmt: skip
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_shipped_recipe_loads_and_builds(path):
-    loaded = recipe.load(path)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_recipe_loads_and_builds(name):
+    loaded = recipe.load(name)
     method = recipe.build_method(loaded)
     assert method.name == loaded.method["name"]
     for values in loaded.validation.params:
         assert method.trained(registry.make_params(method, values)) is None
     assert loaded.output.startswith("runs/")
+
+
+def test_a_file_wins_over_a_shipped_recipe_and_an_unknown_name_has_a_nearest_one(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = recipe.load("tiny/colar")
+    assert (
+        shipped.model.init_from == "runs/tiny/cot/best"
+    )  # of the working directory, wherever the recipe lies
+    (tmp_path / "tiny").mkdir()
+    tiny.rename(tmp_path / "tiny" / "colar")
+    assert recipe.load("tiny/colar").output == f"{tmp_path}/run"
+    for name in ("tiny/collar", "recipes/tiny/colar.yaml"):
+        with pytest.raises(ValueError, match=r"no shipped recipe has that name, did you mean 'tiny/colar'\?"):
+            recipe.load(name)
+
+
+def test_every_shipped_recipe_says_what_it_is():
+    for name in SHIPPED:
+        assert recipes.describe(name).endswith("."), name
+    assert recipes.describe("tiny/colar") == "CoLaR-SFT of the toy model from its CoT-SFT weights."
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_copied_recipe_is_the_same_recipe(name, tmp_path):
+    own = recipes.copy(name, tmp_path)[0]
+    assert own == tmp_path / f"{name}.yaml"
+    assert files.layered_yaml(own) == files.layered_yaml(recipes.find(name))
+
+
+def test_a_copy_does_not_overwrite(tmp_path):
+    own, *bases = recipes.copy("arena/icot", tmp_path)
+    assert [path.stem for path in bases] == ["cot", "cot-init"]
+    recipes.copy("arena/colar", tmp_path)  # on the same bases, which are there already
+    bases[-1].write_text("output: mine\n")
+    with pytest.raises(
+        ValueError, match="cot-init.yaml exists and is not the shipped recipe: nothing was copied"
+    ):
+        recipes.copy("arena/coconut", tmp_path)
+    assert not (tmp_path / "arena" / "coconut.yaml").exists()
+    with pytest.raises(ValueError, match="no shipped recipe is called arena/cott, did you mean 'arena/cot'"):
+        recipes.copy("arena/cott", tmp_path)
 
 
 def test_values_of_the_papers_recipes():
@@ -50,12 +90,12 @@ def test_values_of_the_papers_recipes():
         "deepseek-qwen-1.5b/cot-math",
         "deepseek-qwen-1.5b/colar-math",
     ):
-        loaded = recipe.load(ROOT / "recipes" / f"{name}.yaml")
+        loaded = recipe.load(name)
         assert (loaded.model.lora.r, loaded.model.lora.lora_alpha) == (128, 32)
         assert (loaded.training.learning_rate, loaded.training.weight_decay) == (1e-4, 1e-2)
         assert (loaded.training.num_train_epochs, loaded.training.max_hours) == (50, 12)
         assert loaded.training.per_device_train_batch_size * 8 == 256
-    math = recipe.load(ROOT / "recipes/deepseek-qwen-1.5b/colar-math.yaml")
+    math = recipe.load("deepseek-qwen-1.5b/colar-math")
     assert recipe.build_method(math).config.factors == (2,)
     assert math.validation.limits.max_latents == 128
     for name in (
@@ -66,36 +106,34 @@ def test_values_of_the_papers_recipes():
         "tokenskip",
         "pause",
     ):  # as the paper sets its baselines
-        made = recipe.load(ROOT / f"recipes/llama-3.2-1b/{name}.yaml")
+        made = recipe.load(f"llama-3.2-1b/{name}")
         assert (made.model.lora.r, list(made.model.lora.target_modules)) == (128, ["q_proj", "v_proj"])
         assert (made.training.learning_rate, made.training.lr_scheduler_type) == (1e-4, "constant")
-    codi = recipe.load(ROOT / "recipes/llama-3.2-1b-authors/distill.yaml")
+    codi = recipe.load("llama-3.2-1b-authors/distill")
     assert len(codi.model.lora.target_modules) == 7
     assert (codi.training.learning_rate, codi.training.lr_scheduler_type) == (8e-4, "cosine")
     assert (codi.model.init_from, codi.method["align_weight"]) == (None, 20)
-    gsm = recipe.load(ROOT / "recipes/llama-3.2-1b/colar.yaml")
+    gsm = recipe.load("llama-3.2-1b/colar")
     assert recipe.build_method(gsm).config.factors == (1, 2, 3, 4, 5)
 
 
 def test_values_of_the_papers_reinforcement():
     """Section 4.1, Table 2 and appendix A, spelt once more; batches are of questions, each with its G outputs."""
     for name in ("llama-3.2-1b/grpo-math", "deepseek-qwen-1.5b/grpo-math", "llama-3.1-8b/grpo"):
-        loaded = recipe.load(ROOT / "recipes" / f"{name}.yaml")
+        loaded = recipe.load(name)
         grpo, training, plan = loaded.grpo, loaded.training, loaded.grpo.plan(loaded.training)
         assert (plan.questions, plan.update // plan.group, plan.group) == (8, 4, 8)
         assert (grpo.epsilon, grpo.beta, grpo.loss_type, grpo.reward_funcs) == (0.2, 0, "grpo", ("accuracy",))
         assert (grpo.compression_factors, grpo.max_latents) == ((2,), 128)
         assert (training.learning_rate, training.weight_decay, training.seed) == (1e-6, 1e-2, 0)
-        sft = recipe.load(
-            ROOT / "recipes" / f"{Path(name).parent}" / f"{Path(name).name.replace('grpo', 'colar')}.yaml"
-        )
+        sft = recipe.load(name.replace("grpo", "colar"))
         assert f"{sft.output}/best" == loaded.model.init_from
         assert recipe.build_method(sft).config.latent_loss == "nll"
         assert sft.model.lora == loaded.model.lora
 
 
 def test_tiny_reinforcement_starts_from_a_teacher_who_errs_and_is_rewarded_by_right_answers():
-    sft, grpo = (recipe.load(ROOT / f"recipes/tiny/{name}.yaml") for name in ("colar-nll", "grpo"))
+    sft, grpo = (recipe.load(f"tiny/{name}") for name in ("colar-nll", "grpo"))
     assert grpo.model.init_from == f"{sft.output}/best"
     assert sft.data.options["overruns"] > 0
     assert not grpo.data.options.get("overruns")
@@ -158,7 +196,7 @@ def test_rows_that_were_seen_are_skipped():
     first, _ = recipe.load_examples(recipe.DataConfig(train_size=4, validation_size=0))
     rest, _ = recipe.load_examples(recipe.DataConfig(train_size=5, train_skip=4, validation_size=0))
     assert first + rest == whole
-    with pytest.raises(ValueError, match="data.train_skip must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="data.train_skip must be a whole number, 0 or more, got -1"):
         recipe.DataConfig(train_skip=-1)
     with pytest.raises(ValueError, match="data.train_skip is 10000, but arithmetic has no more rows"):
         recipe.load_examples(recipe.DataConfig(train_skip=10_000, validation_size=0))
@@ -224,14 +262,17 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     (output / "best").mkdir()
     recipe.claim(first, output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
-    with pytest.raises(ValueError, match=r"holds another run \(other method.alpha\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",
+    ):
         recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
     older = files.read_json(output / "recipe.json")
     del older["data"][
         "train_skip"
     ]  # a run that began before there was this key goes on, with its default alone
     files.write_json(output / "recipe.json", older)
-    with pytest.raises(ValueError, match=r"holds another run \(other data.train_skip\)"):
+    with pytest.raises(ValueError, match=r"holds another run \(data.train_skip was 0, now 1\)"):
         recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
 
@@ -304,7 +345,7 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
     assert [len(train_rows), len(validation)] == [6, 3]
     assert {len(example.steps) for example in train_rows[1:]} == {2}
     assert max(len(example.steps) for example in recipe.load_examples(recipe.DataConfig())[0]) > 2
-    with pytest.raises(ValueError, match="some rows are there twice"):
+    with pytest.raises(ValueError, match="some rows occur twice"):
         recipe.load_examples(
             recipe.DataConfig(train_size=5, mixed_in=({"source": "arithmetic", "train_size": 5},))
         )

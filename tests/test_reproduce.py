@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from colar import recipe
+from colar import recipe, recipes
 from colar.cli import build_parser, underscored
 
 ROOT = Path(__file__).resolve().parent.parent
-ARENA = sorted(ROOT.glob("recipes/arena/*.yaml"))
+ARENA = [name for name in recipes.names() if name.startswith("arena/")]
 STUB = """#!/bin/sh
 { for word in "$@"; do printf '%s\\037' "$word"; done; printf '\\036'; } >> "$ASKED"
 if [ "$FAIL_AT" ] && [ "$2" = "$FAIL_AT" ]; then echo "colar: error: no luck" >&2; exit 2; fi
@@ -50,7 +50,7 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
     for words in commands:
         args, rest = parser.parse_known_args([underscored(word) for word in words])
         if words[0] == "train":
-            made = recipe.load(ROOT / args.recipe, rest)
+            made = recipe.load(args.recipe, rest)
             assert made.model.init_from is None or made.model.init_from in trained
             assert f"{made.output}/best" not in trained
             trained.add(f"{made.output}/best")
@@ -73,20 +73,20 @@ def test_the_curves_take_cot_weights_from_the_arena_where_they_are(tmp_path):
         words[words.index("--model.init_from") + 1] == f"{tmp_path}/arena/seed0/cot-init/best"
         for words in trained
     )
-    assert "recipes/arena/cot-init.yaml" not in {words[1] for words in trained}
+    assert "arena/cot-init" not in {words[1] for words in trained}
 
 
 def test_a_script_goes_on_where_it_was_and_says_where_it_failed(tmp_path):
-    code, said, commands = run("table1.sh", tmp_path, "--smoke", fail_at="recipes/arena/coconut.yaml")
+    code, said, commands = run("table1.sh", tmp_path, "--smoke", fail_at="arena/coconut")
     assert code != 0
     assert "failed: " in said
     assert "no luck" in said
     before = [words[1] for words in commands]
-    assert before[-1] == "recipes/arena/coconut.yaml"
+    assert before[-1] == "arena/coconut"
     code, _, commands = run("table1.sh", tmp_path, "--smoke")
     assert code == 0
     after = [words[1] for words in commands if words[0] == "train"]
-    assert after[0] == "recipes/arena/coconut.yaml"
+    assert after[0] == "arena/coconut"
     assert not set(before[:-1]) & set(after)
     _, _, commands = run("table1.sh", tmp_path, "--smoke")
     assert [words[0] for words in commands] == ["report"]
@@ -94,29 +94,25 @@ def test_a_script_goes_on_where_it_was_and_says_where_it_failed(tmp_path):
 
 def test_the_arenas_methods_see_the_same_problems_each_once():
     """70,000 of one source, those of the CoT weights counted in."""
-    init = recipe.load(ROOT / "recipes/arena/cot-init.yaml")
+    init = recipe.load("arena/cot-init")
     assert len(ARENA) == 15
-    for path in ARENA:
-        made = recipe.load(path)
+    for name in ARENA:
+        made = recipe.load(name)
         same = ("source", "options", "seed", "mixed_in", "validation_size")
-        assert [getattr(made.data, key) for key in same] == [getattr(init.data, key) for key in same], (
-            path.name
-        )
+        assert [getattr(made.data, key) for key in same] == [getattr(init.data, key) for key in same], name
         assert made.training.num_train_epochs == 1
-        if path.stem != "cot-init":
+        if name != "arena/cot-init":
             from_cot = made.model.init_from == f"{init.output}/best"
-            assert made.data.train_skip == (init.data.train_size if from_cot else 0), path.name
-            assert made.data.train_skip + made.data.train_size == 70_000, path.name
+            assert made.data.train_skip == (init.data.train_size if from_cot else 0), name
+            assert made.data.train_skip + made.data.train_size == 70_000, name
 
 
 def test_the_arenas_curricula_end_in_time_and_forget_adams_moments():
-    for path in ARENA:
-        made = recipe.load(path)
+    for name in ARENA:
+        made = recipe.load(name)
         method = recipe.build_method(made)
-        assert method.stage(0.6) == method.last_stage(), (
-            path.name
-        )  # at least 40% of the rows train the last stage
-        assert made.training.reset_optimizer_at_stage == (method.last_stage() > 0), path.name
+        assert method.stage(0.6) == method.last_stage(), name  # at least 40% of the rows train the last stage
+        assert made.training.reset_optimizer_at_stage == (method.last_stage() > 0), name
 
 
 def test_an_ablation_differs_from_colar_in_one_value():
@@ -127,9 +123,9 @@ def test_an_ablation_differs_from_colar_in_one_value():
         "MP": {"merge"},
         "NLL": {"latent_loss", "latent_weight"},
     }
-    colar = recipe.load(ROOT / "recipes/arena/colar.yaml")
+    colar = recipe.load("arena/colar")
     for label, keys in differ.items():
-        made = recipe.load(ROOT / f"recipes/arena/colar-{label.lower()}.yaml")
+        made = recipe.load(f"arena/colar-{label.lower()}")
         assert made.label == label
         assert (made.training, made.data, made.model) == (colar.training, colar.data, colar.model)
         assert {key for key in colar.method if made.method[key] != colar.method[key]} == keys

@@ -25,6 +25,8 @@ from typing import Any
 
 import yaml
 
+from colar import __version__
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -130,28 +132,50 @@ def layered_yaml(path: str | Path) -> str:
     Dicts are merged key by key, anything else is replaced. `base` is relative to the file. ValueError names the file
     that is missing, its own base, or no YAML.
     """
-    return yaml.safe_dump(_layers(Path(path), ()), sort_keys=False, allow_unicode=True)
+    merged: Any = {}
+    for layer in reversed(yaml_layers(path)):
+        own = _read_layer(layer)
+        own.pop("base", None)
+        merged = _over(merged, own)
+    return yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
 
 
-def _layers(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in above:
-        raise ValueError(f"{above[-1].name}: its base {path.name} has it as its own base")
-    if not path.is_file():
-        raise ValueError(f"{above[-1]}: no file at {path}, its base" if above else f"no file at {path}")
+def yaml_layers(path: str | Path) -> list[Path]:
+    """A YAML file, then the file that its key `base` names, the base of that, and so on. Errors as `layered_yaml`."""
+    layers = [Path(path)]
+    while True:
+        path = layers[-1]
+        if not path.is_file():
+            below = len(layers) > 1
+            raise ValueError(f"{layers[-2]}: no file at {path}, its base" if below else f"no file at {path}")
+        base = _read_layer(path).get("base")
+        if base is None:
+            return layers
+        following = path.parent / str(base)
+        if following.resolve() in [layer.resolve() for layer in layers]:
+            raise ValueError(f"{path.name}: its base {following.name} has it as its own base")
+        layers.append(following)
+
+
+def _read_layer(path: Path) -> dict[str, Any]:
+    """The keys and values of one YAML file, its `base` among them."""
     try:
         read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):
         raise ValueError(f"{path} must hold keys and values, got {read!r}")
-    base = read.pop("base", None)
-    return read if base is None else _over(_layers(path.parent / str(base), (*above, path.resolve())), read)
+    return read
 
 
 def _over(base: Any, own: Any) -> Any:
+    """`own` laid over `base`: dicts key by key, anything else replaced."""
     if not (isinstance(base, dict) and isinstance(own, dict)):
         return own
-    return base | {key: _over(base.get(key), value) for key, value in own.items()}
+    merged = dict(base)
+    for key, value in own.items():
+        merged[key] = _over(base.get(key), value)
+    return merged
 
 
 def require_writable(folder: str | Path) -> Path:
@@ -198,46 +222,60 @@ def alone(folder: str | Path) -> Iterator[None]:
 
 def provenance() -> dict[str, Any]:
     """Where and how a result was made: command, versions, machine, commit, time (UTC)."""
+    versions: dict[str, str | None] = {"colar": __version__}
+    for name in LIBRARIES:
+        versions[name] = _version(name)
     return {
         "command": _command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("colar", *LIBRARIES)},
+        "versions": versions,
         "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
     }
 
 
 def _command() -> str:
-    """The command line: of `colar`, of a script below the working directory; of anything else its name alone, for what
-    else is there are paths of the machine (a notebook's kernel)."""
-    program, arguments = Path(sys.argv[0]), sys.argv[1:]
-    here = Path(__file__).parent
-    if program.stem == "colar" or program.resolve() == here / "cli" / "__main__.py":
+    """The command line of `colar`, or of a script below the working directory.
+
+    Of any other program only its name: what it was called with are paths of the machine (a notebook's kernel).
+    """
+    program = Path(sys.argv[0])
+    arguments = sys.argv[1:]
+    # torchrun and `python -m colar.cli` have the path of that module in place of the program's name.
+    as_module = program.resolve() == Path(__file__).parent / "cli" / "__main__.py"
+    if program.stem == "colar" or as_module:
         return shlex.join(["colar", *arguments])
     if program.suffix == ".py" and program.resolve().is_relative_to(Path.cwd()):
-        return shlex.join(["python", str(program.resolve().relative_to(Path.cwd())), *arguments])
+        script = program.resolve().relative_to(Path.cwd())
+        return shlex.join(["python", str(script), *arguments])
     return program.name
 
 
-def _version(name: str) -> str | None:
+def _version(library: str) -> str | None:
+    """The installed version of a library; None where it is not installed."""
     try:
-        return metadata.version(name)
+        return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
 
 
 def _commit() -> str | None:
     """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    # Installed into an environment inside somebody's repository, we lie in a checkout that is not ours.
+    tracked = [*git, "ls-files", "--error-unmatch", here.name]
+    describe = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def _processor() -> str:
+    """The processor's model: Linux names it in /proc/cpuinfo alone, other systems tell Python."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -21,21 +21,22 @@ from colar.cli.shared import (
 def add_parser(commands: Any, method_options: bool) -> None:
     diagnose = commands.add_parser(
         "diagnose",
-        help="where a checkpoint loses: reading latents, writing them, stopping, plan or arithmetic",
-        description="Feed a checkpoint the reference chains' own latents (read), ask for each next latent after a "
-        "right prefix (write), and let it think for itself (free), its errors put down to their first cause.",
+        help="find where a checkpoint fails: reading latents, writing them, stopping, plan or arithmetic",
+        description="Test a checkpoint in three ways: it reads the reference chain's own latents (read); it writes "
+        "each next latent after a correct prefix (write); it thinks by itself (free). Errors of the last are "
+        "counted by their first cause.",
     )
     checkpoint_options(diagnose)
     data_options(diagnose)
     diagnose.add_argument(
-        "--data", default="arithmetic", help="a source whose rows have reasoning, or a file"
+        "--data", default="arithmetic", help="source or file; its rows must have reasoning steps"
     )
     diagnose.add_argument("--split", default="test", help="split of the source")
-    diagnose.add_argument("--limit", type=int, default=200, help="first so many problems")
+    diagnose.add_argument("--limit", type=int, default=200, help="first N problems")
     if method_options:
         params_options(diagnose)
-    diagnose.add_argument("--max_latents", type=int, default=128, help="most thoughts of a request")
-    diagnose.add_argument("--max_completion_length", type=int, default=16, help="most tokens of an answer")
+    diagnose.add_argument("--max_latents", type=int, default=128, help="maximum number of thoughts")
+    diagnose.add_argument("--max_completion_length", type=int, default=16, help="maximum tokens of an answer")
     diagnose.add_argument(
         "--output", required=True, help="folder for diagnosis.md, diagnosis.json and thoughts.jsonl"
     )
@@ -57,21 +58,24 @@ def run(args: argparse.Namespace) -> None:
         skip_malformed=args.skip_malformed, options=options(args.options, args.data),
     )  # fmt: skip
     limits = Decoding(max_latents=args.max_latents, max_completion_length=args.max_completion_length)
-    rows, lines = [], []
+    rows = []
+    problems = []
     for text in args.checkpoints:
         name, path = named(text)
         lm, method, _ = load(path, args)
         for params in param_grid(method, args):
+            # Only some methods have one; the row shows null for the others.
             factor = getattr(params, "compression_factor", None)
             key = {"model": name, "compression_factor": factor, "variant": variant(params)}
             row, thoughts = diagnosis.diagnose(lm, method, examples, params, limits)
             rows.append({**key, **row})
-            lines += [{**key, **line} for line in thoughts]
+            for problem in thoughts:
+                problems.append({**key, **problem})
     asked = {"data": args.data, "split": args.split, "limit": args.limit, "dtype": args.dtype}
     files.write_json(
         output / "diagnosis.json", {"asked": asked, "provenance": files.provenance(), "rows": rows}
     )
-    files.write_jsonl(output / "thoughts.jsonl", lines)
+    files.write_jsonl(output / "thoughts.jsonl", problems)
     files.write_text(output / "diagnosis.md", diagnosis.markdown(rows))
     Console(width=150).print(diagnosis.table(rows))
     progress.say(f"wrote {output}/diagnosis.md, {output}/diagnosis.json and {output}/thoughts.jsonl")

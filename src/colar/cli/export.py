@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from colar import progress
+from colar.cli.shared import quiet_libraries
 
 
 def add_parser(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="write a checkpoint in half precision or merged, to share it",
-        description="Write a checkpoint to another folder, its weights in another dtype or its adapter merged.",
+        help="copy a checkpoint in half precision or with its adapter merged",
+        description="Copy a checkpoint to another folder, with its weights in another dtype or its adapter merged.",
     )
     export.add_argument("checkpoint", help="folder or Hub id")
-    export.add_argument("output", help="folder to write; what was there is replaced")
+    export.add_argument("output", help="folder to write; a checkpoint that is there is replaced")
     export.add_argument(
-        "--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"], help="of the weights"
+        "--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
     )
     export.add_argument(
-        "--merge", action="store_true", help="fold the adapter into the backbone and write all weights"
+        "--merge", action="store_true", help="merge the adapter into the backbone and write all weights"
     )
     export.set_defaults(run=run)
 
@@ -30,9 +31,15 @@ def run(args: argparse.Namespace) -> None:
     from colar.methods import pretrained
     from colar.model import checkpoint
 
-    source, target = checkpoint.resolve(args.checkpoint), Path(args.output)
-    if target.exists() and (target.resolve() == source.resolve() or not (target / "colar.json").exists()):
+    quiet_libraries()
+    source = checkpoint.resolve(args.checkpoint)
+    target = Path(args.output)
+    # The target is replaced as a whole: neither the source itself nor a folder of other things may be lost.
+    itself = target.resolve() == source.resolve()
+    is_checkpoint = (target / "colar.json").exists()
+    if target.exists() and (itself or not is_checkpoint):
         raise ValueError(f"{target} exists and is not another checkpoint: give a folder that may be replaced")
+    # Without merging, the files are converted one by one: no backbone is needed.
     if args.merge:
         pretrained.merge(source, target, args.dtype)
     else:

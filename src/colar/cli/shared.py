@@ -1,11 +1,15 @@
-"""What several commands share: the parser, common options, loading a checkpoint, writing a report."""
+"""Shared by several commands: the parser, common options, loading a checkpoint, writing a report."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import gc
 import itertools
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +21,56 @@ DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0
 
 
 class Formatter(argparse.HelpFormatter):
-    """Shows a default where there is one to show."""
+    """Adds the default value to an option's help, where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        shown = action.default not in (None, False, [], argparse.SUPPRESS) and action.option_strings
-        return f"{action.help} (default: %(default)s)" if shown else action.help
+        has_default = action.default not in (None, False, [], argparse.SUPPRESS)
+        if action.option_strings and has_default:
+            return f"{action.help} (default: %(default)s)"
+        return action.help
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with exact names only."""
+    """argparse that accepts full option names only."""
 
+    # An abbreviation that is understood today means two things when another option comes.
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
 
 
+HARMLESS = (
+    # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
+    ("`is_gradient_checkpointing` is deprecated", FutureWarning),
+    # peft's remark on GPT-2, whose linears are stored transposed: it has seen that and does the right thing.
+    ("fan_in_fan_out is set to False but the target module is `Conv1D`", UserWarning),
+)
+"""Warnings of libraries that a user can do nothing about: how each begins, and its category."""
+
+
 def quiet_libraries() -> None:
-    """Keep the libraries' own bars and advice off the terminal; ours say what is going on."""
+    """Keep the libraries' own bars, advice and known harmless warnings off the terminal. For commands alone:
+    who uses colar as a library sees everything."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    for beginning, category in HARMLESS:
+        warnings.filterwarnings("ignore", message=re.escape(beginning), category=category)
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Leave Python's garbage collector off inside the block, which imports libraries or loads a model.
+
+    Both make a million objects that stay: looking for garbage among them takes a fifth of an import's time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def checkpoint_options(parser: Parser) -> None:
@@ -56,25 +90,28 @@ def data_options(parser: Parser) -> None:
         nargs="*",
         default=[],
         metavar="[SOURCE.]KEY=VALUE",
-        help="of sources that have options, e.g. arithmetic.max_number=30",
+        help="options of a source that has some, e.g. arithmetic.max_number=30",
     )
-    parser.add_argument("--skip_malformed", action="store_true", help="go on without malformed rows")
+    parser.add_argument("--skip_malformed", action="store_true", help="skip malformed rows")
 
 
 def model_options(parser: Parser) -> None:
     parser.add_argument(
-        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights"
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
     )
-    parser.add_argument("--backbone", help="where to find an adapter's backbone, if not where it was trained")
-    parser.add_argument("--device", help="cpu, cuda, ... (the GPU where there is one)")
+    parser.add_argument(
+        "--backbone",
+        help="folder or Hub id of an adapter's backbone, if not the one that its checkpoint names",
+    )
+    parser.add_argument("--device", help="cpu, cuda, ... (default: the GPU if there is one)")
 
 
 def batching_options(parser: Parser) -> None:
-    parser.add_argument("--batch_size", type=int, default=32, help="requests at once")
+    parser.add_argument("--batch_size", type=int, default=32, help="requests computed together")
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="compile the decode step: takes a minute, pays from some thousand steps on",
+        help="compile the decode step: takes about a minute, faster from some thousand steps on",
     )
 
 
@@ -82,33 +119,38 @@ def params_options(parser: Parser) -> None:
     """An option for each per-request value that some method has."""
     from colar.methods import registry
 
+    # Several values make several rows of a table: accuracy at c = 1, 2 and 5 is one command.
     for name, kind in registry.param_types().items():
         parser.add_argument(
             f"--{name}",
             type=truth if kind is bool else number,
             nargs="+",
             metavar="true|false" if kind is bool else None,
-            help="one or several, for methods that have it",
+            help="one or several values, for methods that have this parameter",
         )
 
 
 def number(text: str) -> float:
-    """A number off the command line; whole ones as int (argparse names this function in its error)."""
+    """A number of the command line, as int where it is whole."""
+    # argparse names this function in its error: "invalid number value: 'two'".
     value = float(text)
     return int(value) if value.is_integer() else value
 
 
 def truth(text: str) -> bool:
-    """true or false off the command line."""
+    """true or false, as the command line says it."""
     if text not in ("true", "false"):
         raise ValueError(text)
     return text == "true"
 
 
 def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
-    """The options of one source, or of one that is `called` so: KEY=VALUE is every source's, SOURCE.KEY=VALUE and
-    NAME.KEY=VALUE are its own. Values are YAML; of two for a key the later one counts."""
-    options = {}
+    """The options of one source, or of the source that has the name `called`, from the texts of --options.
+
+    KEY=VALUE is for every source, SOURCE.KEY=VALUE and NAME.KEY=VALUE for one. Values are YAML. Of two values for a
+    key the later one counts.
+    """
+    chosen = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
@@ -116,10 +158,10 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
             try:
-                options[key] = yaml.safe_load(value)
+                chosen[key] = yaml.safe_load(value)
             except yaml.YAMLError as error:
                 raise ValueError(f"--options {pair}: the value is not valid YAML") from error
-    return options
+    return chosen
 
 
 def named(text: str) -> tuple[str, str]:
@@ -128,45 +170,62 @@ def named(text: str) -> tuple[str, str]:
     if equals:
         return name, path
     folder = Path(text).resolve()
-    return (folder.parent.name if folder.name == "best" else folder.name), text
+    # Every run publishes its checkpoint under one name: the folder above tells runs apart.
+    own = folder.parent if folder.name == "best" else folder
+    return own.name, text
 
 
+@collector_off()
 def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
     """A checkpoint for inference, on its device, its adapter merged; and how it was trained."""
-    import torch
-
     from colar.methods import pretrained
     from colar.model import checkpoint
 
     quiet_libraries()
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # unknown, not built in, or not there
-        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
+    device = _device(args)
     folder = checkpoint.resolve(path)
     run = checkpoint.read_info(folder)["run"]
     lm, method = pretrained.load(folder, args.dtype, args.backbone)
+    # Nothing is trained here: a step then costs what a step of the backbone costs.
     lm.merge()
     return lm.to(device), method, run
 
 
-def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> list[Any]:
-    """Every combination of the given per-request values that this method has; its defaults where it has none.
+def _device(args: argparse.Namespace) -> str:
+    """--device, or the GPU if there is one. ValueError where it is unknown, not built in, or not there."""
+    import torch
 
-    `strict` refuses a value that the method does not have (one checkpoint is asked, not a table filled).
+    device: str = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    # A tensor tells: torch raises one error or another for each reason.
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> list[Any]:
+    """Every combination of the given per-request values that this method has; its defaults where none is given.
+
+    `strict` rejects a value that the method does not have: right for one checkpoint, while a table of several leaves
+    those cells out.
     """
     from colar.methods import registry
 
-    given = [name for name in registry.param_names() if getattr(args, name)]
-    has = [f.name for f in dataclasses.fields(method.Params)]
-    names = given if strict else [name for name in given if name in has]
-    grid = [
-        registry.make_params(method, dict(zip(names, values, strict=True)))
-        for values in itertools.product(*(getattr(args, name) for name in names))
-    ]
+    has = [field.name for field in dataclasses.fields(method.Params)]
+    names = []
+    for name in registry.param_names():
+        # In `strict` a name that the method lacks stays, for `make_params` to reject.
+        if getattr(args, name) and (strict or name in has):
+            names.append(name)
+
+    grid = []
+    for values in itertools.product(*(getattr(args, name) for name in names)):
+        chosen = dict(zip(names, values, strict=True))
+        grid.append(registry.make_params(method, chosen))
     for params in grid:
-        if warning := method.trained(params):
+        warning = method.trained(params)
+        if warning:
             progress.say(f"warning: {method.name}: {warning}")
     return grid
 

@@ -6,33 +6,40 @@ import argparse
 from typing import Any
 
 from colar import progress
-from colar.cli.shared import quiet_libraries
+from colar.cli.shared import collector_off, quiet_libraries
 
 
 def add_parser(commands: Any) -> None:
     train = commands.add_parser(
         "train",
-        help="train as a recipe says; the same command resumes",
-        description="Train as a recipe says. Any key can be overridden, exactly: --training.learning_rate 1e-4. "
+        help="train a recipe; the same command resumes",
+        description="Train a recipe. Any key can be overridden by its full name: --training.learning_rate 1e-4. "
         "The same command resumes a run that was stopped.",
     )
-    train.add_argument("recipe", help="YAML file, e.g. recipes/tiny/colar.yaml")
     train.add_argument(
-        "--no_resume", action="store_true", help="start the same run afresh, dropping its checkpoints"
+        "recipe", help="a shipped recipe, e.g. tiny/colar (see `colar recipes list`), or a YAML file"
     )
     train.add_argument(
-        "--keys", action="store_true", help="list every key of a recipe with its meaning, and end"
+        "--no_resume",
+        action="store_true",
+        help="start the run again from the beginning, deleting its checkpoints",
+    )
+    train.add_argument(
+        "--keys", action="store_true", help="list every key of a recipe with its meaning, and exit"
     )
     train.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    from colar import recipe
+    with collector_off():
+        from colar import recipe
 
     quiet_libraries()
     if args.keys:
         recipe.parser().print_help()
         return
+    # What argparse did not know are overrides: the recipe's own parser knows its keys.
     result = recipe.run(recipe.load(args.recipe, args.overrides), resume=not args.no_resume)
+    # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():
         print(result.best)

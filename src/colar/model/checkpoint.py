@@ -202,7 +202,7 @@ def load(
             f"but {loaded.name} is another model (fingerprint {found})"
         )
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
-    lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True)
+    lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True, low_cpu_mem_usage=True)
     with safe_open(folder / ADAPTER, framework="pt") as stored:
         _check_adapter(lm.lm, set(stored.keys()), folder / ADAPTER)
     return lm, info

@@ -1,6 +1,7 @@
-"""`Recipe`: everything that a training run is, from one YAML file and exact dotted overrides.
+"""`Recipe`: everything that a training run is, from one YAML file (a shipped one by its name) and exact dotted
+overrides.
 
-    colar train recipes/tiny/colar.yaml --training.learning_rate 1e-3 --method.alpha 0.05
+    colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
 `schema` has the keys, `parsing` reads them, `wiring` runs them.

@@ -1,4 +1,4 @@
-"""What a recipe can say: its sections and their keys, each checked by itself."""
+"""The sections and keys of a recipe, each checked by itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from colar.checks import check_choice, check_number
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
 from colar.model.latent_lm import LoraSettings
@@ -30,6 +31,7 @@ class ModelConfig:
     """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
 
     def __post_init__(self) -> None:
+        # Without an adapter the float16 weights themselves would be trained: an update of 1e-4 of a weight rounds to 0.
         if self.dtype == "float16" and self.lora is None:
             raise ValueError(
                 "model.dtype float16 cannot be trained (updates underflow): float32, or give model.lora"
@@ -41,7 +43,7 @@ MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options"}
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is learnt from."""
+    """The rows to learn from, and those that select the checkpoint."""
 
     source: str = "arithmetic"
     """A source by name (`colar data list`) or a .json / .jsonl file."""
@@ -50,31 +52,32 @@ class DataConfig:
     train_split: str = "train"
     """Split to train on."""
     train_size: int | None = None
-    """First so many rows; null: all."""
+    """First N rows; null: all."""
     train_skip: int = 0
-    """Leave out so many rows before them: those that the weights to start from have seen."""
+    """Skip N rows before them: those that the weights to start from were trained on."""
     validation_source: str | None = None
     """Another source for validation; null: the same (a single file has no other rows: name one)."""
     validation_split: str = "validation"
     """Split that selects the checkpoint."""
     validation_size: int | None = 200
-    """First so many of its rows; 0: no validation, the last weights are kept."""
+    """First N rows of it; 0: no validation, the last weights are kept."""
     seed: int = 0
-    """Of a generated source."""
+    """Seed of a generated source."""
     options: dict[str, Any] = field(default_factory=dict)
     """A generated source's options (`colar data show arithmetic`)."""
     skip_malformed: bool = False
-    """Go on without the malformed rows instead of stopping at the first."""
+    """Skip malformed rows instead of stopping at the first."""
     mixed_in: tuple[dict[str, Any], ...] = ()
     """More training rows: a list of {source, train_split, train_size, seed, options}; only source is needed."""
 
     def __post_init__(self) -> None:
-        if self.train_skip < 0:
-            raise ValueError(f"data.train_skip must be 0 or more, got {self.train_skip}")
-        for more in self.mixed_in:
-            if "source" not in more or set(more) - MIXED_KEYS:
+        check_number("data.train_skip", self.train_skip, 0, whole=True)
+        # jsonargparse knows no keys of a list's entries: they are checked here.
+        for entry in self.mixed_in:
+            unknown = set(entry) - MIXED_KEYS
+            if "source" not in entry or unknown:
                 raise ValueError(
-                    f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {more}"
+                    f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {entry}"
                 )
 
 
@@ -90,10 +93,7 @@ class ValidationConfig:
     """Where generation is cut."""
 
     def __post_init__(self) -> None:
-        if self.decoding not in DECODINGS:
-            raise ValueError(
-                f"validation.decoding must be one of {', '.join(DECODINGS)}, got {self.decoding!r}"
-            )
+        check_choice("validation.decoding", self.decoding, list(DECODINGS))
         if not self.params:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
 
@@ -105,11 +105,11 @@ class Recipe:
     output: str
     """Run folder."""
     label: str = ""
-    """What the run is in a comparison (ablation, control); kept with the checkpoint."""
+    """Ablation or control that the run is in a comparison; kept with the checkpoint."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Weights."""
     template: TemplateConfig = field(default_factory=TemplateConfig)
-    """Prompt layout; a checkpoint to start from brings its own."""
+    """Prompt layout; a checkpoint to start from has its own."""
     data: DataConfig = field(default_factory=DataConfig)
     """Rows."""
     method: dict[str, Any] = field(default_factory=lambda: {"name": "cot"})
@@ -131,4 +131,6 @@ def plain(value: Any) -> Any:
     """Tuples as lists, at any depth."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from colar import files, progress
+from colar.checks import check_same_run
 from colar.data import sources
 from colar.data.example import Example
 from colar.evaluation.evaluate import require_fit, score
@@ -25,28 +26,35 @@ from colar.training.sft import TrainResult, train
 
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
-    """Train as the recipe says. Everything that can be wrong with it is found before the first step."""
+    """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
-    with files.alone(output) if progress.is_main() else nullcontext():
+    # One lock for a run: under torchrun the first process holds it for all.
+    lock = files.alone(output) if progress.is_main() else nullcontext()
+    with lock:
         return _run(recipe, output, resume)
 
 
 def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     claim(recipe, output)
-    examples, validation = load_examples(recipe.data)
+    examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
+
+    # A validation question beyond the model's context would fail after the first epoch: it is looked for now.
     params = [registry.make_params(method, values) for values in recipe.validation.params]
-    require_fit(lm, method, validation, params, recipe.validation.limits)
-    info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
-    shared: dict[str, Any] = {
-        "validate": make_validate(recipe, validation),
-        "run_info": info,
-        "resume": resume,
-    }
+    require_fit(lm, method, held_out, params, recipe.validation.limits)
+
+    validate = make_validate(recipe, held_out)
+    run_info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
     if recipe.grpo is not None:
-        result = grpo_run.train(lm, method, examples, recipe.training, recipe.grpo, output, **shared)
+        result = grpo_run.train(
+            lm, method, examples, recipe.training, recipe.grpo, output,
+            validate=validate, run_info=run_info, resume=resume,
+        )  # fmt: skip
     else:
-        result = train(lm, method, examples, recipe.training, output, held_out=validation, **shared)
+        result = train(
+            lm, method, examples, recipe.training, output,
+            held_out=held_out, validate=validate, run_info=run_info, resume=resume,
+        )  # fmt: skip
     progress.say(
         f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)"
     )
@@ -54,61 +62,97 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
 
 
 def claim(recipe: Recipe, output: Path) -> None:
-    """Write the recipe into its run folder; a folder that holds another run is refused, not mixed up."""
-    path, mine, folder = output / "recipe.json", to_json(recipe), RunFolder(output)
-    # A run that failed before it saved anything is none: its mistake may be put right in place.
+    """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix."""
+    path = output / "recipe.json"
+    now = to_json(recipe)
+    folder = RunFolder(output)
+    # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
     if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
-        now, then = _flat(mine), _flat(files.read_json(path))
-        # A key that came into recipes since then had its default.
-        default = _flat(to_json(Recipe(output="")))
-        then |= {key: default[key] for key in now.keys() - then.keys() if key in default}
-        differing = [key for key in now | then if now.get(key) != then.get(key)]
-        # A longer budget is the one change that a run may go on with.
-        differing = [key for key in differing if key.split(".")[-1] not in RESUMABLE]
-        if differing:
-            raise ValueError(
-                f"{output} holds another run (other {', '.join(sorted(differing))}); "
-                "give this one its own --output, or remove that folder"
-            )
-    files.write_json(path, mine)
+        before = files.read_json(path)
+        # An older recipe.json lacks the keys that have come since: that run had their defaults.
+        defaults = _flat(to_json(Recipe(output="")))
+        check_same_run(
+            output,
+            _lasting({**defaults, **_flat(before)}),
+            _lasting({**defaults, **_flat(now)}),
+            "give this run its own --output, or remove that folder",
+        )
+    files.write_json(path, now)
 
 
 RESUMABLE = ("num_train_epochs", "max_hours", "max_steps", "report_to")
+"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged."""
+
+
+def _lasting(flat: dict[str, Any]) -> dict[str, Any]:
+    """The keys that must stay as they are when a run resumes."""
+    return {key: value for key, value in flat.items() if key.rpartition(".")[2] not in RESUMABLE}
 
 
 def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
-    """Training rows and validation rows."""
+    """Training rows, and validation rows ([] where the recipe has none).
 
-    def rows(source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[Example]:
-        return sources.load(
-            source,
-            split,
-            data_dir=Path(data.data_dir) if data.data_dir else None,
-            limit=limit,
-            seed=seed,
-            skip_malformed=data.skip_malformed,
-            options=options,
+    ValueError where validation would be on training rows, where rows occur twice, or where none are left.
+    """
+    held_out = _validation_rows(data)
+    train_rows = _first_source(data)
+    for mixed in data.mixed_in:
+        train_rows += _load(
+            data,
+            mixed["source"],
+            mixed.get("train_split", "train"),
+            limit=mixed.get("train_size"),
+            seed=mixed.get("seed", data.seed),
+            options=mixed.get("options", {}),
         )
+    # A row's random draws are a function of its id: two rows of one id would see the same draws.
+    if len({example.id for example in train_rows}) < len(train_rows):
+        raise ValueError(
+            "data.mixed_in: some rows occur twice; a source is mixed in once, beside other sources"
+        )
+    return train_rows, held_out
 
+
+def _first_source(data: DataConfig) -> list[Example]:
+    """Rows train_skip to train_skip + train_size of the recipe's main source."""
+    limit = None if data.train_size is None else data.train_skip + data.train_size
+    rows = _load(data, data.source, data.train_split, limit, data.seed, data.options)
+    if len(rows) <= data.train_skip:
+        raise ValueError(
+            f"data.train_skip is {data.train_skip}, but {data.source} has no more rows than that"
+        )
+    return rows[data.train_skip :]
+
+
+def _validation_rows(data: DataConfig) -> list[Example]:
+    """The rows that select the checkpoint."""
+    if data.validation_size == 0:
+        return []
     source = data.validation_source or data.source
-    if data.validation_size != 0 and source == data.source and Path(source).is_file():
+    same = source == data.source
+    if same and Path(source).is_file():
         raise ValueError(
             f"{source} is one file, which would validate on its own training rows: name another in "
             "data.validation_source, or set data.validation_size 0"
         )
-    own = data.options if source == data.source else {}
-    size, skip = data.train_size, data.train_skip
-    train_rows = rows(data.source, data.train_split, size and skip + size, data.seed, data.options)[skip:]
-    if not train_rows:
-        raise ValueError(f"data.train_skip is {skip}, but {data.source} has no more rows than that")
-    for more in data.mixed_in:
-        split, seed = more.get("train_split", "train"), more.get("seed", data.seed)
-        train_rows += rows(more["source"], split, more.get("train_size"), seed, more.get("options", {}))
-    if len({example.id for example in train_rows}) < len(train_rows):  # draws are functions of a row's id
-        raise ValueError("data.mixed_in: some rows are there twice; a source is mixed in once, beside others")
-    if data.validation_size == 0:
-        return train_rows, []
-    return train_rows, rows(source, data.validation_split, data.validation_size, data.seed, own)
+    # The main source's options mean nothing to another one.
+    options = data.options if same else {}
+    return _load(data, source, data.validation_split, data.validation_size, data.seed, options)
+
+
+def _load(
+    data: DataConfig, source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]
+) -> list[Example]:
+    """The first `limit` rows of a source, with what all sources of a recipe share."""
+    return sources.load(
+        source,
+        split,
+        data_dir=Path(data.data_dir) if data.data_dir else None,
+        limit=limit,
+        seed=seed,
+        skip_malformed=data.skip_malformed,
+        options=options,
+    )
 
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
@@ -125,30 +169,36 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
 
 def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     model = recipe.model
+    seed = recipe.training.seed
     if recipe.grpo is not None:
         _take_config(recipe, method)
-    torch.manual_seed(recipe.training.seed)  # peft draws an adapter's first weights from the global generator
-    if model.init_from is None:
-        backbone = backbones.load(model.backbone, model.dtype, recipe.training.seed)
-        lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
-        pretrained.attach(lm, method, recipe.training.seed)
-        return lm
-    seed = recipe.training.seed
-    return pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+    # peft draws an adapter's first weights from the global generator.
+    torch.manual_seed(seed)
+    if model.init_from is not None:
+        return pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+    backbone = backbones.load(model.backbone, model.dtype, seed)
+    lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
+    pretrained.attach(lm, method, seed)
+    return lm
 
 
 def _take_config(recipe: Recipe, method: Method) -> None:
-    """Reinforcement goes on with the checkpoint's method as it was trained (a measured sigma_e included).
+    """Give `method` the config that the checkpoint was trained with, a measured sigma_e included.
 
-    ValueError where the recipe names another method, or for a key another value than the checkpoint's.
+    Reinforcement continues with the method that the weights have learnt. ValueError where the recipe names another
+    method, or gives a key another value than the checkpoint has.
     """
     folder = checkpoint.resolve(str(recipe.model.init_from))
     trained = checkpoint.read_info(folder)["method"]
     if trained["name"] != method.name:
         raise ValueError(f"method.name is {method.name}, but {folder} was trained by {trained['name']}")
-    config = registry.rebuild(trained, folder).config
-    for key in set(recipe.method) - {"name"}:
-        mine, theirs = getattr(method.config, key), getattr(config, key)
+    config = registry.build(method.name, trained["config"]).config
+    for key in recipe.method:
+        if key == "name":
+            continue
+        mine = getattr(method.config, key)
+        theirs = getattr(config, key)
+        # JSON made lists of the checkpoint's tuples.
         if plain(mine) != plain(theirs):
             raise ValueError(
                 f"method.{key} is {mine!r}, but {folder} was trained with {theirs!r}: leave it out"
@@ -159,7 +209,7 @@ def _take_config(recipe: Recipe, method: Method) -> None:
 def make_validate(
     recipe: Recipe, examples: list[Example]
 ) -> Callable[[LatentLM, Method], dict[str, float]] | None:
-    """Validation by generation, or None where the recipe has no validation rows."""
+    """A function that validates by generation; None where the recipe has no validation rows."""
     if not examples:
         return None
     settings = recipe.validation
@@ -171,11 +221,13 @@ def make_validate(
     return validate
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict) or not tree:
-        return {prefix: tree}
-    return {
-        path: leaf
-        for key, value in tree.items()
-        for path, leaf in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    """{"model": {"lora": {"r": 8}}} -> {"model.lora.r": 8}; a dict without keys stays as it is."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            for inner_key, inner_value in _flat(value).items():
+                flat[f"{key}.{inner_key}"] = inner_value
+        else:
+            flat[key] = value
+    return flat

@@ -1,0 +1,114 @@
+"""What a user sees on stderr: our own lines, and none of the libraries' warnings and bars; `colar` starts quickly."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import families
+
+from colar import files
+from colar.methods import pretrained, registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM, LoraSettings
+
+RUN_ALL = """
+import json, sys
+from colar.cli import main
+
+for arguments in json.load(sys.stdin):
+    print(arguments[0], file=sys.stderr)
+    if main(arguments) != 0:
+        sys.exit(1)
+"""
+
+
+def run(code, folder, text="", *arguments):
+    """(stdout, stderr) of Python code in a process of its own, where nothing is imported yet."""
+    settings = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        input=text,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=settings,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_no_command_shows_a_warning_or_a_bar_of_a_library(tmp_path):
+    """GPT-2 under LoRA: its transposed linears are what peft has most to say about."""
+    backbone = families.backbone("gpt2")
+    backbone.lm.save_pretrained(tmp_path / "gpt2")
+    backbone.tokenizer.save_pretrained(tmp_path / "gpt2")
+    rows = [dataclasses.asdict(example) for example in families.EXAMPLES]
+    for name in ("rows.jsonl", "others.jsonl"):
+        files.write_jsonl(tmp_path / name, rows)
+    (tmp_path / "recipe.yaml").write_text(
+        "output: run\n"
+        "model: {backbone: gpt2, lora: {r: 2, target_modules: all-linear}}\n"
+        "data: {source: rows.jsonl, validation_source: others.jsonl, validation_size: 2}\n"
+        "method: {name: colar}\n"
+        "training: {per_device_train_batch_size: 3, max_steps: 2, report_to: none}\n"
+        "validation: {params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
+    )
+    short = ["--compression_factor", "2", "--max_latents", "4", "--max_completion_length", "3"]
+    commands = [
+        ["train", "recipe.yaml"],
+        ["generate", "run/best", "2 + 2?", *short],
+        ["evaluate", "run/best", "--data", "rows.jsonl", "--output", "evaluated", *short],
+        ["diagnose", "run/best", "--data", "rows.jsonl", "--output", "diagnosed", *short],
+        ["report", "evaluated", "--output", "reported"],
+    ]
+    _, said = run(RUN_ALL, tmp_path, json.dumps(commands))
+    assert "wrote reported/report.md" in said
+    commands = [["export", "run/best", "merged", "--merge"], ["generate", "merged", "2 + 2?", *short]]
+    said += run(RUN_ALL, tmp_path, json.dumps(commands))[1]
+    assert "wrote merged" in said
+    for noise in ("Warning", "warn", "%|", "deprecated", "it/s"):
+        assert noise not in said, said
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    """As in `colar recipes list | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "colar.cli", "recipes", "list"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+SLOW = ("datasets", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "tensorboard")
+"""Libraries that take a second or more to import, and that an answer does without."""
+
+IMPORTED = """
+import sys
+from colar.cli import main
+
+code = main(sys.argv[1:]) if sys.argv[1:] else 0
+print(*sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_the_command_line_itself_imports_nothing_heavy(tmp_path):
+    _, imported = run(IMPORTED, tmp_path)
+    assert not {"torch", "transformers", "peft", *SLOW} & set(imported.split())
+    _, imported = run(IMPORTED, tmp_path, "", "recipes", "list")
+    assert not {"torch", "transformers", "peft", *SLOW} & set(imported.split())
+
+
+def test_an_answer_imports_what_it_needs(tmp_path):
+    """The start is most of the time of `colar generate`: datasets and pictures have no part in it."""
+    lm = LatentLM.from_backbone(backbones.load("tiny"), lora=LoraSettings(r=2))
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    pretrained.save(lm, method, tmp_path / "best", {"seed": 0}, "# card\n")
+    _, imported = run(IMPORTED, tmp_path, "", "generate", "best", "2 + 2?", "--max_latents", "3")
+    assert "torch" in imported.split()
+    assert not set(SLOW) & set(imported.split())
