@@ -1,4 +1,4 @@
-"""Write the tables in docs that come from committed results, each between its own pair of marks:
+"""Write the tables in README, docs and lab reports that come from committed results, each between its own marks:
 
     <!-- results/arena-tiny accuracy -->
     ...
@@ -9,6 +9,7 @@
 `accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `controls`
 the controls beside what they were made from, `pairs` the paired differences that were asked for. Any other word is the
 name of a file there: `<!-- results/grpo-tiny differences -->` has the first table of its differences.md.
+`<!-- results/* headline -->` is README's table: a few rows of several reports.
 """
 
 from __future__ import annotations
@@ -36,6 +37,42 @@ from colar.show.report_rows import PairDifference, Report, ReportRow, datasets_o
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!-- (results/\S+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
+PAGES = ("README.md", "docs/*.md", "results/*/README.md")
+
+ACCURACIES = {
+    "arena-tiny": (
+        "All methods, one budget (toy model)",
+        {
+            "cot": "CoT",
+            "colar c=2": "CoLaR, c = 2",
+            "colar c=4": "CoLaR, c = 4",
+            "distill (from scratch)": "Distill (CODI)",
+            "coconut (from scratch)": "Coconut",
+            "no_cot": "no chain",
+        },
+    ),
+    "grpo-tiny": (
+        "Reinforcement, from a teacher who errs (toy model)",
+        {
+            "colar c=2": "CoLaR, c = 2: SFT",
+            "colar c=2 (SFT continued)": "SFT continued",
+            "colar c=2 (RL)": "GRPO",
+        },
+    ),
+    "smollm2-135m-pairs": (
+        "School mathematics (SmolLM2-135M)",
+        {"cot": "CoT", "colar c=1 (snap)": "CoLaR, c = 1", "colar c=2 (snap)": "CoLaR, c = 2"},
+    ),
+}
+"""Of README's table: folder -> title of the experiment, and its systems with the names that README gives them."""
+SPEED_CELL = "b32/mixed"
+SPEEDS = {
+    "hf-cot": "transformers `generate`, CoT",
+    "published": "latent loop as published, c = 5",
+    "cot": "ours, CoT",
+    "colar5": "ours, CoLaR, c = 5",
+}
+"""Of README's table: systems of the benchmark of thinking, 32 rows at a time, chains of the data's own lengths."""
 
 
 def by_name(report: Report) -> dict[str, dict[tuple[str, str], ReportRow]]:
@@ -131,6 +168,25 @@ def pairs(report: Report) -> Grid:
     return Grid("", ["system", "baseline", "greedy", "runs", "sampled"], body, words=2)
 
 
+def headline() -> Grid:
+    """What has been found, in short? Greedy averages of the main systems of three experiments, and the speed."""
+    body = []
+    for folder, (title, names) in ACCURACIES.items():
+        found = by_name(Report.from_json(files.read_json(ROOT / "results" / folder / "report.json")))
+        experiment = f"[{title}](results/{folder}/README.md)"
+        for system, name in names.items():
+            row = found[system]["greedy", AVERAGE]
+            body.append([experiment, name, accuracy_of(row), number(row.length), BLANK])
+            experiment = ""  # named once, in its first row
+    cells = files.read_json(ROOT / "results" / "bench-generate" / "report.json")["cells"]
+    experiment = "[Speed on two CPU cores (SmolLM2-135M)](results/bench-generate/README.md)"
+    for system, name in SPEEDS.items():
+        rate = cells[system][SPEED_CELL]["questions_per_second"]
+        body.append([experiment, name, BLANK, BLANK, number(rate)])
+        experiment = ""
+    return Grid("", ["experiment", "system", "accuracy %", "#L", "questions/s"], body, words=2)
+
+
 TABLES: dict[str, Callable[[Report], Grid]] = {
     "accuracy": accuracy,
     "factors": factors,
@@ -155,6 +211,8 @@ def filled(text: str) -> str:
             grid = without_blank_columns(TABLES[kind](report))
             # The page has a heading of its own: the table alone is put in.
             body = markdown(grid).partition("\n\n")[2]
+        elif kind == "headline":
+            body = markdown(headline()).partition("\n\n")[2]
         else:
             body = first_table((ROOT / folder / f"{kind}.md").read_text())
         return f"<!-- {folder} {kind} -->\n\n{body}\n\n<!-- end -->"
@@ -173,8 +231,13 @@ def without_blank_columns(grid: Grid) -> Grid:
     return replace(grid, head=[grid.head[column] for column in kept], rows=rows)
 
 
+def pages() -> list[Path]:
+    """Every page that may have such tables."""
+    return sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
+
+
 def main() -> None:
-    for path in sorted(ROOT.glob("docs/*.md")):
+    for path in pages():
         text = path.read_text()
         if MARK.search(text):
             files.write_text(path, filled(text))

@@ -1,4 +1,4 @@
-"""The checkpoints that are committed: small, without pickles, and answering as README shows."""
+"""The checkpoints that are committed: small, without pickles, and answering as docs/usage.md shows."""
 
 import shlex
 from pathlib import Path
@@ -11,7 +11,7 @@ from colar.model import backbones
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASED = sorted(path.parent for path in ROOT.glob("checkpoints/*/colar.json"))
-SHOWN = (ROOT / "README.md").read_text().partition("<!-- checkpoint:begin -->")[2]
+SHOWN = (ROOT / "docs" / "usage.md").read_text().partition("<!-- checkpoint:begin -->")[2]
 SHOWN = SHOWN.partition("<!-- checkpoint:end -->")[0]
 
 
@@ -27,7 +27,7 @@ def test_it_is_small_and_holds_no_pickle(folder):
     assert files.read_json(folder / "colar.json")["weights"] == "adapter"
 
 
-def test_readme_shows_what_it_answers(capsys, monkeypatch):
+def test_the_usage_page_shows_what_it_answers(capsys, monkeypatch):
     try:
         backbones.smollm2_gguf()
     except ValueError as error:
@@ -35,6 +35,6 @@ def test_readme_shows_what_it_answers(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     command, _, answer = SHOWN.partition("```\n")[2].partition("\n```")[0].partition("\n")
     words = shlex.split(command)
-    assert words[0] == ".venv/bin/colar"
+    assert words[0] == "colar"
     assert main(words[1:]) == 0
     assert capsys.readouterr().out.splitlines() == answer.splitlines()

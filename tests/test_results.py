@@ -32,12 +32,26 @@ def test_a_report_is_the_fold_over_its_records(path):
     assert saved["provenance"]["command"].startswith("colar ")
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/*.md")), ids=lambda path: path.name)
-def test_the_tables_in_docs_are_those_of_the_results(path):
+def write_tables():
+    """scripts/write_tables.py as a module."""
     spec = importlib.util.spec_from_file_location("write_tables", ROOT / "scripts" / "write_tables.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.filled(path.read_text()) == path.read_text(), "run scripts/write_tables.py"
+    return module
+
+
+PAGES = write_tables().pages()
+
+
+def test_pages_with_tables_are_found():
+    with_tables = [path.relative_to(ROOT).as_posix() for path in PAGES if "<!-- results/" in path.read_text()]
+    assert {"README.md", "results/arena-tiny/README.md", "results/grpo-tiny/README.md"} <= set(with_tables)
+    assert {path.parent for path in ROOT.glob("docs/*.md")} <= {path.parent for path in PAGES}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_tables_in_pages_are_those_of_the_results(path):
+    assert write_tables().filled(path.read_text()) == path.read_text(), "run scripts/write_tables.py"
 
 
 def test_the_table_in_readme_is_the_demos():

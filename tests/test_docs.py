@@ -1,0 +1,278 @@
+"""Pages keep what they promise: links lead somewhere, code blocks run, README's tree and answers are the real ones."""
+
+import dataclasses
+import gzip
+import importlib.util
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from families import EXAMPLES, tiny_lm
+
+import colar
+from colar import recipe
+from colar.engine import reference
+from colar.engine.engine import Engine
+from colar.engine.request import DECODINGS, Request
+from colar.methods import pretrained, registry
+from colar.methods.base import Batch
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "results/*/*.md", "checkpoints/*/*.md")
+    for path in ROOT.glob(pattern)
+)
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
+PICTURE = re.compile(r"(?:src|srcset|href)=\"(?!https?:)([^\"]+)\"")
+MENTION = re.compile(r"\b(?:docs|scripts|reproduce|benchmarks|tests)/[\w.-]+\.(?:md|py|sh)\b")
+"""A file of this repository as comments, help and docstrings name it."""
+
+
+def without_code(text):
+    """A page without its code blocks, whose comments look like headings."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them: the second of two equal ones ends in -1."""
+    seen = Counter()
+    for heading in re.findall(r"^#+ +(.*?) *$", without_code(page.read_text()), flags=re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        yield f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor
+        seen[anchor] += 1
+
+
+def blocks(page, language):
+    """The code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def script(name, monkeypatch):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)  # a dataclass looks for the module that it is in
+    spec.loader.exec_module(module)
+    return module
+
+
+# Links
+
+
+def test_there_are_pages():
+    names = {str(path.relative_to(ROOT)) for path in PAGES}
+    assert {"README.md", "CONTRIBUTING.md", "docs/method.md", "results/demo/README.md"} <= names
+
+
+def test_anchors_are_githubs(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# What c = 2 would take\n\n## `snap`, [a link](x.md)\n```\n# no heading\n```\n## Twice\n## Twice\n"
+    )
+    assert list(anchors(page)) == ["what-c--2-would-take", "snap-a-link", "twice", "twice-1"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_anchors_lead_somewhere(page):
+    text = without_code(page.read_text())
+    for target in LINK.findall(text) + PICTURE.findall(text):
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert linked.resolve().is_relative_to(ROOT), f"{page.name} links out of the repository: {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}, which has no such heading"
+
+
+def test_files_that_code_and_pages_name_exist():
+    patterns = (
+        "src/**/*.py",
+        "src/**/*.yaml",
+        "recipes/**/*.yaml",
+        "scripts/*.py",
+        "benchmarks/*.py",
+        "reproduce/*.sh",
+    )
+    sources = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    named = {
+        (name, path)
+        for path in [*sources, *PAGES, ROOT / "Makefile"]
+        for name in MENTION.findall(path.read_text())
+    }
+    assert len(named) > 20
+    assert [(name, str(path)) for name, path in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_every_manual_and_lab_report_is_in_the_index():
+    index = ROOT / "docs" / "README.md"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())
+    }
+    wanted = {*ROOT.glob("docs/*.md"), *ROOT.glob("results/*/README.md")} - {index}
+    assert wanted <= linked
+    assert {path.parent for path in ROOT.glob("results/*/report.json")} <= {path.parent for path in linked}
+
+
+# README
+
+
+def test_readmes_tree_is_the_packages(monkeypatch):
+    module = script("write_tree", monkeypatch)
+    text = (ROOT / "README.md").read_text()
+    assert module.filled(text) == text, "run scripts/write_tree.py"
+    for path in (ROOT / "src" / "colar").rglob("*.py"):
+        assert path.stem.startswith("__") or re.search(rf"\b{path.stem}\b", module.TREE.findall(text)[0])
+    with pytest.raises(ValueError, match="differ in ops/, opz/"):
+        module.filled(text.replace("  ops/ ", "  opz/ "))
+
+
+def tiny_checkpoint(folder):
+    """An untrained CoLaR checkpoint of the built-in toy backbone."""
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build("colar", {})
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, EXAMPLES)
+    return pretrained.save(lm, method, folder, {}, "a card")
+
+
+def test_readmes_python_runs_on_a_checkpoint_of_that_name(tmp_path, monkeypatch, capsys):
+    tiny_checkpoint(tmp_path / "runs" / "demo" / "colar" / "best")
+    monkeypatch.chdir(tmp_path)
+    [code] = blocks(ROOT / "README.md", "python")
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert [re.sub(r"\d+ thoughts, answer.*", "", line) for line in printed] == [
+        "c = 1: ",
+        "c = 2: ",
+        "c = 5: ",
+    ]
+
+
+def test_readmes_answers_are_those_of_the_demo():
+    """The third test problem; every answer of the demo is among the committed records."""
+    text = (ROOT / "README.md").read_text()
+    shown = re.findall(r"^c = (\d): (\d+) thoughts, answer (\S+)$", text, flags=re.MULTILINE)
+    assert len(shown) == 3
+    expected = {}
+    with gzip.open(ROOT / "results" / "demo" / "records.jsonl.gz", "rt") as stream:
+        for line in stream:
+            record = json.loads(line)
+            if (record["model"], record["decoding"], record["id"]) == (
+                "colar",
+                "greedy",
+                "arithmetic/test/2",
+            ):
+                expected[str(record["compression_factor"])] = (str(record["length"]), record["completion"])
+    assert {c: (length, answer) for c, length, answer in shown}.items() <= expected.items()
+
+
+# Manuals
+
+
+def test_the_python_of_the_engines_page_runs(tmp_path):
+    lm, method = pretrained.load(tiny_checkpoint(tmp_path / "best"))
+    [code] = blocks(ROOT / "docs" / "engine.md", "python")
+    names = {"lm": lm, "method": method}
+    exec(compile(code, "engine.md", "exec"), names)
+    assert len(names["completions"]) == 1
+    assert not names["engine"].busy
+
+
+def test_the_python_of_the_usage_page_runs(tmp_path, monkeypatch):
+    tiny_checkpoint(tmp_path / "runs" / "mine" / "colar" / "best")
+    monkeypatch.chdir(tmp_path)
+    pushed = []
+    monkeypatch.setattr(colar, "push_to_hub", lambda *args: pushed.append(args), raising=False)
+    [code] = blocks(ROOT / "docs" / "usage.md", "python")
+    exec(compile(code, "usage.md", "exec"), {})
+    assert pushed == [("my-colar", "me/my-colar")]
+    assert pretrained.load(tmp_path / "my-colar")[1].name == "colar"
+
+
+def test_the_picture_of_the_idea_is_drawn(tmp_path, monkeypatch):
+    module = script("draw_idea", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["draw_idea.py", "--output", str(tmp_path)])
+    module.main()
+    for theme in ("light", "dark"):
+        drawn = ElementTree.parse(tmp_path / f"idea-{theme}.svg").getroot()
+        committed = ElementTree.parse(ROOT / "docs" / f"idea-{theme}.svg").getroot()
+        assert drawn.get("viewBox") == committed.get("viewBox")
+        assert len(list(drawn.iter())) > 100
+
+
+# A new method
+
+
+@pytest.fixture
+def echo(tmp_path, monkeypatch):
+    """The method of docs/add_a_method.md, in the registry."""
+    [code] = blocks(ROOT / "docs" / "add_a_method.md", "python")
+    path = tmp_path / "echo_method.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location("echo_method", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "echo_method", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(registry.METHODS, "echo", module.Echo)
+    return module.Echo
+
+
+LIMITED = {
+    mode: dataclasses.replace(decoding, max_latents=8, max_completion_length=8)
+    for mode, decoding in DECODINGS.items()
+}
+
+
+def ask(method, examples):
+    return [
+        Request(f"{mode}/{example.id}", example.question, method.Params(), decoding, i, keep_latents=True)
+        for mode, decoding in LIMITED.items()
+        for i, example in enumerate(examples)
+    ]
+
+
+def test_the_worked_example_learns_and_answers_as_the_reference_does(echo, tmp_path):
+    [text] = blocks(ROOT / "docs" / "add_a_method.md", "yaml")
+    path = tmp_path / "echo.yaml"
+    path.write_text(text)
+    small = ["--output", str(tmp_path / "run"), "--data.train_size", "64", "--data.validation_size", "8"]
+    small += ["--training.logging_steps", "1", "--training.report_to", "none"]
+    result = recipe.run(recipe.load(path, small))
+    losses = [row["ce"] for row in result.history if "ce" in row]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] - 1
+
+    lm, method = pretrained.load(result.best)
+    assert isinstance(method, echo)
+    requests = ask(method, EXAMPLES)
+    for found, request in zip(Engine(lm, method, max_batch=3).generate(requests), requests, strict=True):
+        expected = reference.complete(lm, method, request)
+        assert (found.length, found.token_ids, found.reason) == (4, expected.token_ids, expected.reason)
+        torch.testing.assert_close(found.latents, expected.latents)
+
+
+def test_the_worked_example_keeps_the_rules_of_all_methods(echo):
+    """A row's loss is its own, and what is thought is what training fed."""
+    lm = tiny_lm("llama")
+    method = registry.build("echo", {"n_thoughts": 3})
+    pretrained.attach(lm, method, 3)
+    rows = [method.encode(lm.template, example, Random(i), 0.0) for i, example in enumerate(EXAMPLES)]
+    together = method.loss(lm, Batch.collate(rows))["ce"]
+    alone = torch.stack([method.loss(lm, Batch.collate([row]))["ce"][0] for row in rows])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    fed, counts = method.thoughts(lm, Batch.collate(rows))
+    assert counts.tolist() == [3] * len(EXAMPLES)
+    for i, request in enumerate(ask(method, EXAMPLES)[: len(EXAMPLES)]):
+        torch.testing.assert_close(reference.complete(lm, method, request).latents, fed[i].detach())
+    with pytest.raises(ValueError, match=r"method\.n_thoughts must be a whole number, 1 or more, got 0"):
+        registry.build("echo", {"n_thoughts": 0})
