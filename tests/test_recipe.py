@@ -122,7 +122,7 @@ def test_values_of_the_papers_reinforcement():
     for name in ("llama-3.2-1b/grpo-math", "deepseek-qwen-1.5b/grpo-math", "llama-3.1-8b/grpo"):
         loaded = recipe.load(name)
         grpo, training, plan = loaded.grpo, loaded.training, loaded.grpo.plan(loaded.training)
-        assert (plan.questions, plan.update // plan.group, plan.group) == (8, 4, 8)
+        assert (plan.questions, plan.outputs_per_update // plan.group, plan.group) == (8, 4, 8)
         assert (grpo.epsilon, grpo.beta, grpo.loss_type, grpo.reward_funcs) == (0.2, 0, "grpo", ("accuracy",))
         assert (grpo.compression_factors, grpo.max_latents) == ((2,), 128)
         assert (training.learning_rate, training.weight_decay, training.seed) == (1e-6, 1e-2, 0)
