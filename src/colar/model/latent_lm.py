@@ -205,7 +205,8 @@ class LatentLM(nn.Module):
         For inference; what is saved after it are all weights. Nothing happens where there is no adapter.
         """
         if isinstance(self.lm, PeftModel):
-            # Weights read from a file are mapped: adding to them page by page takes eight times as long as to a copy.
+            # Weights read from a file are mapped into memory. To write into them is to copy them page by page, which
+            # takes eight times as long as to copy them first.
             for module in self.lm.modules():
                 if isinstance(module, BaseTunerLayer):
                     weight = module.get_base_layer().weight
