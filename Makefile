@@ -1,6 +1,6 @@
 # make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 6 minutes)
 # make test   lint, types and tests
-# make table1, make c-curves, make table1-smollm2   the arena of docs/arena.md (hours)
+# make table1, make c-curves, make table1-smollm2   all methods at one budget: results/arena-tiny (hours)
 #
 # Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
 PYTHON ?= python3

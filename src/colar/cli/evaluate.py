@@ -52,7 +52,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         "--control",
         nargs="+",
         choices=["own", "zeroed", "shuffled", "random"],
-        help="answer with the latents replaced (docs/arena.md), in rows labelled control-...",
+        help="answer with the latents replaced (docs/methods.md), in rows labelled control-...",
     )
     evaluate.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     evaluate.add_argument("--output", required=True, help="folder for records and report")
