@@ -375,6 +375,58 @@ def test_fingerprints_tell_models_apart_and_not_dtypes(saved, tmp_path):
     )
 
 
+def small_backbone(folder, stored):
+    """A backbone whose embeddings lie around 1e-6, below float16's normal range (6e-5), saved in a dtype."""
+    made = backbone("llama")
+    with torch.no_grad():
+        made.lm.get_input_embeddings().weight.mul_(2e-6)
+    made.lm.to(backbones.DTYPES[stored]).save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("stored", backbones.DTYPES)
+def test_small_weights_have_one_fingerprint_in_every_dtype(tmp_path, stored):
+    base = small_backbone(tmp_path, stored)
+    loaded = {dtype: backbones.load(base, dtype) for dtype in backbones.DTYPES}
+    assert {made.lm.dtype for made in loaded.values()} == set(backbones.DTYPES.values())
+    assert len({made.fingerprint for made in loaded.values()}) == 1
+    rounded = backbones.fingerprint(loaded["float16"].lm)
+    assert (rounded == loaded["float16"].fingerprint) == (stored == "float16")
+
+
+@pytest.mark.parametrize("loaded", backbones.DTYPES)
+@pytest.mark.parametrize("trained", backbones.DTYPES)
+@pytest.mark.parametrize("name", ["small", "small-full", "tiny"])
+def test_an_adapter_knows_its_backbone_in_every_dtype(tmp_path, name, trained, loaded):
+    """Of a folder, of a checkpoint with all weights that is adapted in a second stage, of a built-in one."""
+    method = registry.build("cot")
+    base = name if name == "tiny" else small_backbone(tmp_path / "base", "float32")
+    if name == "small-full":
+        full = LatentLM.from_backbone(backbones.load(base))
+        full = pretrained.save(full, method, tmp_path / "full", RUN, "card")
+        lm = pretrained.load_for_training(full, method, LORA, trained, 0)
+    else:
+        lm = LatentLM.from_backbone(backbones.load(base, trained), lora=LORA)
+    folder = pretrained.save(lm, method, tmp_path / "adapter", RUN, "card")
+    back, _ = pretrained.load(folder, loaded)
+    assert back.causal_lm.dtype == backbones.DTYPES[loaded]
+    assert back.fingerprint == lm.fingerprint == checkpoint.read_info(folder)["fingerprint"]
+
+
+def test_an_adapter_that_was_trained_in_float16_before_still_loads(tmp_path):
+    """Its fingerprint is that of the rounded weights."""
+    base = small_backbone(tmp_path / "base", "float32")
+    method = registry.build("cot")
+    lm = LatentLM.from_backbone(backbones.load(base, "float16"), lora=LORA)
+    folder = pretrained.save(lm, method, tmp_path / "adapter", RUN, "card")
+    info = files.read_json(folder / "colar.json")
+    old = backbones.fingerprint(backbones.load(base, "float16").lm)
+    files.write_json(folder / "colar.json", info | {"fingerprint": old})
+    assert old != info["fingerprint"]
+    assert pretrained.load(folder, "float16")[0].has_adapter
+
+
 @pytest.mark.parametrize("spare", [0, 3])
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_added_separator_starts_as_the_mean_row_also_on_a_spare_one(tied, spare):

@@ -40,6 +40,12 @@ class Backbone:
     name: str
     lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    fingerprint: str = ""
+    """Of the weights as they are stored; taken from `lm` where it is not given."""
+
+    def __post_init__(self) -> None:
+        if not self.fingerprint:
+            object.__setattr__(self, "fingerprint", fingerprint(self.lm))
 
 
 def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
@@ -50,6 +56,7 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
     if dtype not in DTYPES:
         raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if name in BUILT_IN:
+        # In float32 until its fingerprint is taken.
         backbone = BUILT_IN[name](seed)
         backbone.lm.to(DTYPES[dtype])
         return backbone
@@ -60,6 +67,13 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
     try:
         config = AutoConfig.from_pretrained(name)
         tokenizer = AutoTokenizer.from_pretrained(name)
+        # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
+        # bfloat16. That one is dropped at once: there is never more than one model in memory.
+        stored = ""
+        if dtype == "float16" and config.dtype != torch.float16:
+            rounded = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.bfloat16)
+            stored = fingerprint(rounded)
+            del rounded
         lm, loading = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
@@ -74,13 +88,15 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
     # transformers would draw them at random and only warn.
     if loading["missing_keys"]:
         raise ValueError(f"the weights of {name} lack {', '.join(sorted(loading['missing_keys']))}")
-    return Backbone(name, lm, tokenizer)
+    return Backbone(name, lm, tokenizer, stored)
 
 
 def fingerprint(lm: PreTrainedModel) -> str:
-    """What an adapter was trained on: shapes of the weights and a sample of their values (16 hex digits).
+    """A digest by which an adapter knows its backbone: architecture and some embeddings (16 hex digits).
 
-    Values are rounded to bfloat16 first, so the fingerprint does not depend on the dtype it is loaded in.
+    Values are rounded to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does
+    not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprint` holds the digest of
+    the stored weights whatever the dtype.
     """
     digest = hashlib.sha256()
     config = lm.config.get_text_config()

@@ -209,20 +209,23 @@ def load(
     # All weights: the folder is its own backbone. It keeps the name of the one that training began with.
     if info["weights"] == "full":
         loaded = backbones.load(str(folder), dtype)
-        lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
+        lm = LatentLM(
+            backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template
+        )
         return lm, info
 
     # An adapter: its backbone is loaded from elsewhere, and may be another model of the same shape. The weights of
     # `tiny` are drawn from the seed of the run.
     name = info["backbone"] if backbone is None else backbone
     loaded = backbones.load(name, dtype, seed=info["run"].get("seed", 0))
-    found = backbones.fingerprint(loaded.lm)
-    if found != info["fingerprint"]:
+    # Adapters that earlier versions trained in float16 have the fingerprint of the rounded weights.
+    if info["fingerprint"] not in (loaded.fingerprint, backbones.fingerprint(loaded.lm)):
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
-            f"but {loaded.name} is another model (fingerprint {found})"
+            f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
         )
-    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
+    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
+    # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
     lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True, low_cpu_mem_usage=True)
     with safe_open(folder / ADAPTER, framework="pt") as stored:
         _check_adapter(lm.lm, set(stored.keys()), folder / ADAPTER)

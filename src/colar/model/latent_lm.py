@@ -29,7 +29,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.model.backbones import Backbone, fingerprint
+from colar.model.backbones import Backbone
 from colar.prompts import Template, TemplateConfig
 
 
@@ -73,8 +73,7 @@ class LatentLM(nn.Module):
         self.name = backbone.name
         self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
         self.template = template
-        # Taken before anything is trained: it says which weights an adapter belongs to.
-        self.fingerprint = fingerprint(backbone.lm)
+        self.fingerprint = backbone.fingerprint
         fit_vocabulary(backbone.lm, template)
         check_logits(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
