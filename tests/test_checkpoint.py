@@ -1,12 +1,14 @@
 """A checkpoint comes back as it went: logits and completions; and whatever is missing or broken in it is named."""
 
 import json
+import re
 import shutil
 from random import Random
 
 import pytest
 import torch
 from families import EXAMPLES, backbone
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from colar import files
@@ -323,9 +325,11 @@ def test_an_adapter_of_another_backbone_is_refused(saved, tmp_path):
 
 
 def test_no_checkpoint_there(tmp_path, saved):
-    with pytest.raises(ValueError, match="nowhere is no folder"):
+    with pytest.raises(ValueError, match="no checkpoint at .*nowhere: there is no such folder"):
         pretrained.load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"lacks colar.json: it is no colar checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"lacks colar.json: it is a Hugging Face model that colar has not trained"
+    ):
         pretrained.load(saved("full").base)
     with pytest.raises(ValueError, match=r"has no config.json.*an adapter: give its own backbone"):
         backbones.load(str(saved("lora").folder))
@@ -333,6 +337,89 @@ def test_no_checkpoint_there(tmp_path, saved):
         ValueError, match=r"model\.dtype must be one of float32, bfloat16, float16, got 'int4'"
     ):
         backbones.load("tiny", dtype="int4")
+
+
+WRONG_PLACES = {
+    # name: what is there (a path ending in / is a folder), what is given, the message; {} is the folder of the test
+    "nothing": ([], "none/best", "no checkpoint at {}/none/best: there is no such folder"),
+    "a file": (["a.json"], "a.json", "no checkpoint at {}/a.json: it is a file"),
+    "a file of a checkpoint": (
+        ["best/colar.json"],
+        "best/colar.json",
+        "no checkpoint at {}/best/colar.json: it is a file, did you mean {}/best?",
+    ),
+    "a run": (
+        ["run/recipe.json", "run/best/colar.json"],
+        "run",
+        "{}/run lacks colar.json: it is the folder of a run, did you mean {}/run/best?",
+    ),
+    "a run that has just begun": (
+        ["run/recipe.json", "run/checkpoints/"],
+        "run",
+        "{}/run lacks colar.json: it is the folder of a run that has published no best/ yet",
+    ),
+    "a run's resume state": (
+        ["run/best/colar.json", "run/checkpoints/checkpoint-8/trainer_state.json"],
+        "run/checkpoints/checkpoint-8",
+        "{}/run/checkpoints/checkpoint-8 lacks colar.json: a run resumes from it, did you mean {}/run/best?",
+    ),
+    "a resume state without a run": (
+        ["checkpoint-8/trainer_state.json"],
+        "checkpoint-8",
+        "{}/checkpoint-8 lacks colar.json: a run resumes from it",
+    ),
+    "a damaged checkpoint": (
+        ["best/template.json", "best/config.json"],
+        "best",
+        "{}/best lacks colar.json: it is a damaged checkpoint",
+    ),
+    "a model": (
+        ["hf/config.json"],
+        "hf",
+        "{}/hf lacks colar.json: it is a Hugging Face model that colar has not trained "
+        "(model.backbone of a recipe takes it)",
+    ),
+    "an adapter": (
+        ["hf/adapter_config.json"],
+        "hf",
+        "{}/hf lacks colar.json: it is an adapter that colar has not trained",
+    ),
+    "another folder": (["x/"], "x", "{}/x lacks colar.json: it is no colar checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PLACES)
+def test_what_lies_at_a_wrong_path_is_named(tmp_path, case):
+    there, given, message = WRONG_PLACES[case]
+    for name in there:
+        path = tmp_path / name
+        folder = path if name.endswith("/") else path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder != path:
+            files.write_json(path, {})
+    wanted = re.escape(message.format(*[tmp_path] * message.count("{}"))) + "$"
+    for look in (pretrained.load, checkpoint.read_info, checkpoint.check_folder):
+        with pytest.raises(ValueError, match=wanted):
+            look(tmp_path / given)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "reason"),
+    [
+        ("me/mine", LocalEntryNotFoundError("Got: no address\nPlease check"), "Got: no address Please check"),
+        ("runs/colr", OSError("404"), "404"),
+        ("two words/x", HFValidationError("Repo id must use"), "Repo id must use"),
+    ],
+)
+def test_a_hub_id_that_does_not_answer(monkeypatch, text, error, reason):
+    def snapshot_download(repo_id):
+        assert repo_id == text
+        raise error
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    message = f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}$"
+    with pytest.raises(ValueError, match=message):
+        pretrained.load(text)
 
 
 # Killed in mid-save

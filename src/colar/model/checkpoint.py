@@ -162,11 +162,7 @@ def _cast(value: Tensor, dtype: str) -> Tensor:
 
 def read_info(folder: str | Path) -> dict[str, Any]:
     """colar.json of a checkpoint folder, checked for its format and for the files that it names."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: there is no checkpoint there")
-    if not (folder / "colar.json").exists():
-        raise ValueError(f"{folder} lacks colar.json: it is no colar checkpoint")
+    folder = check_folder(folder)
     info: dict[str, Any] = files.read_json(folder / "colar.json")
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
@@ -186,6 +182,40 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"checkpoint {folder} lacks {', '.join(missing)}")
     return info
+
+
+def check_folder(folder: str | Path) -> Path:
+    """The path of a folder that holds colar.json; ValueError says what lies there instead, and what may be meant."""
+    folder = Path(folder)
+    if not folder.exists():
+        raise ValueError(f"no checkpoint at {folder}: there is no such folder")
+    if folder.is_file():
+        raise ValueError(f"no checkpoint at {folder}: it is a file{_or_rather(folder.parent)}")
+    if (folder / "colar.json").exists():
+        return folder
+
+    # Other folders that people name: a run, its resume state, a Hugging Face model or adapter.
+    best = folder / "best"
+    if best.is_dir():
+        found = f"it is the folder of a run{_or_rather(best)}"
+    elif (folder / "recipe.json").exists():
+        found = "it is the folder of a run that has published no best/ yet"
+    elif (folder / "trainer_state.json").exists():
+        found = f"a run resumes from it{_or_rather(folder.parent.parent / 'best')}"
+    elif (folder / "template.json").exists():
+        found = "it is a damaged checkpoint"
+    elif (folder / "adapter_config.json").exists():
+        found = "it is an adapter that colar has not trained"
+    elif (folder / "config.json").exists():
+        found = "it is a Hugging Face model that colar has not trained (model.backbone of a recipe takes it)"
+    else:
+        found = "it is no colar checkpoint"
+    raise ValueError(f"{folder} lacks colar.json: {found}")
+
+
+def _or_rather(folder: Path) -> str:
+    """`, did you mean FOLDER?` where that one is a checkpoint."""
+    return f", did you mean {folder}?" if (folder / "colar.json").exists() else ""
 
 
 def load(
@@ -233,7 +263,11 @@ def load(
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """A local folder as it is; anything else is a Hub id, downloaded into the Hub's cache."""
+    """The folder of a path or Hub id: a path is returned as it is, a Hub id is downloaded into the Hub's cache.
+
+    ValueError where it can only be a Hub id and the Hub does not answer, or does not know it. A path is not checked
+    here: `read_info` and `check_folder` do that.
+    """
     folder = Path(path_or_id)
     text = str(path_or_id)
     # A Hub id is OWNER/NAME; anything else can only be a path.
@@ -242,7 +276,11 @@ def resolve(path_or_id: str | Path) -> Path:
     try:
         return Path(snapshot_download(text))
     except (OSError, HFValidationError) as error:
-        raise ValueError(f"no folder {path_or_id} here, and the Hub does not give it: {error}") from error
+        # The Hub's client explains itself in several lines.
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}"
+        ) from error
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
