@@ -38,6 +38,7 @@ def main() -> None:
         print(json.dumps(measure(args)))
         return
     _require("xllamacpp", "gguf")
+    # Not at the top: `--help` and our own systems do without it.
     import xllamacpp
 
     order = shared.rounds_of(args.systems, args.rounds)

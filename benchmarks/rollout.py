@@ -156,6 +156,7 @@ def ours(lm: LatentLM, method: Any, job: RolloutJob, merged: bool) -> Rollouts:
     sampled = []
     for example, ids, completion in zip(job.examples, job.ids, made, strict=True):
         sampled.append(Output(example, ids, completion, lm.template.eos_id))
+    # Log-probs that were kept while drawing, one for each latent, stop and token.
     outputs = rollout.collate(sampled, lm.width)
     rollout.engine_logps(method, sampled, outputs, "mean")
     return outputs
@@ -256,6 +257,7 @@ def update(lm: LatentLM, method: Any, outputs: Rollouts, batch: int) -> float:
             loss = objective(num_items_in_batch=R, **part)["loss"]
         loss.backward()
 
+    # Not counted: the first backward allocates.
     learn(0)
     optimizer.zero_grad()
     started = time.perf_counter()

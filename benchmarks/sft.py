@@ -137,6 +137,7 @@ def plain(
         report_to="none",
         disable_tqdm=True,
     )
+    # Padding is masked and has no labels, so any token will do where the tokenizer has none for it.
     collate = DataCollatorForSeq2Seq(lm.tokenizer, padding=True)
     if lm.tokenizer.pad_token is None:
         lm.tokenizer.pad_token = lm.tokenizer.eos_token
@@ -150,7 +151,7 @@ def plain(
 def ours(
     settings: dict[str, Any], examples: list[Any], args: argparse.Namespace, passes: Passes, folder: str
 ) -> int:
-    """What `colar train` runs, without validation and checkpoints; returns the positions of all rows."""
+    """The training of `colar train`, without validation and checkpoints; returns the positions of all rows."""
     lm, method = _load(settings, args)
     config = TrainingConfig(
         num_train_epochs=2,
@@ -160,6 +161,7 @@ def ours(
         report_to="none",
         save_steps=10**6,
     )
+    # As `training/sft.py` puts it together, but for the callbacks that validate and publish.
     examples = list(method.prepare(lm, examples))
     rows = batches.TrainingRows(lm, method, examples, seed=0)
     schedule = batches.RowSchedule(examples, rows.lengths(), seed=0, group=args.batch_size)

@@ -58,6 +58,7 @@ def run_in_process(script: str, system: str) -> Run:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{system} failed (exit code {done.returncode}):\n{done.stderr[-4000:]}")
+    # Libraries print above it.
     last_line = done.stdout.strip().splitlines()[-1]
     result: Run = json.loads(last_line)
     return result

@@ -81,7 +81,7 @@ def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
     for words in commands:
         assert words[0] == "train"
         args, rest = build_parser().parse_known_args([underscored(word) for word in words])
-        made = recipe.load(ROOT / args.recipe, rest)
+        made = recipe.load(args.recipe, rest)
         assert made.model.init_from in there
         there.add(f"{made.output}/best")
         outputs.add(made.output)

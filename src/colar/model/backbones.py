@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from colar import files, progress
+from colar.checks import check_choice
 from colar.model import tiny
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -53,8 +54,7 @@ def load(name: str, dtype: str = "float32", seed: int = 0) -> Backbone:
 
     Raises ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    check_choice("model.dtype", dtype, list(DTYPES))
     if name in BUILT_IN:
         # In float32 until its fingerprint is taken.
         backbone = BUILT_IN[name](seed)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from colar import files
+from colar.checks import check_choice
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
@@ -139,8 +140,7 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     folder = Path(folder)
     target = Path(target)
     info = read_info(folder)
-    if dtype not in backbones.DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(backbones.DTYPES)}, got {dtype!r}")
+    check_choice("dtype", dtype, list(backbones.DTYPES))
     with files.replace_folder(target) as partial:
         for path in sorted(folder.iterdir()):
             if path.suffix == ".safetensors":

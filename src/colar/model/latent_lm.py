@@ -29,6 +29,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
+from colar.checks import check_holds
 from colar.model.backbones import Backbone
 from colar.prompts import Template, TemplateConfig
 
@@ -47,10 +48,8 @@ class LoraSettings:
     """Linears that get an adapter: names, or "all-linear". The paper's code took peft's default for Llama."""
 
     def __post_init__(self) -> None:
-        if self.r < 1:
-            raise ValueError(f"model.lora.r must be 1 or more, got {self.r}")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"model.lora.lora_dropout must be in [0, 1), got {self.lora_dropout}")
+        check_holds("model.lora.r", self.r >= 1, self.r, "1 or more")
+        check_holds("model.lora.lora_dropout", 0 <= self.lora_dropout < 1, self.lora_dropout, "in [0, 1)")
 
     def check_same(self, trained: Any, where: object) -> None:
         """Reject an adapter (its peft config) that was made with other settings than these: ValueError."""
