@@ -2,7 +2,7 @@
 
     python benchmarks/generate.py --output results/bench-generate
 
-SmolLM2-135M in bfloat16, real GSM8K questions, greedy; chains are forced to given lengths and answers to `ANSWER`
+SmolLM2-135M in bfloat16, real GSM8K questions, greedy. Chains are forced to given lengths and answers to `ANSWER`
 tokens, so that all systems do the same work. A chain of L tokens is L/5 latents for CoLaR at c = 5.
 
     colar5      ours, latents at c = 5, the step compiled
@@ -11,12 +11,12 @@ tokens, so that all systems do the same work. A chain of L tokens is L/5 latents
     hf-cot      transformers' `generate`, same weights, the chain in tokens: a static batch until its last row ends
     published   the latent loop as it was published, c = 5: left-padded static batch until all are done, logits at every
                 prompt position, all hidden states, and the answer by `generate` over everything again
-    colar5-growth, cot-growth   ours again: longer chains, longer lines; in every fourth round, from the first on
+    colar5-growth, cot-growth   ours again: longer chains, longer queues; in every fourth round, from the first on
     floor       the bare matrix products of a step, LM head included
 
-Every system runs all cells in a process of its own; rounds alternate between the systems, so that a noisy minute hits
-all. Medians over the rounds. Thinking is timed from the question read to the last latent, or token of the chain, and
-again with the reading. The table goes to stdout, then one JSON line; the raw runs into the output folder.
+Every system runs all cells in a process of its own. Rounds alternate between the systems, so that a noisy minute hits
+all of them. Medians over the rounds. Thinking is timed from the question read to the last latent, or token of the
+chain, and again with the reading. The table goes to stdout, then one JSON line; report.json holds the raw runs.
 """
 
 from __future__ import annotations
@@ -28,18 +28,27 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import shared
 import torch
 from rich.console import Console
-from rich.table import Table
-from work import ALL, ANSWER, FACTOR, Cell, Job, floor, hf_cot, make_job, ours, published
+from work import (
+    ALL,
+    ANSWER,
+    FACTOR,
+    Cell,
+    Job,
+    best_device,
+    floor,
+    hf_cot,
+    load_model,
+    load_questions,
+    make_job,
+    ours,
+    published,
+)
 
-from colar import files, progress
-from colar.data import sources
-from colar.methods import pretrained, registry
-from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
 CELLS = (
@@ -51,11 +60,15 @@ CELLS = (
     Cell("b32/mixed", 32, 32, None, systems=(*ALL, "colar5-eager")),
     Cell("b64/25", 64, 64, 25),
     Cell("group8", 32, 4, 25, samples=8),
-    # Growth: with the number of latents, and with the line.
+    # Growth: with the number of latents, and with the length of the queue.
     *(Cell(f"latents/{n}", 32, 32, FACTOR * n, systems=("colar5-growth",)) for n in (10, 30, 100, 300)),
     *(Cell(f"queue/{n}", 32, n, None, systems=("colar5-growth", "cot-growth")) for n in (64, 128, 256)),
 )
 SYSTEMS = ("colar5", "colar5-eager", "cot", "hf-cot", "published", "floor", "colar5-growth", "cot-growth")
+
+
+COT = ("cot", "cot-growth", "hf-cot")
+"""Systems that think in tokens."""
 
 
 def main() -> None:
@@ -63,25 +76,19 @@ def main() -> None:
     if args.system:
         print(json.dumps(measure(args.system, args)))
         return
-    runs = []
-    for system in progress.track(_turns(args), "generate"):
-        runs.append(shared.in_a_process(__file__, system))
-        progress.say(f"{system}: {runs[-1]['seconds']:.0f} s")
+    runs = shared.run_systems(__file__, _order(args), lambda run: f"{run['seconds']:.0f} s")
     report = summarise(runs, args)
-    path = files.require_writable(args.output) / "report.json"
-    files.write_json(path, report)
-    show(report)
-    print(json.dumps(report["ratios"]))
-    progress.say(f"wrote {path}")
+    shared.publish(report, args.output, show, report["ratios"])
 
 
-def _turns(args: argparse.Namespace) -> list[str]:
-    return [
-        system
-        for i in range(args.rounds)
-        for system in args.systems
-        if i % 4 == 0 or not system.endswith("-growth")
-    ]
+def _order(args: argparse.Namespace) -> list[str]:
+    """The systems round by round; those of growth take long and are in every fourth round."""
+    order = []
+    for i in range(args.rounds):
+        for system in args.systems:
+            if i % 4 == 0 or not system.endswith("-growth"):
+                order.append(system)
+    return order
 
 
 @torch.inference_mode()
@@ -89,82 +96,97 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     """One system's run over all its cells."""
     torch.set_num_threads(args.threads)
     started = time.perf_counter()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    lm = LatentLM.from_backbone(backbones.load(args.backbone, "bfloat16", 0)).to(device).eval()
-    lm.template.eos_id = -1  # no token's: answers end at their limit
-    cot = system in ("cot", "cot-growth", "hf-cot")
-    method = registry.build("cot" if cot else "colar")
-    pretrained.attach(lm, method, 0)
-    method.prepare(lm, [])
+    thinks_in_tokens = system in COT
+    method_name = "cot" if thinks_in_tokens else "colar"
+    lm, method = load_model(args.backbone, "bfloat16", method_name, best_device())
     if system == "floor":
         cells = {f"b{n}": {"ms_per_step": floor(lm, n)} for n in (1, 8, 32, 64)}
         return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
-    work: Callable[[LatentLM, Any, Cell, Job], dict[str, float]] = {
-        "hf-cot": hf_cot,
-        "published": published,
-        "colar5-eager": partial(ours, compile=False),
-    }.get(system, ours)
-    examples = [
-        e for e in sources.load(args.source, "test", data_dir=args.data_dir, skip_malformed=True) if e.steps
-    ]
+
+    work = _work_of(system)
+    compression_factor = 1 if thinks_in_tokens else FACTOR
+    examples = load_questions(args.source, args.data_dir)
+    # Not counted: kernels, caches, and a compiled graph for one row and another for several.
+    for size in (1, 8):
+        small = Cell("", size, size, 10)
+        work(lm, method, small, make_job(lm, method, examples, small, 1))
+
     cells = {}
-    for cell in [c for c in CELLS if system in c.systems and (not args.cells or c.name in args.cells)]:
-        job = make_job(lm, method, examples, cell, 1 if cot else FACTOR)
-        for size in () if cells else (1, 8):  # kernels, caches, and a graph for one row and one for several
-            work(
-                lm,
-                method,
-                Cell("", size, size, 10),
-                make_job(lm, method, examples, Cell("", size, size, 10), 1),
-            )
+    for cell in CELLS:
+        asked = not args.cells or cell.name in args.cells
+        if not asked or system not in cell.systems:
+            continue
+        job = make_job(lm, method, examples, cell, compression_factor)
         _reset_peak()
-        cells[cell.name] = work(lm, method, cell, job) | {"peak_memory_gib": _peak()}
-        cells[cell.name]["questions_per_second"] = len(job.requests) / cells[cell.name]["seconds"]
+        found = work(lm, method, cell, job)
+        found["peak_memory_gib"] = _peak()
+        found["questions_per_second"] = len(job.requests) / found["seconds"]
+        cells[cell.name] = found
     return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
+
+
+def _work_of(system: str) -> Callable[[LatentLM, Any, Cell, Job], dict[str, float]]:
+    """The function that does a system's jobs."""
+    if system == "hf-cot":
+        return hf_cot
+    if system == "published":
+        return published
+    if system == "colar5-eager":
+        return partial(ours, compile=False)
+    return ours
 
 
 # The report
 
-RATIOS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str], float]] = {
-    # key: (system, cell, quantity) over (system, cell, quantity), times
-    "step_over_floor_b1": (("colar5", "b1/100", "ms_per_step"), ("floor", "b1", "ms_per_step"), 1.0),
-    "step_over_floor_b32": (("colar5", "b32/100", "ms_per_step"), ("floor", "b32", "ms_per_step"), 1.0),
-    "vs_published_b32_mixed": (("published", "b32/mixed", "seconds"), ("colar5", "b32/mixed", "seconds"), 1.0),
-    "vs_published_group8": (("published", "group8", "seconds"), ("colar5", "group8", "seconds"), 1.0),
-    "colar5_vs_hf_cot_b1": (("hf-cot", "b1/100", "seconds"), ("colar5", "b1/100", "seconds"), 1.0),
-    "colar5_vs_hf_cot_b32_mixed": (("hf-cot", "b32/mixed", "seconds"), ("colar5", "b32/mixed", "seconds"), 1.0),
-    "own_cot_vs_hf_cot_b32": (("hf-cot", "b32/100", "seconds"), ("cot", "b32/100", "seconds"), 1.0),
-    "own_cot_vs_hf_cot_b1": (("hf-cot", "b1/100", "seconds"), ("cot", "b1/100", "seconds"), 1.0),
-    "colar5_vs_own_cot_thinking_over_length_ratio": (
-        ("cot", "b32/100", "thinking_seconds"), ("colar5", "b32/100", "thinking_seconds"), 1 / FACTOR,
+
+class Ratio(NamedTuple):
+    """One quantity of a system and cell over that of another, times a constant."""
+
+    quantity: str
+    over: tuple[str, str]
+    under: tuple[str, str]
+    times: float = 1.0
+
+
+RATIOS = {
+    "step_over_floor_b1": Ratio("ms_per_step", ("colar5", "b1/100"), ("floor", "b1")),
+    "step_over_floor_b32": Ratio("ms_per_step", ("colar5", "b32/100"), ("floor", "b32")),
+    "vs_published_b32_mixed": Ratio("seconds", ("published", "b32/mixed"), ("colar5", "b32/mixed")),
+    "vs_published_group8": Ratio("seconds", ("published", "group8"), ("colar5", "group8")),
+    "colar5_vs_hf_cot_b1": Ratio("seconds", ("hf-cot", "b1/100"), ("colar5", "b1/100")),
+    "colar5_vs_hf_cot_b32_mixed": Ratio("seconds", ("hf-cot", "b32/mixed"), ("colar5", "b32/mixed")),
+    "own_cot_vs_hf_cot_b32": Ratio("seconds", ("hf-cot", "b32/100"), ("cot", "b32/100")),
+    "own_cot_vs_hf_cot_b1": Ratio("seconds", ("hf-cot", "b1/100"), ("cot", "b1/100")),
+    # A fifth of the steps should take a fifth of the time: 1 is what the length alone gives.
+    "colar5_vs_own_cot_thinking_over_length_ratio": Ratio(
+        "thinking_seconds", ("cot", "b32/100"), ("colar5", "b32/100"), 1 / FACTOR
     ),
-    "colar5_vs_own_cot_thinking_over_length_ratio_b1": (
-        ("cot", "b1/100", "thinking_seconds"), ("colar5", "b1/100", "thinking_seconds"), 1 / FACTOR,
+    "colar5_vs_own_cot_thinking_over_length_ratio_b1": Ratio(
+        "thinking_seconds", ("cot", "b1/100"), ("colar5", "b1/100"), 1 / FACTOR
     ),
-    "colar5_vs_own_cot_reading_and_thinking_over_length_ratio": (
-        ("cot", "b32/100", "reading_and_thinking_seconds"),
-        ("colar5", "b32/100", "reading_and_thinking_seconds"), 1 / FACTOR,
+    "colar5_vs_own_cot_reading_and_thinking_over_length_ratio": Ratio(
+        "reading_and_thinking_seconds", ("cot", "b32/100"), ("colar5", "b32/100"), 1 / FACTOR
     ),
-    "colar5_vs_own_cot_reading_and_thinking_over_length_ratio_b1": (
-        ("cot", "b1/100", "reading_and_thinking_seconds"),
-        ("colar5", "b1/100", "reading_and_thinking_seconds"), 1 / FACTOR,
+    "colar5_vs_own_cot_reading_and_thinking_over_length_ratio_b1": Ratio(
+        "reading_and_thinking_seconds", ("cot", "b1/100"), ("colar5", "b1/100"), 1 / FACTOR
     ),
-}  # fmt: skip
+}
 
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Medians over the rounds, the ratios that matter, and everything that they come from."""
+    """Medians over the rounds, the ratios that matter, and the runs that they come from."""
     cells = shared.medians(runs, args.systems)
 
-    def value(where: tuple[str, str, str]) -> float | None:
-        system, cell, quantity = where
+    def value(system: str, cell: str, quantity: str) -> float | None:
         return cells.get(system, {}).get(cell, {}).get(quantity)
 
     ratios = {}
-    for key, (over, under, times) in RATIOS.items():
-        a, b = value(over), value(under)
-        if a is not None and b is not None:
-            ratios[key] = a / b * times
+    for key, ratio in RATIOS.items():
+        over = value(*ratio.over, ratio.quantity)
+        under = value(*ratio.under, ratio.quantity)
+        # Absent where --systems or --cells left one of them out.
+        if over is not None and under is not None:
+            ratios[key] = over / under * ratio.times
     return {
         "benchmark": "generate",
         "setting": {
@@ -185,21 +207,27 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
 
 def show(report: dict[str, Any]) -> None:
     setting = report["setting"]
-    table = Table(
-        title=f"{setting['backbone']}, {setting['precision']}, {setting['threads']} threads, chains of so many "
-        f"tokens (c = {setting['compression_factor']}: a fifth as many latents), medians of {setting['rounds']}"
+    title = (
+        f"{setting['backbone']}, {setting['precision']}, {setting['threads']} threads, medians of {setting['rounds']}; "
+        f"a cell is batch/tokens of a chain (latents at c = {setting['compression_factor']}: a fifth)"
     )
     columns = ("cell", "system", "questions/s", "ms/step", "thinking s", "first answer token s", "peak GiB")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("cell", "system") else "right")
-    names = dict.fromkeys(name for cells in report["cells"].values() for name in cells)
+    quantities = (
+        "questions_per_second",
+        "ms_per_step",
+        "thinking_seconds",
+        "first_answer_token_seconds",
+        "peak_memory_gib",
+    )
+    table = shared.table(title, columns, texts=("cell", "system"))
+    names = []
+    for cells in report["cells"].values():
+        names += [name for name in cells if name not in names]
     for name in names:
         for system, cells in report["cells"].items():
             if name in cells:
-                c = cells[name]
-                shown = [c.get("questions_per_second"), c["ms_per_step"], c.get("thinking_seconds")]
-                shown += [c.get("first_answer_token_seconds"), c.get("peak_memory_gib")]
-                table.add_row(name, system, *("" if v is None else f"{v:.3g}" for v in shown))
+                numbers = [shared.shown(cells[name].get(quantity)) for quantity in quantities]
+                table.add_row(name, system, *numbers)
         table.add_section()
     Console(width=110).print(table)
 
@@ -229,7 +257,7 @@ def _peak() -> float:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = shared.any_model(shared.parser(__file__, __doc__, SYSTEMS, rounds=5))
+    parser = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=5))
     parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in CELLS], help="only these")
     return parser.parse_args()
 

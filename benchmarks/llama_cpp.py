@@ -4,8 +4,8 @@
     python benchmarks/llama_cpp.py --output results/bench-llama-cpp
 
 The work is that of `benchmarks/generate.py` (cells b1/100 and b32/100: GSM8K questions, chains of 100 tokens, or 20
-latents at c = 5, then 4 tokens of an answer). The packaged model is a quantised GGUF file; it is written anew with
-bfloat16 matrices, which is what ours computes in. llama.cpp decodes tokens; no serving engine feeds latents back.
+latents at c = 5, then 4 tokens of an answer). The packaged model is a quantised GGUF file; it is written again with
+bfloat16 matrices, the precision that ours computes in. llama.cpp decodes tokens; no serving engine feeds latents back.
 Table, then one JSON line.
 """
 
@@ -22,17 +22,14 @@ from typing import Any
 import generate
 import shared
 from rich.console import Console
-from rich.table import Table
-from work import ANSWER
+from work import ANSWER, load_questions
 
-from colar import files, progress
-from colar.data import sources
 from colar.model import backbones
 
 CELLS = {"b1/100": 1, "b32/100": 32}
 SYSTEMS = ("llama.cpp", "cot", "colar5")
 TOKENS = 100 + 1 + ANSWER
-"""Of a chain, the separator, an answer."""
+"""Tokens of a chain, the separator and an answer."""
 
 
 def main() -> None:
@@ -41,30 +38,26 @@ def main() -> None:
         print(json.dumps(measure(args)))
         return
     _require("xllamacpp", "gguf")
-    runs = []
-    for system in progress.track(args.systems * args.rounds, "llama_cpp"):
-        runs.append(shared.in_a_process(__file__, system))
-        progress.say(f"{system}: {runs[-1]['seconds']:.0f} s")
-    cells = shared.medians(runs, args.systems)
+    # Not at the top: `--help` and our own systems do without it.
     import xllamacpp
 
+    order = shared.rounds_of(args.systems, args.rounds)
+    runs = shared.run_systems(__file__, order, lambda run: f"{run['seconds']:.0f} s")
+    cells = shared.medians(runs, args.systems)
+    setting = {
+        "rounds": args.rounds,
+        "threads": args.threads,
+        "precision": "bfloat16",
+        "tokens": TOKENS,
+    }
     report = {
         "benchmark": "llama_cpp",
-        "setting": {
-            "rounds": args.rounds,
-            "threads": args.threads,
-            "precision": "bfloat16",
-            "tokens": TOKENS,
-        },
+        "setting": setting,
         "provenance": shared.provenance() | {"xllamacpp": xllamacpp.__version__},
         "cells": cells,
         "runs": runs,
     }
-    path = files.require_writable(args.output) / "report.json"
-    files.write_json(path, report)
-    show(cells)
-    print(json.dumps(cells))
-    progress.say(f"wrote {path}")
+    shared.publish(report, args.output, show, cells)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -72,23 +65,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.system != "llama.cpp":
         return generate.measure(args.system, args)
     started = time.perf_counter()
-    examples = [
-        e for e in sources.load("gsm8k-aug", "test", data_dir=args.data_dir, skip_malformed=True) if e.steps
-    ]
-    questions = [e.question for e in examples]
+    questions = [example.question for example in load_questions(args.source, args.data_dir)]
     model = bfloat16_model()
     cells = {name: llama_cpp(model, questions, n, args.threads) for name, n in CELLS.items()}
     return {"system": args.system, "cells": cells, "seconds": time.perf_counter() - started}
 
 
 def llama_cpp(model: Path, questions: Sequence[str], slots: int, threads: int) -> dict[str, float]:
-    """`slots` questions at once through llama.cpp's server, in this process, after as many for warming up."""
+    """`slots` questions at once through llama.cpp's server, in this process; as many others warm it up."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = str(model)
-    params.n_parallel, params.n_ctx = slots, slots * 512
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_parallel = slots
+    params.n_ctx = slots * 512  # shared by all slots
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
     server = xllamacpp.Server(params)
 
     def complete(question: str, n: int) -> dict[str, Any]:
@@ -102,6 +94,7 @@ def llama_cpp(model: Path, questions: Sequence[str], slots: int, threads: int) -
         answer: dict[str, Any] = server.handle_completions(asked)
         return answer
 
+    # A thread for each question: the server puts what waits at the same time into one batch.
     with ThreadPoolExecutor(slots) as pool:
         list(pool.map(lambda question: complete(question, 10), questions[slots : 2 * slots]))
         started = time.perf_counter()
@@ -118,7 +111,7 @@ def llama_cpp(model: Path, questions: Sequence[str], slots: int, threads: int) -
 
 
 def bfloat16_model() -> Path:
-    """The packaged GGUF file once more, with bfloat16 in place of its quantised matrices."""
+    """The packaged GGUF file again, with bfloat16 in place of its quantised matrices; written once into the cache."""
     import gguf
 
     target = backbones.cache_folder() / "smollm2-135m-bf16.gguf"
@@ -128,12 +121,14 @@ def bfloat16_model() -> Path:
     partial = target.with_suffix(".partial")
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(partial, architecture)
+    # The metadata as it is. GGUF.* and the architecture are the writer's own.
     for field in reader.fields.values():
         if field.name == "general.architecture" or field.name.startswith("GGUF."):
             continue
         kind = field.types[0]
         inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+    # Vectors (norms) stay in float32, as llama.cpp's own converter leaves them.
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         kind = gguf.GGMLQuantizationType.BF16 if values.ndim > 1 else gguf.GGMLQuantizationType.F32
@@ -146,14 +141,14 @@ def bfloat16_model() -> Path:
     return target
 
 
-def show(cells: dict[str, dict[str, dict[str, float]]]) -> None:
-    table = Table(title="SmolLM2-135M, bfloat16")
-    for column in ("cell", "system", "questions/s", "ms/step"):
-        table.add_column(column, justify="left" if column in ("cell", "system") else "right")
+def show(report: dict[str, Any]) -> None:
+    columns = ("cell", "system", "questions/s", "ms/step")
+    table = shared.table("SmolLM2-135M, bfloat16", columns, texts=("cell", "system"))
     for name in CELLS:
-        for system, found in cells.items():
-            shown = (found[name][key] for key in ("questions_per_second", "ms_per_step"))
-            table.add_row(name, system, *(f"{value:.3g}" for value in shown))
+        for system, cells in report["cells"].items():
+            cell = cells[name]
+            questions = shared.shown(cell["questions_per_second"])
+            table.add_row(name, system, questions, shared.shown(cell["ms_per_step"]))
     Console(width=80).print(table)
 
 
@@ -167,7 +162,10 @@ def _require(*packages: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     args = shared.parser(__file__, __doc__, SYSTEMS, rounds=3).parse_args()
-    args.backbone, args.source, args.cells = "smollm2-135m", "gsm8k-aug", list(CELLS)
+    # `generate.measure` runs our systems and reads its own options.
+    args.backbone = "smollm2-135m"
+    args.source = "gsm8k-aug"
+    args.cells = list(CELLS)
     return args
 
 

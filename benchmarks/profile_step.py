@@ -3,7 +3,7 @@
     python benchmarks/profile_step.py --output results/bench-generate
 
 SmolLM2-135M in bfloat16 thinking in latents at c = 5 over real GSM8K questions, compiled as `colar evaluate --compile`
-runs it, and with `--eager` without. The profiler itself costs a little: shares are what to read. Table to stdout,
+runs it; with `--eager`, not compiled. The profiler itself takes a little time, so read the shares. Table to stdout,
 then one JSON line; profile.json (profile-eager.json) into the output folder.
 """
 
@@ -20,16 +20,11 @@ from typing import Any
 import shared
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
-from work import Cell, Unending, make_job
+from work import FACTOR, Cell, Unending, load_model, load_questions, make_job
 
 from colar import files, progress
-from colar.data import sources
 from colar.engine.engine import Engine
-from colar.methods import pretrained, registry
-from colar.model import backbones
-from colar.model.latent_lm import LatentLM
 
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "aten::linear", "aten::bmm"),
@@ -37,9 +32,10 @@ KINDS = {
     "fused kernels": ("## Call CompiledFxGraph",),
     "guards and wrappers": ("TorchDynamo", "Torch-Compiled", "Pregraph", "AOTDispatcher", "colar::"),
 }
-"""Kind -> beginnings of the profiler's names; what has none of them is "other small kernels"."""
-WARMUP, STEPS = 10, 20
-"""The first steps also touch slots for the first time."""
+"""Kind -> beginnings of the profiler's names; any other name is one of the "other small kernels"."""
+WARMUP = 10
+"""Steps before those that count: the first ones also touch slots for the first time."""
+STEPS = 20
 
 
 def main() -> None:
@@ -71,16 +67,14 @@ def main() -> None:
 @torch.inference_mode()
 def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step with n rows, and the share of each kind of work."""
-    lm = LatentLM.from_backbone(backbones.load(args.backbone, "bfloat16", 0)).eval()
-    method = registry.build("colar")
-    pretrained.attach(lm, method, 0)
-    method.prepare(lm, [])
-    examples = [
-        e for e in sources.load("gsm8k-aug", "test", data_dir=args.data_dir, skip_malformed=True) if e.steps
-    ]
+    lm, method = load_model(args.backbone, "bfloat16", "colar")
+    examples = load_questions("gsm8k-aug", args.data_dir)
     engine = Engine(lm, Unending(method), n, compile=not args.eager)
-    for request in make_job(lm, method, examples, Cell("", n, n, 300), 5).requests:
+    # Chains of 60 latents: no row ends before the last profiled step.
+    for request in make_job(lm, method, examples, Cell("", n, n, 300), FACTOR).requests:
         engine.submit(request)
+
+    # Timed without the profiler, which makes steps slower, then profiled.
     seconds = []
     for _ in range(WARMUP + STEPS):
         started = time.perf_counter()
@@ -89,22 +83,34 @@ def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(STEPS):
             engine.step()
+
     times: dict[str, float] = {}
     for event in profiled.key_averages():
-        kind = next((k for k, names in KINDS.items() if event.key.startswith(names)), "other small kernels")
+        kind = kind_of(event.key)
         times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
     whole = sum(times.values())
-    return {"ms_per_step": 1e3 * median(seconds[WARMUP:])} | {k: v / whole for k, v in sorted(times.items())}
+    found = {"ms_per_step": 1e3 * median(seconds[WARMUP:])}
+    for kind, spent in sorted(times.items()):
+        found[kind] = spent / whole
+    return found
+
+
+def kind_of(event: str) -> str:
+    """The kind of work that an event of the profiler belongs to, by the beginning of its name."""
+    for kind, beginnings in KINDS.items():
+        if event.startswith(beginnings):
+            return kind
+    return "other small kernels"
 
 
 def show(found: dict[int, dict[str, float]]) -> None:
-    table = Table(title="A step's time")
-    for column in ("", *(f"{n} rows" for n in found)):
-        table.add_column(column, justify="right" if column else "left")
-    names = dict.fromkeys(name for row in found.values() for name in row)
+    table = shared.table("A step's time", ["", *(f"{n} rows" for n in found)], texts=("",))
+    names: list[str] = []
+    for row in found.values():
+        names += [name for name in row if name not in names]
     for name in names:
-        values = [row.get(name, 0.0) for row in found.values()]
-        table.add_row(name, *(f"{v:.1f}" if name == "ms_per_step" else f"{v:.0%}" for v in values))
+        form = ".1f" if name == "ms_per_step" else ".0%"
+        table.add_row(name, *(format(row.get(name, 0.0), form) for row in found.values()))
     Console(width=100).print(table)
 
 

@@ -6,14 +6,14 @@ The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and A
 
     trainer         transformers' Trainer as its examples use it: padding to the longest of a random batch, logits
                     at every position, default attention
-    trainer-eager   the same with the attention that ours uses, to tell what that alone gives
+    trainer-eager   the same with the attention that ours uses: the share of the gain that attention has
     cot             ours: rows of like length together, logits at labels only, layers compiled
     cot-uncompiled  the same without compilation
     colar-1|2|5     CoLaR-SFT at one compression factor
 
 A run goes twice over the rows in a process of its own. The first pass warms up (compilation, allocators, kernels
-for each length) and is not counted. Rounds alternate between the systems, so that a noisy minute hits all.
-The table goes to stdout, then one JSON line; the raw runs into the output folder.
+for each length) and is not counted. Rounds alternate between the systems, so that a noisy minute hits all of them.
+The table goes to stdout, then one JSON line; report.json holds the raw runs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from typing import Any
 import shared
 import torch
 from rich.console import Console
-from rich.table import Table
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
-from colar import files, progress, recipe
+from colar import recipe
 from colar.training import batches
 from colar.training.compiled_layers import compiled_layers
 from colar.training.objective import Objective
@@ -56,7 +55,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 
 class Passes(TrainerCallback):  # type: ignore[misc]
-    """When each pass over the rows ended."""
+    """Notes the time at which each pass over the rows ended."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -70,21 +69,27 @@ def main() -> None:
     if args.system:
         print(json.dumps(measure(args.system, args)))
         return
-    runs: list[dict[str, Any]] = []
-    plan = [name for _ in range(args.rounds) for name in args.systems]
-    for name in progress.track(plan, "sft"):
-        runs.append(shared.in_a_process(__file__, name))
-        progress.say(
-            f"{name}: {runs[-1]['rows_per_second']:.2f} rows/s, {runs[-1]['peak_memory_gib']:.1f} GiB"
-        )
+
+    def said(run: dict[str, Any]) -> str:
+        return f"{run['rows_per_second']:.2f} rows/s, {run['peak_memory_gib']:.1f} GiB"
+
+    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
     report = summarise(runs, args)
-    path = files.require_writable(args.output) / "report.json"
-    files.write_json(path, report)
-    _show(report)
-    print(
-        json.dumps(report["ratios"] | {name: s["rows_per_second"] for name, s in report["systems"].items()})
-    )
-    progress.say(f"wrote {path}")
+    summary = dict(report["ratios"])
+    for name, found in report["systems"].items():
+        summary[name] = found["rows_per_second"]
+    shared.publish(report, args.output, show, summary)
+
+
+RATIOS = {
+    "cot_vs_trainer": ("cot", "trainer"),
+    "cot_vs_trainer_eager": ("cot", "trainer-eager"),
+    "cot_uncompiled_vs_trainer": ("cot-uncompiled", "trainer"),
+    "colar1_vs_cot": ("colar-1", "cot"),
+    "colar2_vs_cot": ("colar-2", "cot"),
+    "colar5_vs_cot": ("colar-5", "cot"),
+}
+"""Name -> rows a second of the one system over those of the other."""
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -96,14 +101,15 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     )
     examples, _ = recipe.load_examples(loaded)
     passes = Passes()
+    # Both return the positions fed to the backbone for all rows.
     run: Callable[..., int] = plain if settings.get("plain") else ours
     with tempfile.TemporaryDirectory() as folder:
-        tokens = run(settings, examples, args, passes, folder)
-    seconds = passes.ends[1] - passes.ends[0]
+        fed = run(settings, examples, args, passes, folder)
+    seconds = passes.ends[1] - passes.ends[0]  # of the second pass
     return {
         "system": name,
         "rows_per_second": len(examples) / seconds,
-        "fed_per_row": tokens / len(examples),
+        "fed_per_row": fed / len(examples),
         "seconds": seconds,
         "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
@@ -114,11 +120,12 @@ def plain(
 ) -> int:
     """transformers' Trainer on the same ids; returns the tokens of all rows."""
     lm, cot = _load({"method": "cot", "attention": settings["attention"]}, args)
-    rows = [cot.encode(lm.template, example, Random(0), 0.0) for example in examples]
     features = []
-    for row in rows:
-        ids = [*row.question, *row.chain, *row.answer]
-        features.append({"input_ids": ids, "labels": [-100] * len(row.question) + ids[len(row.question) :]})
+    for example in examples:
+        row = cot.encode(lm.template, example, Random(0), 0.0)
+        target = [*row.chain, *row.answer]
+        labels = [-100] * len(row.question) + target  # transformers' mark of a position without a label
+        features.append({"input_ids": [*row.question, *target], "labels": labels})
     training = TrainingArguments(
         output_dir=folder,
         num_train_epochs=2,
@@ -130,6 +137,7 @@ def plain(
         report_to="none",
         disable_tqdm=True,
     )
+    # Padding is masked and has no labels, so any token will do where the tokenizer has none for it.
     collate = DataCollatorForSeq2Seq(lm.tokenizer, padding=True)
     if lm.tokenizer.pad_token is None:
         lm.tokenizer.pad_token = lm.tokenizer.eos_token
@@ -137,13 +145,13 @@ def plain(
         lm.causal_lm, training, train_dataset=features, data_collator=collate, callbacks=[passes]
     )
     trainer.train()
-    return sum(map(len, rows))
+    return sum(len(feature["input_ids"]) for feature in features)
 
 
 def ours(
     settings: dict[str, Any], examples: list[Any], args: argparse.Namespace, passes: Passes, folder: str
 ) -> int:
-    """What `colar train` runs, without validation and checkpoints; returns the positions of all rows."""
+    """The training of `colar train`, without validation and checkpoints; returns the positions of all rows."""
     lm, method = _load(settings, args)
     config = TrainingConfig(
         num_train_epochs=2,
@@ -153,6 +161,7 @@ def ours(
         report_to="none",
         save_steps=10**6,
     )
+    # As `training/sft.py` puts it together, but for the callbacks that validate and publish.
     examples = list(method.prepare(lm, examples))
     rows = batches.TrainingRows(lm, method, examples, seed=0)
     schedule = batches.RowSchedule(examples, rows.lengths(), seed=0, group=args.batch_size)
@@ -166,8 +175,12 @@ def ours(
     else:
         trainer.train()
     factor = settings.get("factor", 1)
-    encoded = [rows[0.0, index] for index in range(len(rows))]
-    return sum(len(row.question) + -(-len(row.chain) // factor) + len(row.answer) for row in encoded)
+    fed = 0
+    for index in range(len(rows)):
+        row = rows[0.0, index]
+        latents = -(-len(row.chain) // factor)
+        fed += len(row.question) + latents + len(row.answer)
+    return fed
 
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
@@ -175,23 +188,16 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
     systems = {}
     for name in args.systems:
         mine = [run for run in runs if run["system"] == name]
-        systems[name] = {
-            key: median(run[key] for run in mine)
-            for key in ("rows_per_second", "fed_per_row", "peak_memory_gib")
-        }
-        speeds = [run["rows_per_second"] for run in mine]
-        systems[name] |= {"slowest": min(speeds), "fastest": max(speeds)}
+        found = {}
+        for key in ("rows_per_second", "fed_per_row", "peak_memory_gib"):
+            found[key] = median(run[key] for run in mine)
+        found["slowest"] = min(run["rows_per_second"] for run in mine)
+        found["fastest"] = max(run["rows_per_second"] for run in mine)
+        systems[name] = found
     ratios = {}
-    for key, (a, b) in {
-        "cot_vs_trainer": ("cot", "trainer"),
-        "cot_vs_trainer_eager": ("cot", "trainer-eager"),
-        "cot_uncompiled_vs_trainer": ("cot-uncompiled", "trainer"),
-        "colar1_vs_cot": ("colar-1", "cot"),
-        "colar2_vs_cot": ("colar-2", "cot"),
-        "colar5_vs_cot": ("colar-5", "cot"),
-    }.items():
-        if a in systems and b in systems:
-            ratios[key] = systems[a]["rows_per_second"] / systems[b]["rows_per_second"]
+    for key, (over, under) in RATIOS.items():
+        if over in systems and under in systems:
+            ratios[key] = systems[over]["rows_per_second"] / systems[under]["rows_per_second"]
     return {
         "benchmark": "sft",
         "setting": {
@@ -211,38 +217,41 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
 
 
 def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]:
-    config = {"compression_factors": [settings["factor"]]} if "factor" in settings else {}
+    """Model and method as a recipe with these settings would make them."""
+    method: dict[str, Any] = {"name": settings["method"]}
+    if "factor" in settings:
+        method["compression_factors"] = [settings["factor"]]
     made = recipe.Recipe(
         output="unused",
         model=recipe.ModelConfig(backbone=args.backbone, attn_implementation=settings["attention"]),
-        method={"name": settings["method"], **config},
+        method=method,
     )
     return recipe.load_model(made)
 
 
-def _show(report: dict[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     setting = report["setting"]
-    table = Table(
-        title=f"{setting['backbone']}, {setting['rows']} rows of {setting['source']}, batches of "
+    title = (
+        f"{setting['backbone']}, {setting['rows']} rows of {setting['source']}, batches of "
         f"{setting['batch_size']}, {setting['threads']} threads, medians of {setting['rounds']}"
     )
-    for column in ("system", "rows/s", "slowest ... fastest", "x trainer", "positions/row", "peak GiB"):
-        table.add_column(column, justify="left" if column == "system" else "right")
+    columns = ("system", "rows/s", "slowest ... fastest", "x trainer", "positions/row", "peak GiB")
+    table = shared.table(title, columns, texts=("system",))
     base = report["systems"].get("trainer", {}).get("rows_per_second")
-    for name, s in report["systems"].items():
+    for name, found in report["systems"].items():
         table.add_row(
             name,
-            f"{s['rows_per_second']:.2f}",
-            f"{s['slowest']:.2f} ... {s['fastest']:.2f}",
-            f"{s['rows_per_second'] / base:.2f}" if base else "-",
-            f"{s['fed_per_row']:.0f}",
-            f"{s['peak_memory_gib']:.1f}",
+            f"{found['rows_per_second']:.2f}",
+            f"{found['slowest']:.2f} ... {found['fastest']:.2f}",
+            f"{found['rows_per_second'] / base:.2f}" if base else "-",
+            f"{found['fed_per_row']:.0f}",
+            f"{found['peak_memory_gib']:.1f}",
         )
     Console(width=100).print(table)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = shared.any_model(shared.parser(__file__, __doc__, list(SYSTEMS), rounds=3))
+    parser = shared.add_model_options(shared.parser(__file__, __doc__, list(SYSTEMS), rounds=3))
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--batch-size", type=int, default=16)
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, runs in processes of their own, medians, and what they say of the machine."""
+"""Common to the benchmarks: options, runs in processes of their own, medians, tables, and the machine's description."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from rich.table import Table
 
-from colar import files
+from colar import files, progress
+
+Run = dict[str, Any]
+"""The JSON of one system's run: "system" and the numbers that it measured."""
 
 
 def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) -> argparse.ArgumentParser:
-    """The options of all of them; `--system` is how a script runs one of its systems in a process of its own."""
+    """The options of every benchmark; `--system` is how a script runs one of its systems in a process of its own."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     folder = f"results/bench-{Path(script).stem.replace('_', '-')}"
     made.add_argument("--output", default=folder, help="folder for report.json")
@@ -30,32 +34,76 @@ def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) ->
     return made
 
 
-def any_model(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The options of those that run with any backbone and any questions."""
+def add_model_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options of the benchmarks that run with any backbone and any questions."""
     parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
     parser.add_argument("--source", default="gsm8k-aug", help="a source (`colar data list`) or a file")
     return parser
 
 
-def in_a_process(script: str, system: str) -> dict[str, Any]:
-    """The run of one system, by the script with its own arguments and `--system`: the JSON of its last line."""
+def run_systems(script: str, order: Sequence[str], said: Callable[[Run], str]) -> list[Run]:
+    """Run the systems in this order, each in a process of its own; `said` is what to print of a run."""
+    runs = []
+    for system in progress.track(order, Path(script).stem):
+        run = run_in_process(script, system)
+        progress.say(f"{system}: {said(run)}")
+        runs.append(run)
+    return runs
+
+
+def run_in_process(script: str, system: str) -> Run:
+    """Run one system by the script with its own arguments and `--system`: the JSON of its last line."""
+    # A process of its own: no system inherits another one's compiled code, memory or threads.
     command = [sys.executable, script, *sys.argv[1:], "--system", system]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{system} failed:\n{done.stderr[-4000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        raise SystemExit(f"{system} failed (exit code {done.returncode}):\n{done.stderr[-4000:]}")
+    # Libraries print above it.
+    last_line = done.stdout.strip().splitlines()[-1]
+    result: Run = json.loads(last_line)
     return result
 
 
-def medians(runs: Sequence[dict[str, Any]], systems: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+def rounds_of(systems: Sequence[str], rounds: int) -> list[str]:
+    """All systems, then all of them again: a noisy minute of the machine hits every system alike."""
+    return list(systems) * rounds
+
+
+def medians(runs: Sequence[Run], systems: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
     """System -> cell -> quantity -> its median over the system's runs."""
-    found = {}
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for system in systems:
         mine = [run["cells"] for run in runs if run["system"] == system]
-        found[system] = {
-            cell: {key: median(run[cell][key] for run in mine) for key in mine[0][cell]} for cell in mine[0]
-        }
+        found[system] = {}
+        for cell, quantities in mine[0].items():
+            found[system][cell] = {}
+            for quantity in quantities:
+                found[system][cell][quantity] = median(run[cell][quantity] for run in mine)
     return found
+
+
+def publish(
+    report: dict[str, Any], output: str, show: Callable[[dict[str, Any]], None], summary: object
+) -> None:
+    """Write report.json, print the table, then `summary` as one line of JSON."""
+    path = files.require_writable(output) / "report.json"
+    files.write_json(path, report)
+    show(report)
+    print(json.dumps(summary))
+    progress.say(f"wrote {path}")
+
+
+def table(title: str, columns: Sequence[str], texts: Collection[str]) -> Table:
+    """An empty table; the columns named in `texts` are aligned left, numbers right."""
+    made = Table(title=title)
+    for column in columns:
+        made.add_column(column, justify="left" if column in texts else "right")
+    return made
+
+
+def shown(value: float | None) -> str:
+    """Three digits; empty where a system has no such number."""
+    return "" if value is None else f"{value:.3g}"
 
 
 def provenance() -> dict[str, Any]:
@@ -69,4 +117,5 @@ def accelerator() -> str | None:
         return torch.cuda.get_device_name()
     path = Path("/proc/cpuinfo")
     found = path.read_text() if path.exists() else ""
-    return ", ".join(flag for flag in ("avx512_bf16", "amx_bf16") if flag in found) or None
+    flags = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in found]
+    return ", ".join(flags) or None

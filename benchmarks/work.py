@@ -1,14 +1,17 @@
 """The work of the generation benchmarks, and the systems that do it.
 
-A `Cell` says how much, a `Job` is its prompts; `ours`, `hf_cot` and `published` do one and return their times, and
-`floor` times the bare matrix products of a step.
+A `Cell` says how much work, a `Job` is its prompts. `ours`, `hf_cot` and `published` do one job and return their
+times; `floor` times the bare matrix products of a step. All systems do the same work: chains end at a given number of
+embeddings and answers at `ANSWER` tokens, never by themselves.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,23 +19,52 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from colar.data import sources
+from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import base
+from colar.methods import base, pretrained, registry
 from colar.methods.base import ThinkState, Thought
-from colar.model.latent_lm import LatentLM
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM, LoraSettings
 
 ANSWER = 4
 """Tokens of an answer."""
 FACTOR = 5
+"""The compression factor at which latents are compared with tokens."""
 ALL = ("colar5", "cot", "hf-cot", "published")
 """Systems that a cell is measured with, unless it names others."""
 
 
+def load_model(
+    backbone: str, dtype: str, method: str, device: str = "cpu", lora: LoraSettings | None = None
+) -> tuple[LatentLM, Any]:
+    """A model with untrained modules of a method, in eval mode: its speed is that of a trained one."""
+    lm = LatentLM.from_backbone(backbones.load(backbone, dtype, seed=0), lora=lora).to(device).eval()
+    # No token has this id: answers end at their limit.
+    lm.template.eos_id = -1
+    made = registry.build(method)
+    pretrained.attach(lm, made, 0)
+    made.prepare(lm, [])
+    return lm, made
+
+
+def best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_questions(source: str, data_dir: Path | None, limit: int | None = None) -> list[Example]:
+    """Test questions that have a reference chain, out of the first `limit`."""
+    found = sources.load(source, "test", data_dir=data_dir, limit=limit, skip_malformed=True)
+    return [example for example in found if example.steps]
+
+
 @dataclass(frozen=True)
 class Cell:
-    """One piece of work: `questions` in a batch of `slots`, each `samples` times, with chains of `length` tokens
-    (None: as long as the questions' own)."""
+    """One piece of work: `questions` in a batch of `slots`, each `samples` times.
+
+    Chains have `length` tokens; None: as many as the questions' own.
+    """
 
     name: str
     slots: int
@@ -49,7 +81,8 @@ class Unending(base.Method):
 
     def __init__(self, method: Any) -> None:
         super().__init__(method.config)
-        self.method, self.Params = method, method.Params
+        self.method = method
+        self.Params = method.Params
 
     def prompt(self, params: Any) -> str:
         return str(self.method.prompt(params))
@@ -73,61 +106,84 @@ class Job:
     lengths: list[int]
 
 
-def make_job(lm: LatentLM, method: Any, examples: Sequence[Any], cell: Cell, factor: int) -> Job:
-    requests, lengths = [], []
+def make_job(
+    lm: LatentLM, method: Any, examples: Sequence[Example], cell: Cell, compression_factor: int
+) -> Job:
+    """The requests of a cell; a method without a compression factor is asked for chains at factor 1."""
+    requests = []
+    lengths = []
+    params = method.Params()
+    if compression_factor > 1:
+        params = method.Params(compression_factor=compression_factor)
     for index in range(cell.questions):
         example = examples[index % len(examples)]
-        length = cell.length or sum(map(len, lm.template.steps(example.steps)))
+        tokens = cell.length or chain_tokens(lm, example)
+        length = -(-tokens // compression_factor)
+        decoding = Decoding(max_latents=length, max_completion_length=ANSWER)
         for sample in range(cell.samples):
-            decoding = Decoding(max_latents=-(-length // factor), max_completion_length=ANSWER)
-            params = method.Params(**({"compression_factor": factor} if factor > 1 else {}))
             requests.append(
                 Request(f"{index}", example.question, params, decoding, seed=index, sample=sample)
             )
-            lengths.append(decoding.max_latents)
-    ids = [lm.template.question(r.question, method.prompt(r.params)) for r in requests]
+            lengths.append(length)
+    ids = [lm.template.question(request.question, method.prompt(request.params)) for request in requests]
     return Job(requests, ids, lengths)
 
 
+def chain_tokens(lm: LatentLM, example: Example) -> int:
+    """Tokens of the reference chain."""
+    return sum(len(step) for step in lm.template.steps(example.steps))
+
+
 def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) -> dict[str, float]:
-    """The engine. A step counts where nobody joined, and all slots were busy if ever they are."""
+    """The engine.
+
+    A step is timed where no request joined and every slot was busy (or every row, where there are fewer rows than
+    slots): prefills and the end of the queue are not steps of this batch size.
+    """
     engine = Engine(lm, Unending(method), cell.slots, compile=compile)
     started = time.perf_counter()
     for request in job.requests:
         engine.submit(request)
-    steps, first, thoughts = [], {}, []
+    most_rows = min(cell.slots, len(job.requests))
+    steps: list[float] = []
+    thoughts: list[float] = []
+    first_token: dict[tuple[str, int], float] = {}
     while engine.busy:
-        before, waiting = time.perf_counter(), len(engine.scheduler)
         rows = 0 if engine.rows is None else len(engine.rows)
+        waiting = len(engine.scheduler)
+        before = time.perf_counter()
         events = engine.step()
         now = time.perf_counter()
-        if len(engine.scheduler) == waiting and rows == min(cell.slots, len(job.requests)):
+        nobody_joined = len(engine.scheduler) == waiting
+        if nobody_joined and rows == most_rows:
             steps.append(now - before)
         for event in events:
             if event.kind == "thought":
                 thoughts.append(now - started)
             elif event.kind == "token":
-                first.setdefault((event.request.id, event.request.sample), now - started)
+                first_token.setdefault((event.request.id, event.request.sample), now - started)
             assert event.kind != "finished" or event.reason == "length", "an answer ended by itself"
     seconds = time.perf_counter() - started
     return {
         "seconds": seconds,
-        "first_answer_token_seconds": median(first.values()),
+        "first_answer_token_seconds": median(first_token.values()),
         **thinking_times(steps, thoughts[0], thoughts[-1]),
     }
 
 
 def thinking_times(steps: Sequence[float], first: float, last: float) -> dict[str, float]:
-    """From the times at which the first and the last thought were there."""
+    """Times of thinking, from the times at which the first and the last thought were there."""
+    step = median(steps)
     return {
-        "ms_per_step": 1e3 * median(steps),
-        "thinking_seconds": last - first + median(steps),
+        "ms_per_step": 1e3 * step,
+        # The first thought took a step too, which began when the questions were read.
+        "thinking_seconds": last - first + step,
         "reading_and_thinking_seconds": last,
     }
 
 
 class Times(StoppingCriteria):  # type: ignore[misc]
-    """When each token of `generate` was there."""
+    """Notes the time of every token that `generate` makes; never stops it."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -140,24 +196,27 @@ class Times(StoppingCriteria):  # type: ignore[misc]
 def hf_cot(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, float]:
     """transformers' `generate`: left-padded, until the longest row has its answer."""
     ids, mask = left_padded(job.ids, lm.device)
-    n, times = max(job.lengths) + 1 + ANSWER, Times()
-    config = lm.causal_lm.generation_config
-    config.eos_token_id = None  # the work is given
+    longest = max(job.lengths)
+    times = Times()
+    # Without an EOS token `generate` does all of the work that is given.
+    lm.causal_lm.generation_config.eos_token_id = None
     started = time.perf_counter()
     lm.causal_lm.generate(
         input_ids=ids,
         attention_mask=mask,
-        max_new_tokens=n,
+        max_new_tokens=longest + 1 + ANSWER,  # the chain, the separator, the answer
         do_sample=False,
         pad_token_id=0,
         stopping_criteria=StoppingCriteriaList([times]),
     )
     seconds = time.perf_counter() - started
-    steps = [b - a for a, b in zip(times.times, times.times[1:], strict=False)]
+    since_start = [at - started for at in times.times]
+    steps = [later - earlier for earlier, later in itertools.pairwise(since_start)]
     return {
         "seconds": seconds,
-        "first_answer_token_seconds": median(times.times[length + 1] - started for length in job.lengths),
-        **thinking_times(steps, times.times[0] - started, times.times[max(job.lengths) - 1] - started),
+        # A row's answer begins after its own chain and its separator, while longer rows still think.
+        "first_answer_token_seconds": median(since_start[length + 1] for length in job.lengths),
+        **thinking_times(steps, since_start[0], since_start[longest - 1]),
     }
 
 
@@ -165,13 +224,15 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
     """The latent loop as published, with our weights and heads."""
     ids, mask = left_padded(job.ids, lm.device)
     question = lm.embed(ids)
-    fed, steps = [question], []
+    fed = [question]
+    steps: list[float] = []
     started = time.perf_counter()
     out = lm.causal_lm(inputs_embeds=question, attention_mask=mask, output_hidden_states=True, use_cache=True)
     read = time.perf_counter() - started
+    # A static batch: every row thinks until the longest chain is done.
     for _ in range(max(job.lengths)):
         before = time.perf_counter()
-        out.logits[:, -1].argmax(-1)  # stop or go on
+        out.logits[:, -1].argmax(-1)  # whether to stop; what it says is not used, the length is given
         mean, _ = lm.extra["latent_head"](out.hidden_states[-1][:, -1])
         fed.append((mean * method.sigma_e)[:, None].to(question))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
@@ -184,6 +245,8 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
         )
         steps.append(time.perf_counter() - before)
     thinking = time.perf_counter() - started
+
+    # The answer: `generate` reads questions, latents and separators once more, without the cache.
     separator = lm.embed(torch.full((len(job.ids), 1), lm.template.separator_id, device=lm.device))
     times = Times()
     lm.causal_lm.generation_config.eos_token_id = None
@@ -206,9 +269,13 @@ def floor(lm: LatentLM, n: int) -> float:
     """Milliseconds of a step's matrix products with n rows, each weight read once, LM head included."""
     head = lm.causal_lm.get_output_embeddings().weight
     embedding = lm.causal_lm.get_input_embeddings().weight
+    # A tied head and embedding are one parameter: it is multiplied once, as the head. An embedding is only looked up.
     weights = [p for p in lm.causal_lm.parameters() if p.ndim == 2 and p is not embedding and p is not head]
     weights.append(head)
-    inputs = {w.shape[1]: torch.randn(n, w.shape[1], dtype=w.dtype, device=w.device) for w in weights}
+    inputs = {}
+    for weight in weights:
+        width = weight.shape[1]
+        inputs[width] = torch.randn(n, width, dtype=weight.dtype, device=weight.device)
     seconds = []
     for _ in range(12):
         started = time.perf_counter()
@@ -217,11 +284,17 @@ def floor(lm: LatentLM, n: int) -> float:
         if lm.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
+    # The first two warm up.
     return 1e3 * median(seconds[2:])
 
 
 def left_padded(ids: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    longest = max(map(len, ids))
-    padded = torch.tensor([[0] * (longest - len(row)) + row for row in ids], device=device)
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids], device=device)
-    return padded, mask
+    """Ids and attention mask, (B, longest) each, padding on the left."""
+    longest = max(len(row) for row in ids)
+    padded = []
+    mask = []
+    for row in ids:
+        padding = [0] * (longest - len(row))
+        padded.append(padding + row)
+        mask.append(padding + [1] * len(row))
+    return torch.tensor(padded, device=device), torch.tensor(mask, device=device)

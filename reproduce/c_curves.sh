@@ -3,7 +3,7 @@
 # rows and of a fifth of them, which is what a random c has of each; and trained with c in {1, 3, 5, 7} and asked for
 # 2, 4 and 6 as well. The recipes are those of table1.sh, and so are the CoT
 # weights, which are taken from runs/arena (ARENA) where they are. Everything is left in runs/c-curves (or the folder given).
-# Stopped and run again, it goes on where it was.
+# Stopped and run again, it resumes.
 #
 #   reproduce/c_curves.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The demo: CoT from scratch, CoLaR from its weights, and beside them, on the other core, a no_cot control with as
 # many rows as the two together; then the table, on problems that none of them has seen. Everything is left in
-# runs/demo (or $1). Stopped and run again, it goes on where it was.
+# runs/demo (or $1). Stopped and run again, it resumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/demo}

@@ -3,7 +3,7 @@
 # same start and questions. Takes up the first training seed of table2.sh (its CoT, NLL and DL weights), and trains two
 # soft-MSE heads beside it.
 #
-#   bash reproduce/grpo_stability.sh [--smoke] [FOLDER [TABLE2]]     runs/grpo-stability, runs/table2; goes on where it was
+#   bash reproduce/grpo_stability.sh [--smoke] [FOLDER [TABLE2]]     runs/grpo-stability, runs/table2; it resumes
 #   PROCS=2                                                          trainings at a time, a thread each
 #
 # Ends with results/grpo-stability (RESULTS): a table, the curves, and every logged value.

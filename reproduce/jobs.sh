@@ -1,22 +1,24 @@
-# Sourced by the scripts beside it: commands side by side, one thread each, every one of them once.
+# Sourced by the scripts beside it: a queue of commands, run side by side with one thread each, every one of them once.
 #
-#   add NAME colar train ...   puts a command in line; its output goes to $out/NAME.log
-#   run_all WHAT               runs what is in line, $procs at a time, and leaves $out/NAME.done for each
+#   add NAME colar train ...   queues a command; its output goes to $out/NAME.log
+#   run_all WHAT               runs the queue, $procs commands at a time, and leaves $out/NAME.done for each
 #
-# A command whose .done is there is skipped. The first that fails stops the rest; the script, run again, goes on there:
+# A command whose .done is there is skipped. The first that fails stops the rest. The script, run again, resumes there:
 # colar's own commands resume in the middle.
 procs=${PROCS:-$(python3 -c 'import os; print(os.cpu_count() or 1)')}
-line=()
+queue=()
 
 say() { echo "$(date +%H:%M) $*" >&2; }
 
 add() {
   local name=$1
   shift
-  if [[ ! -e $out/$name.done ]]; then line+=("$(printf '%q ' "$out/$name" "$@")"); fi
+  if [[ -e $out/$name.done ]]; then return; fi
+  # One string per command, its words quoted: xargs starts a new shell for each, and arrays cannot be exported.
+  queue+=("$(printf '%q ' "$out/$name" "$@")")
 }
 
-# One command: $1 holds the path of its log, less the ending, and its words, quoted.
+# Runs one command: $1 holds the path of its log without the ending, and its words, quoted.
 run_one() {
   local words start=$SECONDS path
   eval "words=($1)"
@@ -33,10 +35,10 @@ run_one() {
 export -f say run_one
 
 run_all() {
-  local waiting=${#line[@]}
-  export out total=$(($(find "$out" -name '*.done' 2>/dev/null | wc -l) + waiting))
-  if ((waiting == 0)); then return; fi
-  say "$1: $waiting to run, $procs at a time"
-  printf '%s\0' "${line[@]}" | xargs -0 -n 1 -P "$procs" bash -c 'run_one "$1"' run_one
-  line=()
+  local queued=${#queue[@]}
+  export out total=$(($(find "$out" -name '*.done' 2>/dev/null | wc -l) + queued))
+  if ((queued == 0)); then return; fi
+  say "$1: $queued to run, $procs at a time"
+  printf '%s\0' "${queue[@]}" | xargs -0 -n 1 -P "$procs" bash -c 'run_one "$1"' run_one
+  queue=()
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics: CoT-SFT, CoLaR-SFT from its weights, the four test sets, and where
 # it loses (results/smollm2-135m-pairs/README.md). About five hours on 2 cores. Needs `make smollm2`, and the data:
-# $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1). Stopped and run again, it goes on where it was.
+# $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1). Stopped and run again, it resumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/smollm2-135m}

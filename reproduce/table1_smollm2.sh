@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The core rows of the paper's Table 1 on SmolLM2-135M with an equal small budget: two epochs of 3,000 rows of GSM8k-Aug,
 # the CoT weights counted in, and what other thoughts than a method's own come to. Needs `make smollm2`, and the data:
-# $COLAR_DATA_DIR, else the Hub. Everything is left in runs/arena-smollm2 (or the folder given). Stopped and run again,
-# it goes on where it was.
+# $COLAR_DATA_DIR, else the Hub. Everything is left in runs/arena-smollm2 (or the folder given). Stopped and run again, it
+# resumes.
 #
 #   reproduce/table1_smollm2.sh [--smoke] [OUTPUT]
 #   PROCS=1 ROWS=385000 reproduce/table1_smollm2.sh      one command at a time (2: 6 GB each), all rows: on a GPU

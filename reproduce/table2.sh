@@ -3,8 +3,8 @@
 # reinforced, the average left out (dr_grpo), and the control that RL has to beat: SFT continued for the same wall-clock.
 # Greedy and sampled, on test problems that none has seen.
 #
-#   bash reproduce/table2.sh [FOLDER]        runs/table2; stopped and run again, it goes on where it was
-#   SEEDS="0 1 2" JOBS=2 LIMIT=1000          training seeds, trainings at a time (one thread each), test questions
+#   bash reproduce/table2.sh [FOLDER]        runs/table2; stopped and run again, it resumes
+#   SEEDS="0 1 2" PROCS=2 LIMIT=1000         training seeds, commands at a time (one thread each), test questions
 #   EXTRA="--training.max_steps 3"           more overrides, of every training: to see whether it all runs
 #
 # Ends with results/grpo-tiny (RESULTS): the report, the paired differences, and reward and length over the seeds.
@@ -13,42 +13,19 @@ cd "$(dirname "$0")/.."
 out=${1:-runs/table2}
 results=${RESULTS:-results/grpo-tiny}
 read -ra seeds <<<"${SEEDS:-0 1 2}"
-at_once=${JOBS:-$(python3 -c 'import os; print(min(os.cpu_count() or 1, 4))')}
 limit=${LIMIT:-1000}
 read -ra extra <<<"${EXTRA:-}"
 factor=2
-mkdir -p "$out/logs"
-export OMP_NUM_THREADS=1  # small matrices: two trainings with a thread each are faster than one with two
-
-declare -A running=()  # process -> name
-trap 'trap - EXIT; jobs -rp | xargs -r kill 2>/dev/null || true' EXIT
-
-# job NAME COMMAND...: in the background, its messages in a file; waits while all places are taken.
-job() {
-  local name=$1
-  shift
-  while (($(jobs -rp | wc -l) >= at_once)); do sleep 1; done
-  echo "$(date +%T) $name" >&2
-  "$@" >"$out/logs/$name.log" 2>&1 &
-  running[$!]=$name
-}
-# All of a stage must be there before the next one starts from it.
-all() {
-  local process
-  for process in "${!running[@]}"; do
-    wait "$process" || { echo "${running[$process]} failed:" >&2; tail -n 5 "$out/logs/${running[$process]}.log" >&2; exit 1; }
-  done
-  running=()
-}
+source reproduce/jobs.sh
 
 train() {  # NAME-SEED RECIPE [OVERRIDES...]
   local name=$1 recipe=$2
   shift 2
-  job "$name" colar train "tiny/$recipe" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
+  add "$name" colar train "tiny/$recipe" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
 }
 
-# The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. As of
-# RL, what is tested is the best of 16 validations, the first of them before any update.
+# The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. As
+# with RL, the best of 16 validations is tested, and the first of them comes before any update.
 continued() {  # SEED
   local steps
   steps=$(python scripts/updates_in.py "$out/nll-$1" --as-long-as "$out/rl-$1")
@@ -58,39 +35,39 @@ continued() {  # SEED
 }
 
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done
-all
+run_all "training CoT"
 for s in "${seeds[@]}"; do
   train "nll-$s" colar-nll --model.init_from "$out/cot-$s/best"
   train "dl-$s" colar-nll --model.init_from "$out/cot-$s/best" --label DL \
     --method.head deterministic --method.latent_loss soft_mse \
     --method.nll_beta 0 --method.latent_weight 1
 done
-all
+run_all "fine-tuning two heads"
 for s in "${seeds[@]}"; do
   train "rl-$s" grpo --model.init_from "$out/nll-$s/best" --label RL
   train "dr-$s" grpo --model.init_from "$out/nll-$s/best" --label "RL w/o average" --grpo.loss_type dr_grpo
   train "dlrl-$s" grpo --model.init_from "$out/dl-$s/best" --label "DL, RL"
-  for head in nll dl; do  # stops and tokens fixed: what is left to explore with are latents
+  for head in nll dl; do  # stops and tokens fixed: latents alone explore
     train "frozen-$head-$s" grpo --model.init_from "$out/$head-$s/best" --label "latents alone" \
       --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1
   done
 done
-all
+run_all "reinforcing"
 for s in "${seeds[@]}"; do continued "$s"; done
-all
+run_all "continuing SFT for as long"
 
 tests=()
 for s in "${seeds[@]}"; do
   for name in cot nll dl rl dr dlrl continued; do
-    method=colar
-    if [ "$name" = cot ]; then method=cot; fi
-    job "test-$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \
-      $([ "$name" = cot ] || echo --compression_factor "$factor") --decoding greedy sampled --seeds 0 1 2 \
+    method=colar asked=(--compression_factor "$factor")
+    if [[ $name == cot ]]; then method=cot asked=(); fi
+    add "test/$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \
+      ${asked[@]+"${asked[@]}"} --decoding greedy sampled --seeds 0 1 2 \
       --max_latents 96 --max_completion_length 8 --batch_size 128 --output "$out/test/$name-$s"
     tests+=("$out/test/$name-$s")
   done
 done
-all
+run_all "answering the test questions"
 
 colar report "${tests[@]}" --output "$results" --title "Table 2, tiny"
 python scripts/grpo_report.py "$out" --seeds "${seeds[@]}" --output "$results"

@@ -2,8 +2,8 @@
 
     python scripts/accuracy_vs_rows.py tiny=runs/curve/colar SmolLM2=runs/smollm2-135m/colar --output results/curves
 
-A run is its folder (`history.json`, `recipe.json`), or what `scripts/checkpoint_accuracy.py` wrote: tests instead of
-validation. Writes accuracy_vs_rows.png (a panel a run or test, a curve for each per-request value) and
+A run is its folder (`history.json`, `recipe.json`), or the file of `scripts/checkpoint_accuracy.py`: tests instead of
+validation. Writes accuracy_vs_rows.png (a panel for each run or test, a curve for each per-request value) and
 accuracy_vs_rows.json, the numbers in it.
 """
 
@@ -19,22 +19,23 @@ from colar.show import canvas
 
 def read(folder: Path) -> dict[str, list[dict[str, float]]]:
     """Curve name -> points {rows, accuracy}."""
-    recipe = files.read_json(folder / "recipe.json")["training"]
-    rows = recipe["per_device_train_batch_size"] * recipe.get("gradient_accumulation_steps", 1)
+    training = files.read_json(folder / "recipe.json")["training"]
+    rows_per_update = training["per_device_train_batch_size"] * training.get("gradient_accumulation_steps", 1)
     curves: dict[str, list[dict[str, float]]] = {}
     for logged in files.read_json(folder / "history.json"):
-        for key, value in logged.items():
+        accuracies = {key: value for key, value in logged.items() if key.startswith("eval_accuracy")}
+        for key, accuracy in accuracies.items():
             name, _, variant = key.partition("/")
-            if name == "eval_accuracy" and (variant or len(_accuracies(logged)) == 1):
-                label = variant.replace("compression_factor=", "c = ").replace("/", ", ") or "accuracy"
-                curves.setdefault(label, []).append({"rows": logged["step"] * rows, "accuracy": value})
+            # Beside accuracies of several variants (eval_accuracy/c=2) stands their mean, which is no curve of its own.
+            is_mean = not variant and len(accuracies) > 1
+            if name != "eval_accuracy" or is_mean:
+                continue
+            label = variant.replace("compression_factor=", "c = ").replace("/", ", ") or "accuracy"
+            point = {"rows": logged["step"] * rows_per_update, "accuracy": accuracy}
+            curves.setdefault(label, []).append(point)
     if not curves:
         raise SystemExit(f"{folder}/history.json has no validation in it")
     return curves
-
-
-def _accuracies(logged: dict[str, Any]) -> list[str]:
-    return [key for key in logged if key.startswith("eval_accuracy")]
 
 
 def draw(runs: dict[str, dict[str, list[dict[str, float]]]]) -> Any:
@@ -43,7 +44,8 @@ def draw(runs: dict[str, dict[str, list[dict[str, float]]]]) -> Any:
     for axes, (name, curves) in zip(panels, runs.items(), strict=True):
         for index, (label, points) in enumerate(curves.items()):
             colour, marker = canvas.style(index)
-            x, y = [p["rows"] for p in points], [100 * p["accuracy"] for p in points]
+            x = [point["rows"] for point in points]
+            y = [100 * point["accuracy"] for point in points]
             axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.3, label=label)
         canvas.dress(axes, name, "training rows seen", "accuracy (%)" if axes is panels[0] else "")
         axes.set_ylim(bottom=0)
@@ -62,10 +64,13 @@ def main() -> None:
     runs = {}
     for text in args.runs:
         name, _, folder = text.rpartition("=")
+        title = name if name else folder
+        # A panel for each test of checkpoint_accuracy.json, or one for the validation of a run.
         if folder.endswith(".json"):
-            runs |= {f"{name or folder}, {data}": curves for data, curves in files.read_json(folder).items()}
+            for dataset, curves in files.read_json(folder).items():
+                runs[f"{title}, {dataset}"] = curves
         else:
-            runs[name or folder] = read(Path(folder))
+            runs[title] = read(Path(folder))
     output = files.require_writable(args.output)
     files.write_json(output / "accuracy_vs_rows.json", runs)
     print(canvas.save(draw(runs), output / "accuracy_vs_rows.png"))

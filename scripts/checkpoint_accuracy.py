@@ -2,8 +2,8 @@
 
     python scripts/checkpoint_accuracy.py runs/smollm2-135m/colar-pairs --data multiarith arithmetic --limit 100
 
-Greedy, with the per-request values and limits of the recipe's own validation. Goes into checkpoint_accuracy.json of the
-run folder, point by point (run again, it goes on); `scripts/accuracy_vs_rows.py` draws it.
+Greedy, with the per-request values and limits of the recipe's own validation. Writes checkpoint_accuracy.json in the
+run folder, point by point (run again, it resumes); `scripts/accuracy_vs_rows.py` draws it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from colar.model import checkpoint
 
 
 def questions(data: recipe.DataConfig, name: str, limit: int, data_dir: Path | None) -> list[Example]:
-    """Test questions of a source; a generator's are held out, with the options that the recipe mixed it in with."""
-    options = next((more.get("options", {}) for more in data.mixed_in if more["source"] == name), {})
+    """Test questions of a source, with the options that the recipe trained on it with."""
+    options = {}
     if name == data.source:
         options = data.options
+    else:
+        for more in data.mixed_in:
+            if more["source"] == name:
+                options = more.get("options", {})
+                break
     return sources.load(name, "test", data_dir=data_dir, limit=limit, skip_malformed=True, options=options)
 
 
@@ -39,8 +44,9 @@ def measure(run: recipe.Recipe, folder: Path, tests: dict[str, list[Example]]) -
     found = {}
     for name, examples in tests.items():
         scores = score(lm, method, examples, params, "greedy", run.validation.limits)
-        of_params = {key: value for key, value in scores.items() if key.startswith("accuracy/")}
-        found[name] = of_params or {"accuracy": scores["accuracy"]}  # a method may have no per-request values
+        curves = {key: value for key, value in scores.items() if key.startswith("accuracy/")}
+        # A method may have no per-request values, and so one curve.
+        found[name] = curves if curves else {"accuracy": scores["accuracy"]}
     return found
 
 
@@ -50,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("run", type=Path, help="a run folder (recipe.json, checkpoints/)")
     parser.add_argument("--data", nargs="+", required=True, help="sources (`colar data list`)")
-    parser.add_argument("--limit", type=int, default=100, help="first so many questions of each")
+    parser.add_argument("--limit", type=int, default=100, help="use the first N questions of each")
     parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     args = parser.parse_args()
     if not (args.run / "recipe.json").is_file():
@@ -62,17 +68,25 @@ def main() -> None:
         raise SystemExit(f"{args.run}/checkpoints is empty: raise training.save_total_limit")
     path = args.run / "checkpoint_accuracy.json"
     curves: dict[str, Any] = files.read_json(path) if path.exists() else {}
-    rows = run.training.per_device_train_batch_size * run.training.gradient_accumulation_steps
+    rows_per_update = run.training.per_device_train_batch_size * run.training.gradient_accumulation_steps
     for folder in progress.track(folders, "checkpoints"):
-        todo = {name: tests[name] for name in tests if not known(curves, name, step_of(folder), args.limit)}
-        for name, scores in (measure(run, folder, todo) if todo else {}).items():
+        step = step_of(folder)
+        todo = {name: tests[name] for name in tests if not known(curves, name, step, args.limit)}
+        if not todo:
+            continue
+        for name, scores in measure(run, folder, todo).items():
             for key, accuracy in scores.items():
+                point = {
+                    "step": step,
+                    "rows": step * rows_per_update,
+                    "accuracy": accuracy,
+                    "questions": args.limit,
+                }
                 curve = curves.setdefault(name, {}).setdefault(label(key), [])
-                step = step_of(folder)
-                curve.append(
-                    {"step": step, "rows": step * rows, "accuracy": accuracy, "questions": args.limit}
-                )
+                curve.append(point)
+                # A checkpoint may be measured after a later one.
                 curve.sort(key=lambda point: point["step"])
+        # After every checkpoint: measuring one takes minutes.
         files.write_json(path, curves)
     print(path)
 
@@ -82,11 +96,13 @@ def step_of(folder: Path) -> int:
 
 
 def known(curves: dict[str, Any], name: str, step: int, limit: int) -> bool:
-    """Whether a checkpoint has been tested on a source; with another number of questions it is refused."""
-    points = [point for curve in curves.get(name, {}).values() for point in curve if point["step"] == step]
+    """Whether a checkpoint has been tested on a source; SystemExit where it was with another number of questions."""
+    points = []
+    for curve in curves.get(name, {}).values():
+        points += [point for point in curve if point["step"] == step]
     if any(point["questions"] != limit for point in points):
         raise SystemExit(
-            f"{name} was measured with {points[0]['questions']} questions: the same --limit, please"
+            f"{name} was measured with {points[0]['questions']} questions: give the same --limit"
         )
     return bool(points)
 

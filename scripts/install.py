@@ -4,7 +4,7 @@
 
 torch comes first, in the version of constraints.txt. On Linux without an NVIDIA GPU the default wheel is a
 CUDA build of several gigabytes, so a CPU wheel index is tried there: TORCH_INDEX names another one (or is empty:
-use pip's own). An index that does not answer within a few seconds is left out, with a word about it.
+use pip's own). An index that does not answer within a few seconds is left out, with a message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PROBE_SECONDS = 6.0
 
 def torch_index() -> str | None:
     """The wheel index to add for torch, or None."""
-    default = CPU_INDEX if platform.system() == "Linux" and shutil.which("nvidia-smi") is None else ""
+    no_gpu = platform.system() == "Linux" and shutil.which("nvidia-smi") is None
+    default = CPU_INDEX if no_gpu else ""
     index = os.environ.get("TORCH_INDEX", default).strip()
     if not index:
         return None
@@ -36,7 +37,8 @@ def torch_index() -> str | None:
 
 
 def answers(url: str) -> bool:
-    """Whether the address answers in time. A thread, because a name look-up heeds no timeout."""
+    """Whether the address answers in time."""
+    # In a thread, because a name look-up has no timeout.
     ok = threading.Event()
 
     def ask() -> None:
@@ -51,7 +53,8 @@ def answers(url: str) -> bool:
 
 
 def main() -> None:
-    venv, extras = Path(sys.argv[1]), sys.argv[2:]
+    venv = Path(sys.argv[1])
+    extras = sys.argv[2:]
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         print(f"making {venv}", file=sys.stderr)
@@ -61,7 +64,8 @@ def main() -> None:
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q", "-c", str(constraints)]
     index = torch_index()
     print(f"installing {torch}, then colar and its libraries (a minute or two)", file=sys.stderr)
-    subprocess.run([*pip, torch, *(["--extra-index-url", index] if index else [])], check=True)
+    from_index = ["--extra-index-url", index] if index else []
+    subprocess.run([*pip, torch, *from_index], check=True)
     wanted = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     subprocess.run([*pip, "-e", wanted], check=True)
 

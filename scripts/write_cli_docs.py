@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Before the parser is made: argparse wraps at the width of the terminal.
 os.environ["COLUMNS"] = "100"
 
 from colar.cli import build_parser
@@ -22,6 +23,7 @@ def render() -> str:
 
 
 def _help(command: str) -> str:
+    """The help of a command, "" being colar itself; argparse has no public way down to a subcommand's parser."""
     parser = build_parser()
     for word in command.split():
         choices = next(action.choices for action in parser._actions if isinstance(action.choices, dict))

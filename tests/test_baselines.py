@@ -205,16 +205,6 @@ def test_layers_end_with_the_hidden_states(family):
     torch.testing.assert_close(list(layers), list(theirs[1:]))
 
 
-def test_rows_are_aligned_at_their_right_end():
-    values = torch.arange(1, 11.0).reshape(2, 5, 1)
-    found, real = unroll.align_right(values, ids(3, 5))
-    assert found.shape == (2, 8, 1)
-    assert found[0, 5:, 0].tolist() == [1, 2, 3]
-    assert found[1, 3:, 0].tolist() == [6, 7, 8, 9, 10]
-    assert real.sum(1).tolist() == [3, 5]
-    assert real[:, -1].all()
-
-
 # The suite over all methods
 
 

@@ -1,12 +1,14 @@
 """A checkpoint comes back as it went: logits and completions; and whatever is missing or broken in it is named."""
 
 import json
+import re
 import shutil
 from random import Random
 
 import pytest
 import torch
 from families import EXAMPLES, backbone
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from colar import files
@@ -323,9 +325,11 @@ def test_an_adapter_of_another_backbone_is_refused(saved, tmp_path):
 
 
 def test_no_checkpoint_there(tmp_path, saved):
-    with pytest.raises(ValueError, match="nowhere is no folder"):
+    with pytest.raises(ValueError, match="no checkpoint at .*nowhere: there is no such folder"):
         pretrained.load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"lacks colar.json: it is no colar checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"lacks colar.json: it is a Hugging Face model that colar has not trained"
+    ):
         pretrained.load(saved("full").base)
     with pytest.raises(ValueError, match=r"has no config.json.*an adapter: give its own backbone"):
         backbones.load(str(saved("lora").folder))
@@ -333,6 +337,89 @@ def test_no_checkpoint_there(tmp_path, saved):
         ValueError, match=r"model\.dtype must be one of float32, bfloat16, float16, got 'int4'"
     ):
         backbones.load("tiny", dtype="int4")
+
+
+WRONG_PLACES = {
+    # name: what is there (a path ending in / is a folder), what is given, the message; {} is the folder of the test
+    "nothing": ([], "none/best", "no checkpoint at {}/none/best: there is no such folder"),
+    "a file": (["a.json"], "a.json", "no checkpoint at {}/a.json: it is a file"),
+    "a file of a checkpoint": (
+        ["best/colar.json"],
+        "best/colar.json",
+        "no checkpoint at {}/best/colar.json: it is a file, did you mean {}/best?",
+    ),
+    "a run": (
+        ["run/recipe.json", "run/best/colar.json"],
+        "run",
+        "{}/run lacks colar.json: it is the folder of a run, did you mean {}/run/best?",
+    ),
+    "a run that has just begun": (
+        ["run/recipe.json", "run/checkpoints/"],
+        "run",
+        "{}/run lacks colar.json: it is the folder of a run that has published no best/ yet",
+    ),
+    "a run's resume state": (
+        ["run/best/colar.json", "run/checkpoints/checkpoint-8/trainer_state.json"],
+        "run/checkpoints/checkpoint-8",
+        "{}/run/checkpoints/checkpoint-8 lacks colar.json: a run resumes from it, did you mean {}/run/best?",
+    ),
+    "a resume state without a run": (
+        ["checkpoint-8/trainer_state.json"],
+        "checkpoint-8",
+        "{}/checkpoint-8 lacks colar.json: a run resumes from it",
+    ),
+    "a damaged checkpoint": (
+        ["best/template.json", "best/config.json"],
+        "best",
+        "{}/best lacks colar.json: it is a damaged checkpoint",
+    ),
+    "a model": (
+        ["hf/config.json"],
+        "hf",
+        "{}/hf lacks colar.json: it is a Hugging Face model that colar has not trained "
+        "(model.backbone of a recipe takes it)",
+    ),
+    "an adapter": (
+        ["hf/adapter_config.json"],
+        "hf",
+        "{}/hf lacks colar.json: it is an adapter that colar has not trained",
+    ),
+    "another folder": (["x/"], "x", "{}/x lacks colar.json: it is no colar checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PLACES)
+def test_what_lies_at_a_wrong_path_is_named(tmp_path, case):
+    there, given, message = WRONG_PLACES[case]
+    for name in there:
+        path = tmp_path / name
+        folder = path if name.endswith("/") else path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder != path:
+            files.write_json(path, {})
+    wanted = re.escape(message.format(*[tmp_path] * message.count("{}"))) + "$"
+    for look in (pretrained.load, checkpoint.read_info, checkpoint.check_folder):
+        with pytest.raises(ValueError, match=wanted):
+            look(tmp_path / given)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "reason"),
+    [
+        ("me/mine", LocalEntryNotFoundError("Got: no address\nPlease check"), "Got: no address Please check"),
+        ("runs/colr", OSError("404"), "404"),
+        ("two words/x", HFValidationError("Repo id must use"), "Repo id must use"),
+    ],
+)
+def test_a_hub_id_that_does_not_answer(monkeypatch, text, error, reason):
+    def snapshot_download(repo_id):
+        assert repo_id == text
+        raise error
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    message = f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}$"
+    with pytest.raises(ValueError, match=message):
+        pretrained.load(text)
 
 
 # Killed in mid-save
@@ -373,6 +460,58 @@ def test_fingerprints_tell_models_apart_and_not_dtypes(saved, tmp_path):
     assert backbones.fingerprint(backbones.load("tiny", seed=1).lm) != backbones.fingerprint(
         backbones.load("tiny").lm
     )
+
+
+def small_backbone(folder, stored):
+    """A backbone whose embeddings lie around 1e-6, below float16's normal range (6e-5), saved in a dtype."""
+    made = backbone("llama")
+    with torch.no_grad():
+        made.lm.get_input_embeddings().weight.mul_(2e-6)
+    made.lm.to(backbones.DTYPES[stored]).save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("stored", backbones.DTYPES)
+def test_small_weights_have_one_fingerprint_in_every_dtype(tmp_path, stored):
+    base = small_backbone(tmp_path, stored)
+    loaded = {dtype: backbones.load(base, dtype) for dtype in backbones.DTYPES}
+    assert {made.lm.dtype for made in loaded.values()} == set(backbones.DTYPES.values())
+    assert len({made.fingerprint for made in loaded.values()}) == 1
+    rounded = backbones.fingerprint(loaded["float16"].lm)
+    assert (rounded == loaded["float16"].fingerprint) == (stored == "float16")
+
+
+@pytest.mark.parametrize("loaded", backbones.DTYPES)
+@pytest.mark.parametrize("trained", backbones.DTYPES)
+@pytest.mark.parametrize("name", ["small", "small-full", "tiny"])
+def test_an_adapter_knows_its_backbone_in_every_dtype(tmp_path, name, trained, loaded):
+    """Of a folder, of a checkpoint with all weights that is adapted in a second stage, of a built-in one."""
+    method = registry.build("cot")
+    base = name if name == "tiny" else small_backbone(tmp_path / "base", "float32")
+    if name == "small-full":
+        full = LatentLM.from_backbone(backbones.load(base))
+        full = pretrained.save(full, method, tmp_path / "full", RUN, "card")
+        lm = pretrained.load_for_training(full, method, LORA, trained, 0)
+    else:
+        lm = LatentLM.from_backbone(backbones.load(base, trained), lora=LORA)
+    folder = pretrained.save(lm, method, tmp_path / "adapter", RUN, "card")
+    back, _ = pretrained.load(folder, loaded)
+    assert back.causal_lm.dtype == backbones.DTYPES[loaded]
+    assert back.fingerprint == lm.fingerprint == checkpoint.read_info(folder)["fingerprint"]
+
+
+def test_an_adapter_that_was_trained_in_float16_before_still_loads(tmp_path):
+    """Its fingerprint is that of the rounded weights."""
+    base = small_backbone(tmp_path / "base", "float32")
+    method = registry.build("cot")
+    lm = LatentLM.from_backbone(backbones.load(base, "float16"), lora=LORA)
+    folder = pretrained.save(lm, method, tmp_path / "adapter", RUN, "card")
+    info = files.read_json(folder / "colar.json")
+    old = backbones.fingerprint(backbones.load(base, "float16").lm)
+    files.write_json(folder / "colar.json", info | {"fingerprint": old})
+    assert old != info["fingerprint"]
+    assert pretrained.load(folder, "float16")[0].has_adapter
 
 
 @pytest.mark.parametrize("spare", [0, 3])

@@ -1,4 +1,5 @@
-"""Compress against a brute-force loop, noise as a function of its counters, sampling against its definition."""
+"""Compress against a brute-force loop, ragged rows by hand, noise as a function of its counters, sampling against its
+definition."""
 
 import math
 
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.ops import noise
+from colar.ops import noise, ragged
 from colar.ops.compress import compress, groups, lattice, members, n_latents, pick_one, scale
 from colar.ops.sampling import sample_tokens
 
@@ -151,6 +152,36 @@ def test_groups_and_counts_agree():
             assert (
                 groups(n, torch.tensor([c]))[0, -1] + 1 == n_latents(torch.tensor([n]), torch.tensor([c]))[0]
             )
+
+
+# Ragged rows
+
+
+def test_segments_are_packed_end_to_end():
+    """The picture of ops/ragged.py, with a number for each token."""
+    question = (torch.tensor([[1, 2, 3, 9], [1, 9, 0, 0]]), torch.tensor([4, 2]))
+    chain = (torch.tensor([[4, 5, 0, 0], [4, 5, 6, 7]]), torch.tensor([2, 4]))
+    answer = (torch.tensor([[9, 8, 7], [9, 8, 7]]), torch.tensor([3, 3]))
+    packed = ragged.pack(question, chain, answer, multiple=8)
+    assert packed.tolist() == [
+        [1, 2, 3, 9, 4, 5, 9, 8, 7, 0, 0, 0, 0, 0, 0, 0],
+        [1, 9, 4, 5, 6, 7, 9, 8, 7, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    read = ragged.shift(packed[..., None], torch.tensor([3, 1]), 6)[..., 0]
+    assert read.tolist() == [[9, 4, 5, 9, 8, 7], [9, 4, 5, 6, 7, 9]]
+
+
+def test_rows_are_aligned_at_their_right_end():
+    values = torch.arange(1, 11.0).reshape(2, 5, 1)
+    found, real = ragged.align_right(values, torch.tensor([3, 5]))
+    assert found.shape == (2, 8, 1)
+    assert found[0, 5:, 0].tolist() == [1, 2, 3]
+    assert found[1, 3:, 0].tolist() == [6, 7, 8, 9, 10]
+    assert real.sum(1).tolist() == [3, 5]
+    assert real[:, -1].all()
+
+
+# Noise
 
 
 def test_noise_is_a_function_of_its_key_alone():

@@ -16,32 +16,36 @@ ARENA = [name for name in recipes.names() if name.startswith("arena/")]
 STUB = """#!/bin/sh
 { for word in "$@"; do printf '%s\\037' "$word"; done; printf '\\036'; } >> "$ASKED"
 if [ "$FAIL_AT" ] && [ "$2" = "$FAIL_AT" ]; then echo "colar: error: no luck" >&2; exit 2; fi
+while [ $# -gt 1 ]; do
+  if [ "$1" = --output ]; then mkdir -p "$2"; touch "$2/records.jsonl"; fi
+  shift
+done
 """
 
 
-def run(script, folder, *args, fail_at=""):
-    """(exit code, stderr, the commands asked for) of a script."""
+def run(script, folder, *args, after=(), fail_at=""):
+    """(exit code, stderr, the commands asked for) of a script; `after` are arguments that follow the output folder."""
     stub = folder / "bin" / "colar"
     shutil.rmtree(stub.parent, ignore_errors=True)
     stub.parent.mkdir()
     stub.write_text(STUB)
     stub.chmod(0o755)
     python = stub.parent / "python"  # scripts/, which read what colar wrote
-    python.write_text("#!/bin/sh\n")
+    python.write_text("#!/bin/sh\necho 7\n")
     python.chmod(0o755)
     asked = folder / "asked"
     asked.unlink(missing_ok=True)
     environment = os.environ | {
         "PATH": f"{stub.parent}:{os.environ['PATH']}", "ASKED": str(asked), "FAIL_AT": fail_at, "PROCS": "1", "SEEDS": "0",
-        "ARENA": str(folder / "arena"),
+        "ARENA": str(folder / "arena"), "RESULTS": str(folder / "results"),
     }  # fmt: skip
-    command = ["bash", str(ROOT / "reproduce" / script), *args, str(folder / "out")]
+    command = ["bash", str(ROOT / "reproduce" / script), *args, str(folder / "out"), *after]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines = asked.read_text().split("\036")[:-1] if asked.exists() else []
     return done.returncode, done.stderr, [line.split("\037")[:-1] for line in lines]
 
 
-@pytest.mark.parametrize("script", ["table1.sh", "c_curves.sh", "table1_smollm2.sh"])
+@pytest.mark.parametrize("script", ["table1.sh", "table2.sh", "c_curves.sh", "table1_smollm2.sh"])
 def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
     code, _, commands = run(script, tmp_path)
     assert code == 0
@@ -62,6 +66,34 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
             assert words[0] == "report"
             assert set(args.records) == answered
     assert len(answered) > 2
+
+
+def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
+    code, said, commands = run("grpo_stability.sh", tmp_path, after=[str(tmp_path / "table2")])
+    assert (code, commands) == (1, [])
+    assert f"{tmp_path}/table2/cot-0/best is not there: run reproduce/table2.sh first" in said
+    for name in ("cot-0", "nll-0", "dl-0"):
+        (tmp_path / "table2" / name / "best").mkdir(parents=True)
+    code, _, commands = run("grpo_stability.sh", tmp_path, after=[str(tmp_path / "table2")])
+    assert code == 0
+    there = {f"{tmp_path}/table2/{name}/best" for name in ("cot-0", "nll-0", "dl-0")}
+    outputs = set()
+    for words in commands:
+        assert words[0] == "train"
+        args, rest = build_parser().parse_known_args([underscored(word) for word in words])
+        made = recipe.load(args.recipe, rest)
+        assert made.model.init_from in there
+        there.add(f"{made.output}/best")
+        outputs.add(made.output)
+    assert len(outputs) == len(commands) == 26
+
+
+@pytest.mark.parametrize("script", ["table1.sh", "table2.sh"])
+def test_nothing_is_run_twice(script, tmp_path):
+    _, _, commands = run(script, tmp_path)
+    assert len(commands) > 10
+    _, _, commands = run(script, tmp_path)
+    assert [words[0] for words in commands] == ["report"]
 
 
 def test_the_curves_take_cot_weights_from_the_arena_where_they_are(tmp_path):

@@ -1,8 +1,8 @@
 """Files that survive a kill: atomic replacement, append-only JSONL with resume, and where a result came from.
 
 A file is either the old one or the new one, never half of each: text is written beside its target and
-renamed over it. Records are appended a line at a time; a line torn by a kill is cut off on resume. A YAML file may
-begin from another one (`base`).
+renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume. A YAML file may
+build on another one (`base`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def write_text(path: str | Path, text: str) -> Path:
     """Replace `path` by `text` (UTF-8) in one step, making its folders. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: a rename is atomic within one file system only.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
+        # mkstemp makes a file that its owner alone may read.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
@@ -67,12 +69,14 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
-    """A JSON value a line, replacing the file atomically."""
-    return write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    """Replace `path` by one JSON value per line."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    return write_text(path, "".join(lines))
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield (line number from 1, value) of each non-empty line; ValueError names file and line."""
+    # Bytes, decoded line by line: an error then names the line that holds the broken character.
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
@@ -89,13 +93,14 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
 def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """The records already in `path` ([] where there is no such file), the file cut after the last whole one.
 
-    A kill in mid-write leaves a last line without its newline; only such a line is dropped. A broken line
-    anywhere else is damage that we did not do, and an error.
+    A kill in mid-write leaves a last line without its newline; only that line is dropped. A broken line
+    anywhere else is damage that a kill does not do, and an error.
     """
     path = Path(path)
     if not path.exists():
         return []
     raw = path.read_bytes()
+    # Whole records end in a newline: the bytes up to the last one stay, or none where there is no newline.
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):
         with open(path, "r+b") as stream:
@@ -111,7 +116,9 @@ def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]
     with open(path, "a", encoding="utf-8") as stream:
 
         def write(record: dict[str, Any]) -> None:
-            stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            # Encoded before anything is written: a record that is not JSON leaves no torn line.
+            line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+            stream.write(line)
             stream.flush()
 
         yield write
@@ -127,10 +134,10 @@ _Yaml.add_implicit_resolver(
 
 
 def layered_yaml(path: str | Path) -> str:
-    """The text of a YAML file of keys and values, laid over that of the file that its key `base` names, if any.
+    """The text of a YAML file of keys and values, laid over the file that its key `base` names, if any.
 
-    Dicts are merged key by key, anything else is replaced. `base` is relative to the file. ValueError names the file
-    that is missing, its own base, or no YAML.
+    Dicts are merged key by key, anything else is replaced. `base` is relative to the file. ValueError names a file
+    that is missing, is its own base, or is not YAML.
     """
     merged: Any = {}
     for layer in reversed(yaml_layers(path)):
@@ -191,14 +198,15 @@ def require_writable(folder: str | Path) -> Path:
 
 
 _held: set[Path] = set()
+"""Folders that this process has locked: a nested block asks for no second lock, which would refuse its own process."""
 
 
 @contextmanager
 def alone(folder: str | Path) -> Iterator[None]:
     """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
 
-    The lock is the process's own (blocks may be nested) and ends with it, however it ends. A system or a file
-    system without locks keeps nobody out.
+    The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A system or a
+    file system without locks keeps nobody out.
     """
     folder = Path(folder).resolve()
     if fcntl is None or folder in _held:
@@ -211,7 +219,8 @@ def alone(folder: str | Path) -> Iterator[None]:
             raise ValueError(
                 f"another process is writing to {folder}: let it end, or name another output folder"
             ) from None
-        except OSError:  # a file system without locks
+        except OSError:
+            # A file system without locks: better unguarded than not at all.
             pass
         _held.add(folder)
         try:
@@ -286,6 +295,7 @@ def _processor() -> str:
 
 
 def _umask() -> int:
+    # It can only be read by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -293,24 +303,31 @@ def _umask() -> int:
 
 @contextmanager
 def replace_folder(target: str | Path) -> Iterator[Path]:
-    """Give a fresh folder to fill; at the end it takes the place of `target` in one rename.
+    """Give a fresh folder to fill; at the end it takes the place of `target`.
 
-    What fails while it is filled leaves the old folder. A kill leaves the old one or the new one; between the
-    two renames of the end it leaves the old one as `.name.old`, and the next call puts it back.
+        fill .name.partial  ->  name to .name.old  ->  .name.partial to name  ->  remove .name.old
+
+    An error while it is filled leaves the old folder. A kill leaves the old one or the new one; between the
+    two renames it leaves the old one as `.name.old`, and the next call puts it back.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
+    partial = target.with_name(f".{target.name}.partial")
+    old = target.with_name(f".{target.name}.old")
+
+    # What an earlier kill left: a folder that was moved away comes back, an unfinished one goes.
     if old.exists() and not target.exists():
         os.replace(old, target)
-    for left in (partial, old):
-        shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
     partial.mkdir()
     try:
         yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    # A folder cannot be renamed over another one that holds files, hence two renames.
     if target.exists():
         os.replace(target, old)
     os.replace(partial, target)

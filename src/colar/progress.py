@@ -32,12 +32,12 @@ def console() -> Console:
 
 
 def is_main() -> bool:
-    """Whether this process speaks: of torchrun's, the first."""
+    """Whether this process prints: the first of those that torchrun started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str) -> None:
-    """One line for a person, on stderr, once however many processes there are."""
+    """Print one line on stderr, once however many processes there are."""
     if is_main():
         print(text, file=sys.stderr, flush=True)
 
@@ -46,8 +46,12 @@ class Bar:
     """A running count: `advance` it, and leave a short `note` at its end (an accuracy so far, a file name)."""
 
     def __init__(self, description: str, total: int | None) -> None:
-        self.description, self.total, self.done, self.text = description, total, 0, ""
+        self.description = description
+        self.total = total
+        self.done = 0
+        self.text = ""
         self._next_line = time.monotonic() + PLAIN_EVERY_S
+        # A log file would keep every redraw of a live bar, so it gets plain lines instead.
         self._rich: Progress | None = None
         if is_main() and sys.stderr.isatty():
             self._rich = Progress(
@@ -58,25 +62,29 @@ class Bar:
             self._rich.start()
 
     def advance(self, n: int = 1) -> None:
+        """Count `n` more."""
         self.done += n
         if self._rich is not None:
             self._rich.update(self._task, advance=n)
+        # By the clock and not by the count: steps take milliseconds or minutes.
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_EVERY_S
-            self._line()
+            self._print_line()
 
     def note(self, text: str) -> None:
+        """Show `text` at the end of the bar from now on."""
         self.text = text
         if self._rich is not None:
             self._rich.update(self._task, note=text)
 
     def close(self) -> None:
+        """Stop the bar; elsewhere than on a terminal, print the last line."""
         if self._rich is not None:
             self._rich.stop()
         else:
-            self._line()
+            self._print_line()
 
-    def _line(self) -> None:
+    def _print_line(self) -> None:
         of = f"/{self.total}" if self.total is not None else ""
         say(f"{self.description}: {self.done}{of} {self.text}".rstrip())
 
@@ -92,7 +100,7 @@ def bar(description: str, total: int | None = None) -> Iterator[Bar]:
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Iterate with a bar."""
+    """Iterate over `items` with a bar; its total is their number, where that is known."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     with bar(description, total) as running:

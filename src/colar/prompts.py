@@ -4,9 +4,9 @@
     [BOS] question text (Thinking speed: 2) ### [steps or latents] ### answer EOS
                                             `-- one token each --'
 
-Every segment (and every reasoning step) is tokenised by itself and the ids are concatenated, so that no token
-straddles a border and a step can be dropped or compressed without changing its neighbours. BOS is there where
-the tokenizer has one. The template is saved with the checkpoint: a model is prompted as it was trained.
+Every segment (and every reasoning step) is tokenised by itself and the ids are concatenated. So no token straddles a
+border, and a step can be dropped or compressed without changing its neighbours. BOS is there where the tokenizer has
+one. The template is saved with the checkpoint: a model is prompted as it was trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TemplateConfig:
     question: str = "{question} {speed}"
     """Text before the first separator; `{speed}` is filled by the method's prompt ("" for most)."""
     step_joiner: str = " "
-    """What stands before every reasoning step but the first."""
+    """Text before every reasoning step but the first."""
     separator: str = "###"
     """Opens and closes the reasoning; added to the tokenizer where it is not one token."""
 
@@ -37,6 +37,7 @@ class TemplateConfig:
             raise ValueError(
                 f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
             )
+        # `format` is what fills the layout later: other braces must fail here, not at the first row.
         try:
             self.question.format(question="", speed="")
         except (KeyError, IndexError, ValueError) as error:
@@ -51,16 +52,22 @@ class TemplateConfig:
 class Template:
     """Text to ids and back for one tokenizer.
 
-    `separator_added` says that the separator is a new token whose embedding row has to be trained.
+    `separator_added` says that the separator is a new token whose embedding row has to be trained. Building a template
+    may add that token to the tokenizer. ValueError where the tokenizer has no EOS.
     """
 
     def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.config, self.tokenizer = config, tokenizer
+        self.config = config
+        self.tokenizer = tokenizer
         self._known: dict[str, list[int]] = {}
+
+        # The separator must be one token: the LM head chooses it in one step to stop thinking.
         ids = self._ids(config.separator)
         self.separator_added = len(ids) != 1 or ids[0] == tokenizer.unk_token_id
         if self.separator_added:
+            # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
             tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
+            # Ids from before would still have the separator in pieces.
             self._known.clear()
             ids = self._ids(config.separator)
         self.separator_id: int = ids[-1]
@@ -77,13 +84,17 @@ class Template:
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
         """Ids of each reasoning step. ValueError where a step contains the separator: it would end the chain."""
-        rows = [self._ids((self.config.step_joiner if i else "") + step) for i, step in enumerate(steps)]
-        for step, ids in zip(steps, rows, strict=True):
+        segments = []
+        for i, step in enumerate(steps):
+            # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
+            text = step if i == 0 else self.config.step_joiner + step
+            ids = self._ids(text)
             if self.separator_id in ids:
                 raise ValueError(
                     f"the separator {self.config.separator!r} occurs in the reasoning step {step!r}"
                 )
-        return rows
+            segments.append(ids)
+        return segments
 
     def answer(self, answer: str) -> list[int]:
         """Ids from the closing separator to EOS, both included."""
@@ -91,15 +102,16 @@ class Template:
 
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, special tokens left out, outer white space stripped."""
-        return str(
-            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        ).strip()
+        # Tidying spaces would change an answer: "1 , 2" would come back as "1, 2".
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text).strip()
 
     def token(self, token_id: int) -> str:
         """One token as a person reads it."""
         return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     def to_json(self) -> dict[str, Any]:
+        """The layout, and the ids by which `from_json` knows its tokenizer again."""
         return {
             "version": VERSION,
             **asdict(self.config),
@@ -118,6 +130,7 @@ class Template:
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
         template = cls(TemplateConfig(**texts), tokenizer)
+        # Ids that moved would be read without an error and mean other tokens.
         for key in ("separator_id", "bos_id", "eos_id"):
             if getattr(template, key) != saved[key]:
                 raise ValueError(
@@ -125,19 +138,23 @@ class Template:
                     f"{getattr(template, key)} (separator {template.config.separator!r}): "
                     "the tokenizer files do not belong to this checkpoint"
                 )
+        # The saved tokenizer has the added token already, so `cls` took it for one of its own.
         template.separator_added = saved["separator_added"]
         return template
 
     def _ids(self, text: str) -> list[int]:
+        """Ids of a text by itself, from memory where it was seen before."""
         if text not in self._known:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[text] = self._tokenise(text)
+        # A copy: a caller may change its list.
         return list(self._known[text])
 
     def _tokenise(self, text: str) -> list[int]:
         if not text:
             return []
-        if self.tokenizer.is_fast:  # the same ids, without the batching around them: three times as fast
+        # The same ids without the batching around them: three times as fast.
+        if self.tokenizer.is_fast:
             return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

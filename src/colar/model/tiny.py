@@ -21,8 +21,19 @@ VOCABULARY = 704
 CONTEXT = 1024
 INIT_STD = 0.06
 """About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
-PIECES = r"###| ?<<|>>|\d{1,2}|[-+*/=]| ?\([^\d<>+*/=#-]*|(?:(?! \()[^\d<>+*/=#(-])+|[<>#]"
-"""Separator | brackets of a step | a number | an operator | the speed prompt's words | a run of the rest."""
+PIECES = "|".join(
+    (
+        r"###",  # the separator
+        r" ?<<",  # the brackets of a step
+        r">>",
+        r"\d{1,2}",  # a number
+        r"[-+*/=]",  # an operator
+        r" ?\([^\d<>+*/=#-]*",  # the words of the speed prompt
+        r"(?:(?! \()[^\d<>+*/=#(-])+",  # a run of the rest, up to the next speed prompt
+        r"[<>#]",  # single characters of the marks above
+    )
+)
+"""How a text is split before merges: no merge crosses a border between two of these."""
 
 
 def build(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
@@ -42,6 +53,7 @@ def build(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
     )
+    # The caller's random state stays as it is: weights are a function of `seed` alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = LlamaForCausalLM(config)
@@ -58,6 +70,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 @lru_cache(maxsize=1)
 def _trained() -> str:
+    # ignore_merges: a piece that is in the vocabulary as a whole is one token, whatever its merges say.
     core = Tokenizer(models.BPE(ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -82,5 +95,7 @@ def _corpus() -> list[str]:
     examples = synthetic.generate(synthetic.ArithmeticConfig(), "train", 1500, seed=0)
     texts = [example.question for example in examples]
     texts += [" ".join(example.steps) for example in examples]
+    # Merges are learnt from the most frequent pair down, so repetition is what puts a piece into the vocabulary.
     texts += [f" (Thinking speed: {c})" for c in range(1, 6)] * 100
-    return texts + [str(number) for number in range(100)] * 2000
+    texts += [str(number) for number in range(100)] * 2000
+    return texts

@@ -6,11 +6,11 @@
 
 Groups start at the first reasoning token, and only the last one may be shorter: no padding slot ever lies
 between the last latent and the answer. Departure: the paper divides by sqrt(c), we by the square root of the
-tokens really in the group, which is the same for full groups and keeps the scale of the last one.
-A factor need not be whole: token t (from 0) belongs to group ceil((t + 1) / c) - 1, which is floor(t / c)
-for whole factors and gives L_c = ceil(L_r / c) groups for all.
+tokens really in the group. This is the same for full groups and keeps the scale of the last one.
+A factor need not be whole: token t (from 0) belongs to group ceil((t + 1) / c) - 1. For whole factors that is
+floor(t / c), and every factor gives L_c = ceil(L_r / c) groups.
 
-Shape suffixes: B rows, T reasoning tokens, K latents, D width.
+Shape suffixes: B rows, T reasoning tokens, K latents, G tokens of a group, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def n_latents(lengths_B: Tensor, c_B: Tensor) -> Tensor:
 
 def groups(n_tokens: int, c_B: Tensor) -> Tensor:
     """The group that each token position falls in, (B, T) int64."""
+    # float64, as in `n_latents`: at float32 a fractional factor could put a token beyond the last group.
     positions_T = torch.arange(1, n_tokens + 1, device=c_B.device, dtype=torch.float64)
     return torch.ceil(positions_T / c_B.double()[:, None]).long() - 1
 
 
 def scale(size: Tensor, merge: Merge = "sqrt") -> Tensor:
-    """What a sum of `size` embeddings is divided by: sqrt(size), or size; 1 for none."""
+    """The divisor of a sum of `size` embeddings: sqrt(size), or size; 1 for an empty sum."""
     count = size.clamp(min=1).float()
     return count.sqrt() if merge == "sqrt" else count
 
@@ -55,12 +56,22 @@ def compress(
     K = int(counts_B.max()) if B else 0
     if K == 0:
         return embeds_BTD.new_zeros(B, 0, D), counts_B
-    real_BT = torch.arange(T, device=embeds_BTD.device) < lengths_B[:, None]
-    member_BKT = groups(T, c_B)[:, None, :] == torch.arange(K, device=embeds_BTD.device)[:, None]
-    member_BKT = (member_BKT & real_BT[:, None, :]).float()
-    weight_BKT = member_BKT / scale(member_BKT.sum(-1, keepdim=True), merge)
+
+    # Merging is one matrix product: row k of a sample's weights has 1 / scale at the tokens of group k.
+    #                t0   t1   t2   t3   t4   (pad)
+    #     latent 0   1/s  1/s   0    0    0    0         c = 2, L_r = 5, s = sqrt(2)
+    #     latent 1    0    0   1/s  1/s   0    0
+    #     latent 2    0    0    0    0    1    0
+    member_BKT, real_BT = _membership(T, K, lengths_B, c_B)
+    member_BKT = member_BKT.float()
+    size_BK1 = member_BKT.sum(-1, keepdim=True)
+    weight_BKT = member_BKT / scale(size_BK1, merge)
+
+    # A weight of 0 is not enough: 0 times a NaN in the padding would be NaN.
+    clean_BTD = torch.where(real_BT[..., None], embeds_BTD, 0)
+    # Under autocast the product would be taken in bfloat16.
     with torch.autocast(embeds_BTD.device.type, enabled=False):
-        latents_BKD = weight_BKT @ torch.where(real_BT[..., None], embeds_BTD, 0).float()
+        latents_BKD = weight_BKT @ clean_BTD.float()
     return latents_BKD.to(embeds_BTD.dtype), counts_B
 
 
@@ -70,18 +81,18 @@ def members(ids_BT: Tensor, lengths_B: Tensor, c_B: Tensor, K: int) -> tuple[Ten
     G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups.
     """
     B, T = ids_BT.shape
-    index_BT = groups(T, c_B)
-    real_BT = torch.arange(T, device=ids_BT.device) < lengths_B[:, None]
-    here_BKT = index_BT[:, None, :] == torch.arange(K, device=ids_BT.device)[:, None]
-    here_BKT = here_BKT & real_BT[:, None, :]
-    size_BK1 = here_BKT.sum(-1, keepdim=True)
+    member_BKT, _ = _membership(T, K, lengths_B, c_B)
+    size_BK1 = member_BKT.sum(-1, keepdim=True)
     G = int(size_BK1.max()) if size_BK1.numel() else 0
     if G == 0:
-        return ids_BT.new_zeros(B, K, 0), here_BKT[..., :0]
+        return ids_BT.new_zeros(B, K, 0), member_BKT[..., :0]
+
+    # A group is a run of tokens: its first position, and the G - 1 positions after it.
+    first_BK1 = member_BKT.int().argmax(-1, keepdim=True)
     offset_G = torch.arange(G, device=ids_BT.device)
+    position_BKG = (first_BK1 + offset_G).clamp(max=T - 1)
+    ids_BKG = ids_BT.gather(1, position_BKG.flatten(1)).view(position_BKG.shape)
     real_BKG = offset_G < size_BK1
-    at_BKG = (here_BKT.int().argmax(-1, keepdim=True) + offset_G).clamp(max=T - 1)
-    ids_BKG = ids_BT.gather(1, at_BKG.flatten(1)).view(at_BKG.shape)
     return torch.where(real_BKG, ids_BKG, 0), real_BKG
 
 
@@ -91,8 +102,10 @@ def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:
     `uniform_BK` in [0, 1) decides, so the draw is a function of its seed and of nothing else.
     """
     size_BK = real_BKG.sum(-1)
-    chosen_BK = torch.minimum((uniform_BK * size_BK).long(), (size_BK - 1).clamp(min=0))
+    last_BK = (size_BK - 1).clamp(min=0)
+    chosen_BK = torch.minimum((uniform_BK * size_BK).long(), last_BK)
     one_BKG = torch.arange(real_BKG.shape[-1], device=real_BKG.device) == chosen_BK[..., None]
+    # An empty group chose its place 0, which holds no token.
     return one_BKG & real_BKG
 
 
@@ -101,12 +114,25 @@ def lattice(probs_BV: Tensor, c_B: Tensor, choose: Callable[[Tensor, int], Tenso
 
     The label of a group is a distribution whose masses are multiples of 1/c, so latents lie on a lattice: the sums
     of c embeddings. A token is chosen by `choose(masses (B, V), g)` (argmax, or a draw), 1/c is taken off its mass,
-    and so on c times (the method of largest remainders). A probability of 1 is the same token c times.
+    and this is repeated c times (the method of largest remainders). A probability of 1 is the same token c times.
     """
     size_B = torch.ceil(c_B.double())
-    left_BV, ids = probs_BV.clone(), []
+    share_B1 = (1 / size_B[:, None]).to(probs_BV.dtype)
+    left_BV = probs_BV.clone()
+    ids: list[Tensor] = []
     for g in range(int(size_B.max())):
-        ids.append(choose(left_BV, g))
-        left_BV.scatter_add_(1, ids[-1][:, None], -(1 / size_B[:, None]).to(left_BV.dtype))
+        chosen_B = choose(left_BV, g)
+        left_BV.scatter_add_(1, chosen_B[:, None], -share_B1)
         left_BV.clamp_(min=0)
-    return torch.stack(ids, dim=1), torch.arange(len(ids), device=c_B.device) < size_B[:, None]
+        ids.append(chosen_B)
+    # Rows with a smaller c than the largest were given tokens too many.
+    real_BG = torch.arange(len(ids), device=c_B.device) < size_B[:, None]
+    return torch.stack(ids, dim=1), real_BG
+
+
+def _membership(T: int, K: int, lengths_B: Tensor, c_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether token t is in group k, (B, K, T) bool, padding in none; and which tokens are real, (B, T) bool."""
+    real_BT = torch.arange(T, device=lengths_B.device) < lengths_B[:, None]
+    group_B1T = groups(T, c_B)[:, None, :]
+    k_K1 = torch.arange(K, device=lengths_B.device)[:, None]
+    return (group_B1T == k_K1) & real_BT[:, None, :], real_BT

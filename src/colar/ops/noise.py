@@ -1,6 +1,6 @@
 """Counter-based random numbers: a draw is a function of (seed, sample, step, stream, index) and of nothing else.
 
-There is no generator state to share, so a request gets the same draws whoever its batch mates are, in
+There is no generator state to share: a request gets the same draws whoever its batch mates are, in
 whatever order rows run, after a resume, and on every device. Each counter goes through the finaliser of
 SplitMix64 (Steele, Lea and Flood 2014), in int64 arithmetic that wraps the same way everywhere.
 
@@ -15,38 +15,53 @@ import math
 import torch
 from torch import Tensor
 
+# SplitMix64's constants are unsigned 64-bit numbers; torch has no such type, so each is written as the int64 with
+# the same bits. Sums, products and xors of these agree with the unsigned ones modulo 2^64.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
-# Streams keep the draws of one step apart.
-TOKEN, LATENT, LABEL, SNAP = 1, 2, 3, 4
+# Streams keep the draws of one step apart. Committed results used these numbers, and 5: no new stream may take one.
+TOKEN = 1
+LATENT = 2
+LABEL = 3
+SNAP = 4
 
 
 def seed_from(*parts: object) -> int:
     """A 63-bit seed from any printable parts, the same on every machine (`hash()` is salted, this is not)."""
+    # Joined by a character that parts do not use, so that ("a", "b") and ("ab",) are different texts.
     text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    # One bit less than 64, so that the seed fits an int64 column without a sign.
+    return int.from_bytes(digest, "big") >> 1
 
 
 def keys(seed_B: Tensor, *counters: Tensor | int) -> Tensor:
     """Fold counters (sample, step, stream ...) into int64 seeds, (B,)."""
     key_B = _mix(seed_B.long() + GOLDEN)
     for counter in counters:
-        key_B = _mix(key_B ^ _mix(torch.as_tensor(counter, device=key_B.device).long() + GOLDEN))
+        counter_B = torch.as_tensor(counter, device=key_B.device).long()
+        # Mixed by itself first, so that neighbouring counters do not make neighbouring keys.
+        key_B = _mix(key_B ^ _mix(counter_B + GOLDEN))
     return key_B
 
 
 def uniform(key_B: Tensor, n: int) -> Tensor:
     """(B, n) float64 in [0, 1), 53 bits each."""
+    # SplitMix64 itself: draw i is the mix of the state after i steps, and a step adds GOLDEN.
     index_N = torch.arange(1, n + 1, device=key_B.device, dtype=torch.int64)
-    return _shift(_mix(key_B[:, None] + index_N * GOLDEN), 11).double() * 2.0**-53
+    bits_BN = _mix(key_B[:, None] + index_N * GOLDEN)
+    # The upper 53 bits fill a float64's mantissa exactly.
+    return _shift(bits_BN, 11).double() * 2.0**-53
 
 
 def normal(key_B: Tensor, n: int) -> Tensor:
     """(B, n) float32 standard normals by Box-Muller."""
+    # Two uniforms make two normals, so an odd n draws one more and drops it.
     half = (n + 1) // 2
     uniform_BN = uniform(key_B, 2 * half)
+    # log(1 - u) where the textbook has log(u): u may be 0 and is never 1.
     radius = torch.sqrt(-2.0 * torch.log1p(-uniform_BN[:, :half]))
     angle = 2.0 * math.pi * uniform_BN[:, half:]
     both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
@@ -59,6 +74,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every bit of the input changes about half of the output's."""
     x = (x ^ _shift(x, 30)) * MIX_1
     x = (x ^ _shift(x, 27)) * MIX_2
     return x ^ _shift(x, 31)

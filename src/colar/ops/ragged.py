@@ -1,9 +1,26 @@
-"""Rows of different lengths as tensors: a row's segments end to end, its own positions, its own averages.
+"""Rows of different lengths as tensors: segments laid end to end, positions of a row's own, means within a row.
 
-Padding is on the right and never read: every use goes through the lengths. Each mean is within a row first, so
-that a row's loss does not depend on who shares its batch.
+A sample is a row of segments, each of its own length. `pack` lays them end to end, padding on the right:
 
-Shape suffixes as in `base.py`; L a segment's longest, M labelled positions of all rows, G labels of a position.
+    question      q q q #     q #         lengths 4, 2
+    chain         t t         t t t t     lengths 2, 4
+    answer        # a EOS     # a EOS     lengths 3, 3
+
+    packed        q q q # t t # a EOS .  .  .  .  .  .  .
+                  q # t t t t # a EOS .  .  .  .  .  .  .      "." is padding, up to a multiple of `PAD_TO`
+
+Attention is causal, so no position sees the padding to its right, and padded rows need no attention mask. What is
+computed at the padding itself is never read: every use goes through the lengths. `shift` reads the hidden states of a
+row from its own start on, for instance from the last question position, which predicts what follows:
+
+    shift(start = 3, 1; n = 6)      # t t # a EOS
+                                    # t t t t #
+
+`align_right` pads on the left instead, for methods whose rows must take a step at the same column.
+
+Each mean is within a row first, so that a row's loss does not depend on who shares its batch.
+
+Shape suffixes: B rows, L positions of a segment, T positions, N positions read, D width.
 """
 
 from __future__ import annotations
@@ -20,7 +37,8 @@ PAD_TO = 8
 def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids as (B, longest) int64, zeros on the right, and each row's length (B,)."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    ids = torch.zeros(len(rows), int(lengths.max()) if len(rows) else 0, dtype=torch.int64)
+    longest = int(lengths.max()) if len(rows) else 0
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
     return ids, lengths
@@ -32,16 +50,36 @@ def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
     Each segment is (values (B, L, ...), lengths (B,)). Returns (B, longest total, ...), that length rounded up to
     a `multiple`; gradients flow.
     """
-    lengths = torch.stack([lengths for _, lengths in segments])
-    values = segments[0][0]
-    longest = -(-int(lengths.sum(0).max()) // multiple) * multiple
-    out = values.new_zeros(values.shape[0], longest, *values.shape[2:])
-    start_B = torch.zeros_like(lengths[0])
+    lengths_SB = torch.stack([lengths_B for _, lengths_B in segments])
+    longest = _round_up(int(lengths_SB.sum(0).max()), multiple)
+    first, _ = segments[0]
+    out = first.new_zeros(first.shape[0], longest, *first.shape[2:])
+
+    # Where the next segment begins, row by row.
+    start_B = torch.zeros_like(lengths_SB[0])
     for values, lengths_B in segments:
+        # (row, column) of every real entry: column l of the segment is column start + l of the row.
         row, column = torch.nonzero(length_mask(lengths_B, values.shape[1]), as_tuple=True)
+        # Out of place: `out` may carry the gradient of the segments before.
         out = out.index_put((row, start_B[row] + column), values[row, column].to(out.dtype))
         start_B = start_B + lengths_B
     return out
+
+
+def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Move each row to the right end: values (B, T, D), and where they are real, (B, T) bool.
+
+        q q q #        . . . . q q q #
+        q # . .   ->   . . . . . . q #       T is a multiple of `PAD_TO`
+
+    Padding repeats the row's first value: the mask keeps it from being seen.
+    """
+    longest = _round_up(int(lengths_B.max()), PAD_TO)
+    # The column of the input that each column of the output takes; negative in the padding.
+    source_BT = torch.arange(longest, device=lengths_B.device) - (longest - lengths_B)[:, None]
+    source_BT1 = source_BT.clamp(min=0)[..., None]
+    moved_BTD = values_BLD.gather(1, source_BT1.expand(-1, -1, values_BLD.shape[2]))
+    return moved_BTD, source_BT >= 0
 
 
 def length_mask(lengths_B: Tensor, n: int) -> Tensor:
@@ -51,11 +89,17 @@ def length_mask(lengths_B: Tensor, n: int) -> Tensor:
 
 def shift(hidden_BTD: Tensor, start_B: Tensor, n: int) -> Tensor:
     """Row b's hidden states at positions start_b, start_b + 1, ... (B, n, D), clamped at the end."""
-    index_BN = (start_B[:, None] + torch.arange(n, device=start_B.device)).clamp(max=hidden_BTD.shape[1] - 1)
+    last = hidden_BTD.shape[1] - 1
+    index_BN = (start_B[:, None] + torch.arange(n, device=start_B.device)).clamp(max=last)
     return hidden_BTD.gather(1, index_BN[..., None].expand(-1, -1, hidden_BTD.shape[2]))
 
 
 def row_mean(values_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over each row's masked entries, (B,); 0 where a row has none."""
+    # `where`, not a product with the mask: what lies outside it may be NaN or infinite.
     total_B = torch.where(mask_BN, values_BN, 0).sum(-1)
     return total_B / mask_BN.sum(-1).clamp(min=1)
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

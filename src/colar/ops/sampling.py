@@ -16,15 +16,21 @@ def sample_tokens(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uni
     """(B,) int64 ids by inverse CDF from `uniform_B` in [0, 1); rows of temperature 0 take the argmax."""
     greedy_B = temperature_B == 0
     best_B = logits_BV.argmax(-1)
+    # Greedy decoding of all rows is common, and the sort below is the slow part.
     if bool(greedy_B.all()):
         return best_B
+
+    # Greedy rows go through the arithmetic too, at temperature 1, and are overwritten at the end.
     scale_B1 = torch.where(greedy_B, torch.ones_like(temperature_B), temperature_B)[:, None]
-    probs_BV, order_BV = torch.sort(
-        (logits_BV.float() / scale_B1).softmax(-1), dim=-1, descending=True, stable=True
-    )
-    before_BV = probs_BV.cumsum(-1) - probs_BV
-    kept_BV = torch.where(before_BV < top_p_B[:, None], probs_BV, 0)
-    kept_BV[:, 0] = probs_BV[:, 0]
+    probs_BV = (logits_BV.float() / scale_B1).softmax(-1)
+    sorted_BV, order_BV = torch.sort(probs_BV, dim=-1, descending=True, stable=True)
+
+    # A token stays while the mass before it is less than p: the one that crosses p is the last to stay.
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    kept_BV = torch.where(before_BV < top_p_B[:, None], sorted_BV, 0)
+    kept_BV[:, 0] = sorted_BV[:, 0]  # at least one, whatever p is
+
+    # The CDF ends at the kept mass, not at 1: scaling the uniform instead saves a division of all of it.
     cdf_BV = kept_BV.double().cumsum(-1)
     threshold_B1 = uniform_B.double()[:, None] * cdf_BV[:, -1:]
     # The first index whose CDF exceeds the threshold; a zero-probability token is never it.
@@ -40,4 +46,5 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
     """
     scale_B1 = torch.where(temperature_B == 0, 1.0, temperature_B)[:, None]
     scaled_BV = logits_BV.float() / scale_B1.float()
-    return scaled_BV.gather(-1, ids_B[:, None])[:, 0] - scaled_BV.logsumexp(-1)
+    chosen_B = scaled_BV.gather(-1, ids_B[:, None])[:, 0]
+    return chosen_B - scaled_BV.logsumexp(-1)

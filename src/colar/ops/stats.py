@@ -1,4 +1,4 @@
-"""Numbers with the intervals they deserve: clustered means, paired differences, t intervals, pass@k, maj@k.
+"""Means and their intervals: clustered by question, paired differences, t intervals, pass@k, maj@k.
 
 Three sources of noise, three intervals, never mixed:
   questions       the benchmark is a sample of questions: standard error clustered by question (`mean`,
@@ -61,9 +61,9 @@ def paired_difference(
 ) -> Estimate:
     """mean(a) - mean(b) over the clusters that both have, its standard error clustered by them.
 
-    What one question adds to both means is subtracted before it is squared, so that a question that is easy for
-    both systems costs no precision (Miller's paired analysis). With one value per question on either side this is
-    the paired-difference error sd(ddof=1)(a - b) / sqrt(n). `samples` counts both sides. Raises ValueError
+    The share that one question adds to both means is subtracted before it is squared (Miller's paired analysis).
+    So a question that is easy for both systems costs no precision. With one value per question on either side
+    this is the paired-difference error sd(ddof=1)(a - b) / sqrt(n). `samples` counts both sides. Raises ValueError
     when no cluster is shared.
     """
     _same_length(a, a_clusters)
@@ -75,21 +75,26 @@ def paired_difference(
     b_kept, b_ids = _within(b, b_clusters, shared)
     a_mean, a_residuals = _residuals(a_kept, a_ids)
     b_mean, b_residuals = _residuals(b_kept, b_ids)
+    # Subtracted cluster by cluster: an easy question lifts both residuals alike and cancels.
     residuals = [a_residuals[cluster] - b_residuals[cluster] for cluster in a_residuals]
     return Estimate(a_mean - b_mean, _clustered_se(residuals), len(shared), len(a_kept) + len(b_kept))
 
 
 def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
-    """Plain mean of independent means (one a dataset): se = root of the summed variances / their number.
+    """Plain mean of independent means (one per dataset): se = root of the summed variances / their number.
 
     The standard error is None where one of `errors` is. Raises ValueError when there is none.
     """
     _same_length(means, errors)
     if not means:
         raise ValueError("an average needs at least one mean")
+    n = len(means)
     known = [error for error in errors if error is not None]
-    se = math.sqrt(math.fsum(error**2 for error in known)) / len(means) if len(known) == len(means) else None
-    return Estimate(math.fsum(means) / len(means), se, len(means), len(means))
+    se = None
+    if len(known) == n:
+        # Independent errors: their variances add up.
+        se = math.sqrt(math.fsum(error**2 for error in known)) / n
+    return Estimate(math.fsum(means) / n, se, n, n)
 
 
 def wilson(estimate: Estimate) -> tuple[float, float]:
@@ -100,17 +105,25 @@ def wilson(estimate: Estimate) -> tuple[float, float]:
     per question gives the textbook interval), at most the number of values, and the number of questions
     where that is undefined. Wilson 1927; the effective size as in Korn and Graubard 1998.
     """
-    p, size = estimate.mean, float(estimate.n)
+    p = estimate.mean
     if not 0 <= p <= 1:
         raise ValueError(f"wilson needs a proportion in 0..1, got {p}")
     spread = p * (1 - p)
+
+    # The effective sample size n_eff solves var = p (1 - p) / n_eff.
+    size = float(estimate.n)
     if estimate.se is not None and spread > 0:
         variance = estimate.se**2 * (estimate.n - 1) / estimate.n
         size = min(spread / variance, estimate.samples) if variance > 0 else float(estimate.samples)
+
+    # Wilson's formula, with z^2 / n_eff as a name of its own.
     z2 = Z95**2 / size
     centre = (p + z2 / 2) / (1 + z2)
     half = Z95 * math.sqrt(spread / size + z2 / (4 * size)) / (1 + z2)
-    return min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half))  # rounding never shuts p out
+    low = max(0.0, centre - half)
+    high = min(1.0, centre + half)
+    # At p = 0 or 1 rounding could leave p a hair outside.
+    return min(p, low), max(p, high)
 
 
 def t_interval(values: Sequence[float]) -> float | None:
@@ -132,15 +145,21 @@ def t_quantile(p: float, df: int) -> float:
         raise ValueError(f"df must be a whole number from 1, got {df}")
     if p < 0.5:
         return -t_quantile(1 - p, df)
-    low, high = 0.0, math.pi / 2  # bisection in theta = atan(t / sqrt(df)), where every quantile is finite
+    # Bisection in theta = atan(t / sqrt(df)), where every quantile is finite: 60 halvings are a double's precision.
+    wanted = 2 * p - 1  # P(|T| < t)
+    low = 0.0
+    high = math.pi / 2
     for _ in range(60):
         theta = (low + high) / 2
-        low, high = (theta, high) if _central_mass(theta, df) < 2 * p - 1 else (low, theta)
+        if _central_mass(theta, df) < wanted:
+            low = theta
+        else:
+            high = theta
     return math.tan((low + high) / 2) * math.sqrt(df)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that at least one of `k` of the `n` samples is right, of which `correct` are: 1 - C(n-c, k) / C(n, k).
+    """Chance that at least one of `k` samples is right where `correct` of all `n` are: 1 - C(n-c, k) / C(n, k).
 
     The unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, equation 1), in exact integers.
     """
@@ -161,17 +180,18 @@ def avg_at_k(correct: Sequence[bool]) -> float:
 def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
     """Expected correctness of the majority answer of one question's samples.
 
-    None, an answer that could not be parsed, has no vote; no votes at all is 0. Of tied answers one is drawn, so
-    the value is the share of them that is right. Answers are told apart as strings: `parsed` is the judge's
-    normalised form. Should the judge have called one string both right and wrong, its share counts.
+    None, an answer that could not be parsed, has no vote; no votes at all is 0. A tie is broken at random, so the
+    value is the share of the tied answers that are right. Answers are compared as strings: `parsed` is the
+    judge's normalised form. If the judge called one string both right and wrong, its share counts.
     """
     _same_length(answers, correct)
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0
-    most = max(votes.values())
     right = Counter(answer for answer, ok in zip(answers, correct, strict=True) if ok)
+    most = max(votes.values())
     tied = [answer for answer, count in votes.items() if count == most]
+    # `right` of a string is its number of votes or 0, unless the judge called it both.
     return sum(right[answer] / most for answer in tied) / len(tied)
 
 
@@ -180,11 +200,13 @@ def _residuals(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[f
     _same_length(values, clusters)
     if not values:
         raise ValueError("a mean needs at least one value")
-    centre = math.fsum(values) / len(values)  # fsum: the order of the records leaves no trace
+    # fsum is exact before its last rounding: reports do not depend on the order of the records.
+    n = len(values)
+    centre = math.fsum(values) / n
     groups: defaultdict[Hashable, list[float]] = defaultdict(list)
     for value, cluster in zip(values, clusters, strict=True):
         groups[cluster].append(value - centre)
-    return centre, {cluster: math.fsum(group) / len(values) for cluster, group in groups.items()}
+    return centre, {cluster: math.fsum(group) / n for cluster, group in groups.items()}
 
 
 def _clustered_se(residuals: Sequence[float]) -> float | None:
@@ -199,18 +221,29 @@ def _within(
     values: Sequence[float], clusters: Sequence[Hashable], shared: set[Hashable]
 ) -> tuple[list[float], list[Hashable]]:
     """The values whose cluster is in `shared`, and their clusters."""
-    pairs = [pair for pair in zip(values, clusters, strict=True) if pair[1] in shared]
-    return [value for value, _ in pairs], [cluster for _, cluster in pairs]
+    kept: list[float] = []
+    kept_clusters: list[Hashable] = []
+    for value, cluster in zip(values, clusters, strict=True):
+        if cluster in shared:
+            kept.append(value)
+            kept_clusters.append(cluster)
+    return kept, kept_clusters
 
 
 def _central_mass(theta: float, df: int) -> float:
     """P(|T| < t) with theta = atan(t / sqrt(df)): Abramowitz and Stegun 26.7.3 (odd df) and 26.7.4 (even df)."""
+    # Both are finite sums of cosines:
+    #   odd   2/pi (theta + sin theta (cos theta + 2/3 cos^3 theta + ... ))   powers up to df - 2
+    #   even  sin theta (1 + 1/2 cos^2 theta + (1 3)/(2 4) cos^4 theta + ...)   powers up to df - 2
+    odd = df % 2 == 1
     cosine = math.cos(theta)
-    term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
-    for power in range(1 + df % 2, df, 2):  # terms cos^(power - 1), each from the one before it
+    term = cosine if odd else 1.0
+    total = 0.0
+    first = 2 if odd else 1
+    for k in range(first, df, 2):
         total += term
-        term *= power / (power + 1) * cosine**2
-    if df % 2:
+        term *= k / (k + 1) * cosine**2
+    if odd:
         return 2 / math.pi * (theta + math.sin(theta) * total)
     return math.sin(theta) * total
 
