@@ -98,7 +98,7 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) 
     steps, first, thoughts = [], {}, []
     while engine.busy:
         before, waiting = time.perf_counter(), len(engine.scheduler)
-        rows = 0 if engine.rows is None else len(engine.rows)
+        rows = 0 if engine.running is None else len(engine.running)
         events = engine.step()
         now = time.perf_counter()
         if len(engine.scheduler) == waiting and rows == min(cell.slots, len(job.requests)):

@@ -19,7 +19,7 @@ from colar.engine.async_engine import AsyncEngine
 from colar.engine.cache import SlotCache
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
-from colar.engine.scheduler import PATIENCE, Scheduler, Waiting
+from colar.engine.scheduler import PATIENCE, Queued, Scheduler
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import Colar, ColarParams
 from colar.model.backbones import Backbone
@@ -89,7 +89,7 @@ def test_cancelled_requests_leave_the_others_untouched(colar):
         engine.submit(request)
     for _ in range(3):
         events += engine.step()
-    running = [engine.rows.request(i) for i in range(len(engine.rows))]
+    running = [engine.running.request(i) for i in range(len(engine.running))]
     waiting = colar.requests[-1]
     assert waiting not in running
     gone = [running[0], running[-1], waiting]
@@ -153,7 +153,7 @@ def test_a_stream_that_is_left_cancels_its_requests(colar):
     same(done, colar.expected[done.request.id])
 
 
-# The line
+# The queue
 
 
 def test_the_line_is_bounded_and_says_what_can_never_run(colar):
@@ -183,8 +183,8 @@ def test_admission(data):
     sizes = data.draw(st.lists(st.integers(1, 90), max_size=60))
     for i, size in enumerate(sizes):
         request = Request(str(i), "?", decoding=Decoding(max_latents=0, max_completion_length=1))
-        scheduler.add(Waiting(request, (0,) * size))
-    running: list[Waiting] = []
+        scheduler.add(Queued(request, (0,) * size))
+    running: list[Queued] = []
     started = []
     idle = 0
     while scheduler.waiting or running:
@@ -268,7 +268,7 @@ def test_both_kinds_of_row_share_one_forward_and_one_head(colar):
         while engine.busy:
             seen.clear()
             heads.clear()
-            rows = engine.rows
+            rows = engine.running
             both = rows is not None and 0 < int(rows.thinking_N.sum()) < len(rows)
             engine.step()
             decodes = [shape for shape in seen if shape[1] == 1]

@@ -28,8 +28,8 @@ from colar.engine.cache import SlotCache
 from colar.engine.compiled import CompiledHidden
 from colar.engine.packed import can_pack, packed_copy, refresh
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
-from colar.engine.running import Rows
-from colar.engine.scheduler import QueueFull, Scheduler, Waiting
+from colar.engine.running import Running
+from colar.engine.scheduler import Queued, QueueFull, Scheduler
 from colar.engine.step import choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -44,7 +44,7 @@ class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions (None: as many as they need); `max_waiting`
-    bounds the line (None: no bound). With `compile` forwards are compiled when they are first taken, which lasts a
+    bounds the queue (None: no bound). With `compile` forwards are compiled when they are first taken, which lasts a
     minute or two (less when it was done before), and bfloat16 weights on a CPU are kept twice, the second time as
     its matrix units read them; it pays from some thousand steps on, docs/engine.md has figures.
     Weights may be trained in place between two calls, not while requests run.
@@ -65,35 +65,35 @@ class Engine:
             compile and max_batch > 1
         )  # a last row runs beside a copy of itself: no graph of its own
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting)
-        self.rows: Rows | None = None
+        self.running: Running | None = None
         self._cache: SlotCache | None = None
 
-    # The line
+    # The queue
 
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""
-        return self.rows is not None or len(self.scheduler) > 0
+        return self.running is not None or len(self.scheduler) > 0
 
     def submit(self, request: Request) -> None:
-        """Put a request into the line; `step` says what comes of this very object.
+        """Put a request into the queue; `step` says what comes of this very object.
 
         Raises ValueError where it cannot be run, and QueueFull where `max_waiting` others wait.
         """
-        self.scheduler.add(Waiting(request, tuple(prompt_ids(self.lm, self.method, request))))
+        self.scheduler.add(Queued(request, tuple(prompt_ids(self.lm, self.method, request))))
 
     def cancel(self, request: Request) -> bool:
         """Forget a request, waiting or running; no event follows. False where it is not here (any more)."""
         if self.scheduler.remove(request):
             return True
-        rows = self.rows
-        at = [] if rows is None else [i for i in range(len(rows)) if rows.request(i) is request]
+        running = self.running
+        at = [] if running is None else [i for i in range(len(running)) if running.request(i) is request]
         self._release(at)
         return bool(at)
 
     def clear(self) -> None:
         """Forget all requests, waiting or running."""
-        self.rows = None
+        self.running = None
         self.scheduler.waiting.clear()
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
@@ -106,12 +106,12 @@ class Engine:
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Events of all requests as they happen. All are checked before the first forward.
 
-        They wait outside the line, whatever its bound. Closing the stream cancels what is left of them. RuntimeError
+        They wait outside the queue, whatever its bound. Closing the stream cancels what is left of them. RuntimeError
         where other requests run or wait: their events would come out here.
         """
         if self.busy:
             raise RuntimeError("the engine is busy with other requests: use step, or an AsyncEngine")
-        outside = [Waiting(r, tuple(prompt_ids(self.lm, self.method, r))) for r in requests]
+        outside = [Queued(r, tuple(prompt_ids(self.lm, self.method, r))) for r in requests]
         outside.reverse()
         mine = {id(entry.request): entry.request for entry in outside}
         try:
@@ -137,55 +137,55 @@ class Engine:
         try:
             with evaluating(self.lm):
                 self._admit()
-                return [] if self.rows is None else self._round(self.rows)
+                return [] if self.running is None else self._round(self.running)
         except BaseException:
-            self.rows = None
+            self.running = None
             raise
 
-    def _round(self, rows: Rows) -> list[Event]:
+    def _round(self, running: Running) -> list[Event]:
         started = time.perf_counter()
-        embeds_ND, events = choose(self.lm, self.method, rows)
-        rows.charge(time.perf_counter() - started)
-        done = {i: rows.seconds[i] for i, event in events if event.kind == "finished"}
+        embeds_ND, events = choose(self.lm, self.method, running)
+        running.charge(time.perf_counter() - started)
+        done = {i: running.seconds[i] for i, event in events if event.kind == "finished"}
         named = [
             dataclasses.replace(event, seconds=done[i]) if event.kind == "finished" else event
             for i, event in events
         ]
         started = time.perf_counter()
         left = self._release(list(done), embeds_ND)
-        if left is not None and self.rows is not None:
-            self._feed(self.rows, left)
-            self.rows.charge(time.perf_counter() - started)
+        if left is not None and self.running is not None:
+            self._feed(self.running, left)
+            self.running.charge(time.perf_counter() - started)
         return named
 
-    def _feed(self, rows: Rows, embeds_ND: Tensor) -> None:
+    def _feed(self, running: Running, embeds_ND: Tensor) -> None:
         """One forward: each row's embedding goes into its next column."""
-        cache, position_N, copies = self._room(0), rows.position_N, 0
-        if self._pairs and len(rows) == 1:
+        cache, position_N, copies = self._room(0), running.position_N, 0
+        if self._pairs and len(running) == 1:
             embeds_ND, position_N, copies = embeds_ND.repeat(2, 1), position_N.repeat(2), 1
         mask = cache.at_decode(position_N, int(position_N.max()) + 1, embeds_ND, copies)
         hidden_N1D = self._hidden(embeds_ND[:, None], mask, position_N[:, None], cache)
-        rows.hidden_ND = hidden_N1D[: len(rows), -1]
-        rows.position_N = rows.position_N + 1
-        rows.step_N = rows.step_N + 1
+        running.hidden_ND = hidden_N1D[: len(running), -1]
+        running.position_N = running.position_N + 1
+        running.step_N = running.step_N + 1
 
     def _release(self, done: Sequence[int], embeds_ND: Tensor | None = None) -> Tensor | None:
         """Free the slots of rows `done`: the last rows move into them. Returns the others' embeddings."""
-        rows = self.rows
-        if rows is None or not done:
+        running = self.running
+        if running is None or not done:
             return embeds_ND
-        kept = len(rows) - len(done)
+        kept = len(running) - len(done)
         holes = [i for i in done if i < kept]
-        movers = [i for i in range(kept, len(rows)) if i not in done]
+        movers = [i for i in range(kept, len(running)) if i not in done]
         order = list(range(kept))
         for hole, mover in zip(holes, movers, strict=True):
             order[hole] = mover
-        broken = (~torch.isfinite(rows.hidden_ND).all(-1)).nonzero()[:, 0].tolist()
+        broken = (~torch.isfinite(running.hidden_ND).all(-1)).nonzero()[:, 0].tolist()
         cache = self._room(0)
         cache.wipe([i for i in broken if i in done])
         if movers:
-            cache.copy(movers, holes, int(rows.position_N[movers].max()))
-        self.rows = rows.take(order) if kept else None
+            cache.copy(movers, holes, int(running.position_N[movers].max()))
+        self.running = running.take(order) if kept else None
         return None if embeds_ND is None or not kept else embeds_ND[order]
 
     # Questions
@@ -199,35 +199,34 @@ class Engine:
 
     def _admit(self) -> None:
         """Read the questions of those whose turn it is, each distinct one once."""
-        rows = self.rows
-        running = [] if rows is None else rows.waiting
-        widest = max((entry.positions for entry in running), default=0)
-        admitted = self.scheduler.admit(len(running), widest)
+        entries = [] if self.running is None else self.running.entries
+        widest = max((entry.positions for entry in entries), default=0)
+        admitted = self.scheduler.admit(len(entries), widest)
         if not admitted:
             return
         refresh(self.lm)
         cache = self._room(max(entry.positions for entry in admitted))
-        slot_of = {entry.ids: i for i, entry in enumerate(running)}
+        slot_of = {entry.ids: i for i, entry in enumerate(entries)}
         fresh = list({entry.ids: entry for entry in admitted if entry.ids not in slot_of}.values())
         fresh.sort(key=lambda entry: len(entry.ids))
         for batch in _batches(fresh):
             self._join(self._prefill(batch, cache))
-        slot_of |= {entry.ids: len(running) + i for i, entry in enumerate(fresh)}
+        slot_of |= {entry.ids: len(entries) + i for i, entry in enumerate(fresh)}
         read = {id(entry) for entry in fresh}
         again = [entry for entry in admitted if id(entry) not in read]
-        if again and self.rows is not None:
+        if again and self.running is not None:
             sources = [slot_of[entry.ids] for entry in again]
-            targets = list(range(len(self.rows), len(self.rows) + len(again)))
+            targets = list(range(len(self.running), len(self.running) + len(again)))
             cache.copy(sources, targets, max(len(entry.ids) for entry in again))
-            self._join(Rows.start(again, self.rows.first_ND[sources], [0.0] * len(again)))
+            self._join(Running.start(again, self.running.first_ND[sources], [0.0] * len(again)))
 
-    def _join(self, rows: Rows) -> None:
-        self.rows = rows if self.rows is None else self.rows.join(rows)
+    def _join(self, running: Running) -> None:
+        self.running = running if self.running is None else self.running.join(running)
 
-    def _prefill(self, batch: Sequence[Waiting], cache: SlotCache) -> Rows:
+    def _prefill(self, batch: Sequence[Queued], cache: SlotCache) -> Running:
         """Rows of these questions, read into the next free slots."""
         started = time.perf_counter()
-        device, first = self.lm.device, 0 if self.rows is None else len(self.rows)
+        device, first = self.lm.device, 0 if self.running is None else len(self.running)
         lengths = [len(entry.ids) for entry in batch]
         longest = max(lengths)
         ids_NT = torch.tensor(
@@ -248,12 +247,12 @@ class Engine:
             hidden_ND = picked_ND if hidden_ND is None else torch.where(inside_N1, picked_ND, hidden_ND)
         assert hidden_ND is not None, "a question has at least one token"
         share = (time.perf_counter() - started) / len(batch)
-        return Rows.start(batch, hidden_ND, [share] * len(batch))
+        return Running.start(batch, hidden_ND, [share] * len(batch))
 
 
-def _batches(entries: Sequence[Waiting]) -> Iterator[list[Waiting]]:
+def _batches(entries: Sequence[Queued]) -> Iterator[list[Queued]]:
     """Neighbours that one prefill forward takes; a question that is too long for one comes alone."""
-    batch: list[Waiting] = []
+    batch: list[Queued] = []
     for entry in entries:  # shortest first: the newest is the longest
         if batch and (len(batch) + 1) * len(entry.ids) > PREFILL_TOKENS:
             yield batch

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from colar.engine.request import Request
-from colar.engine.scheduler import Waiting
+from colar.engine.scheduler import Queued
 from colar.methods.base import ThinkState, param_columns
 
 
 @dataclass
-class Rows:
+class Running:
     """Index i of every column belongs to slot i of the cache."""
 
-    waiting: list[Waiting]
+    entries: list[Queued]
     hidden_ND: Tensor
     """Last hidden state: what the next thought or token comes from."""
     first_ND: Tensor
@@ -44,10 +44,10 @@ class Rows:
     cut: list[bool]
 
     @classmethod
-    def start(cls, waiting: Sequence[Waiting], hidden_ND: Tensor, seconds: Sequence[float]) -> Rows:
+    def start(cls, entries: Sequence[Queued], hidden_ND: Tensor, seconds: Sequence[float]) -> Running:
         """Rows whose questions have been read."""
         device = hidden_ND.device
-        requests = [entry.request for entry in waiting]
+        requests = [entry.request for entry in entries]
 
         def whole(values: Iterable[int]) -> Tensor:
             return torch.tensor(list(values), device=device, dtype=torch.int64)
@@ -58,10 +58,10 @@ class Rows:
 
         zeros = whole(0 for _ in requests)
         return cls(
-            waiting=list(waiting),
+            entries=list(entries),
             hidden_ND=hidden_ND,
             first_ND=hidden_ND,
-            position_N=whole(len(entry.ids) for entry in waiting),
+            position_N=whole(len(entry.ids) for entry in entries),
             thinking_N=zeros == 0,
             n_thoughts_N=zeros.clone(),
             n_tokens_N=zeros.clone(),
@@ -79,17 +79,17 @@ class Rows:
         )
 
     def __len__(self) -> int:
-        return len(self.waiting)
+        return len(self.entries)
 
     def request(self, i: int) -> Request:
-        return self.waiting[i].request
+        return self.entries[i].request
 
-    def take(self, index: list[int]) -> Rows:
+    def take(self, index: list[int]) -> Running:
         """The rows at these indices, in this order."""
         at = torch.tensor(index, device=self.hidden_ND.device, dtype=torch.int64)
         return self._map(lambda column: column[at], lambda column: [column[i] for i in index])
 
-    def join(self, other: Rows) -> Rows:
+    def join(self, other: Running) -> Running:
         """These rows, then the others."""
         names = iter(_names(other))
         tensors = iter(_tensors(other))
@@ -98,14 +98,14 @@ class Rows:
             lambda column: column + getattr(other, next(names)),
         )
 
-    def _map(self, tensor: Callable[[Tensor], Tensor], listed: Callable[[list[Any]], list[Any]]) -> Rows:
+    def _map(self, tensor: Callable[[Tensor], Tensor], listed: Callable[[list[Any]], list[Any]]) -> Running:
         made: dict[str, Any] = {}
         for name, value in vars(self).items():
             if name == "params":
                 made[name] = {key: tensor(column) for key, column in value.items()}
             else:
                 made[name] = tensor(value) if isinstance(value, Tensor) else listed(value)
-        return Rows(**made)
+        return Running(**made)
 
     def charge(self, seconds: float) -> None:
         """Divide the time of a step between the rows that ran in it."""
@@ -113,7 +113,7 @@ class Rows:
         self.seconds = [spent + share for spent in self.seconds]
 
     def think_state(self, at: Tensor, logits: Callable[[Tensor], Tensor]) -> ThinkState:
-        """What a method sees of rows `at`."""
+        """Rows `at` as a method sees them."""
         return ThinkState(
             hidden=self.hidden_ND[at],
             step=self.step_N[at],
@@ -127,12 +127,12 @@ class Rows:
         )
 
 
-def _names(rows: Rows) -> list[str]:
-    return [name for name, value in vars(rows).items() if isinstance(value, list)]
+def _names(running: Running) -> list[str]:
+    return [name for name, value in vars(running).items() if isinstance(value, list)]
 
 
-def _tensors(rows: Rows) -> list[Tensor]:
+def _tensors(running: Running) -> list[Tensor]:
     found: list[Tensor] = []
-    for value in vars(rows).values():
+    for value in vars(running).values():
         found += list(value.values()) if isinstance(value, dict) else [value] * isinstance(value, Tensor)
     return found
