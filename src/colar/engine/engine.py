@@ -28,7 +28,7 @@ from colar.engine.cache import SlotCache
 from colar.engine.compiled import CompiledHidden
 from colar.engine.packed import can_pack, packed_copy, refresh
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
-from colar.engine.running import Running
+from colar.engine.running import Running, begin
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
 from colar.engine.step import choose
 from colar.methods.base import Method
@@ -210,21 +210,26 @@ class Engine:
         fresh = list({entry.ids: entry for entry in admitted if entry.ids not in slot_of}.values())
         fresh.sort(key=lambda entry: len(entry.ids))
         for batch in _batches(fresh):
-            self._join(self._prefill(batch, cache))
+            self._prefill(batch, cache)
         slot_of |= {entry.ids: len(entries) + i for i, entry in enumerate(fresh)}
         read = {id(entry) for entry in fresh}
         again = [entry for entry in admitted if id(entry) not in read]
         if again and self.running is not None:
+            started = time.perf_counter()
             sources = [slot_of[entry.ids] for entry in again]
             targets = list(range(len(self.running), len(self.running) + len(again)))
             cache.copy(sources, targets, max(len(entry.ids) for entry in again))
-            self._join(Running.start(again, self.running.first_ND[sources], [0.0] * len(again)))
+            self._start(again, self.running.first_ND[sources], started)
 
-    def _join(self, running: Running) -> None:
-        self.running = running if self.running is None else self.running.join(running)
+    def _start(self, entries: Sequence[Queued], hidden_ND: Tensor, started: float) -> None:
+        """Rows whose questions are in the cache join the running ones; they share the time since `started`."""
+        begun = begin(self.lm, self.method, entries, self.running)
+        share = (time.perf_counter() - started) / len(entries)
+        new = Running.start(entries, hidden_ND, begun, [share] * len(entries))
+        self.running = new if self.running is None else self.running.join(new)
 
-    def _prefill(self, batch: Sequence[Queued], cache: SlotCache) -> Running:
-        """Rows of these questions, read into the next free slots."""
+    def _prefill(self, batch: Sequence[Queued], cache: SlotCache) -> None:
+        """Read these questions into the next free slots."""
         started = time.perf_counter()
         device, first = self.lm.device, 0 if self.running is None else len(self.running)
         lengths = [len(entry.ids) for entry in batch]
@@ -246,8 +251,7 @@ class Engine:
             inside_N1 = ((here_N >= 0) & (here_N < length))[:, None]
             hidden_ND = picked_ND if hidden_ND is None else torch.where(inside_N1, picked_ND, hidden_ND)
         assert hidden_ND is not None, "a question has at least one token"
-        share = (time.perf_counter() - started) / len(batch)
-        return Running.start(batch, hidden_ND, [share] * len(batch))
+        self._start(batch, hidden_ND, started)
 
 
 def _batches(entries: Sequence[Queued]) -> Iterator[list[Queued]]:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from colar.engine.request import Request
 from colar.engine.scheduler import Queued
-from colar.methods.base import ThinkState, param_columns
+from colar.methods.base import Method, ThinkState, param_columns
+from colar.model.latent_lm import LatentLM
 
 
 @dataclass
@@ -40,11 +41,19 @@ class Running:
     max_latents_N: Tensor
     max_tokens_N: Tensor
     params: dict[str, Tensor]
+    begun: dict[str, Tensor]
+    """The method's own columns (N, ...), from its `begin`."""
     seconds: list[float]
     cut: list[bool]
 
     @classmethod
-    def start(cls, entries: Sequence[Queued], hidden_ND: Tensor, seconds: Sequence[float]) -> Running:
+    def start(
+        cls,
+        entries: Sequence[Queued],
+        hidden_ND: Tensor,
+        begun: dict[str, Tensor],
+        seconds: Sequence[float],
+    ) -> Running:
         """Rows whose questions have been read."""
         device = hidden_ND.device
         requests = [entry.request for entry in entries]
@@ -74,6 +83,7 @@ class Running:
             max_latents_N=whole(request.decoding.max_latents for request in requests),
             max_tokens_N=whole(request.decoding.max_completion_length for request in requests),
             params={k: v.to(device) for k, v in param_columns([r.params for r in requests]).items()},
+            begun=begun,
             seconds=list(seconds),
             cut=[False] * len(requests),
         )
@@ -101,7 +111,7 @@ class Running:
     def _map(self, tensor: Callable[[Tensor], Tensor], listed: Callable[[list[Any]], list[Any]]) -> Running:
         made: dict[str, Any] = {}
         for name, value in vars(self).items():
-            if name == "params":
+            if isinstance(value, dict):
                 made[name] = {key: tensor(column) for key, column in value.items()}
             else:
                 made[name] = tensor(value) if isinstance(value, Tensor) else listed(value)
@@ -124,7 +134,45 @@ class Running:
             seed=self.seed_N[at],
             sample=self.sample_N[at],
             make_logits=logits,
+            begun={name: column[at] for name, column in self.begun.items()},
         )
+
+
+def begin(
+    lm: LatentLM, method: Method, entries: Sequence[Queued], running: Running | None
+) -> dict[str, Tensor]:
+    """The method's own columns for requests that start now, to be joined to those of the running rows.
+
+    ValueError where a column has another number of rows than there are requests, or is not like the running ones.
+    """
+    begun = method.begin(lm, [entry.request for entry in entries])
+    for name, column in begun.items():
+        if column.shape[:1] != (len(entries),):
+            raise ValueError(
+                f"method {method.name}: begin gave column {name!r} the shape {tuple(column.shape)} for "
+                f"{len(entries)} requests; it must have one row for each"
+            )
+    if running is not None:
+        _check_alike(method, begun, running.begun)
+    return begun
+
+
+def _check_alike(method: Method, begun: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+    """ValueError where rows that begin now cannot share a batch with those that began before."""
+    for name in sorted(begun.keys() | before.keys()):
+        now, then = _row_kind(begun, name), _row_kind(before, name)
+        if now != then:
+            raise ValueError(
+                f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are running; "
+                "all rows share a batch, so it must not depend on the request"
+            )
+
+
+def _row_kind(begun: dict[str, Tensor], name: str) -> str:
+    """Shape and dtype of one row of a column, as an error names them."""
+    if name not in begun:
+        return "no row"
+    return f"rows of shape {tuple(begun[name].shape[1:])} in {begun[name].dtype}"
 
 
 def _names(running: Running) -> list[str]:
