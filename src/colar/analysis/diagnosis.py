@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from colar import progress
-from colar.analysis.forced import Forced, reference_rows, reference_thoughts
+from colar.analysis.controls import Forced, Thoughts
 from colar.analysis.retrieval import nearest_tokens
 from colar.data.answers import judge
 from colar.data.example import Example
@@ -43,6 +44,24 @@ class Token:
 
     token_id: int
     is_result: bool
+
+
+def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
+    """Encode the examples as training would, all with the same per-request values. No draw matters to them."""
+    rows = []
+    for example in examples:
+        question = lm.template.question(example.question, method.prompt(params))
+        row = method.encode(lm.template, example, Random(0), 0.0)
+        rows.append(replace(row, question=question, params=params))
+    return rows
+
+
+@torch.no_grad()
+def reference_thoughts(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> Thoughts:
+    """The thoughts of the reference chains as training feeds them."""
+    batch = Batch.collate(reference_rows(lm, method, examples, params))
+    embeds_RKD, counts_R = method.thoughts(lm, batch)
+    return Thoughts(embeds_RKD, counts_R)
 
 
 def reference_groups(lm: LatentLM, row: Row, c: int) -> list[list[Token]]:
@@ -89,16 +108,16 @@ def read(
     lm: LatentLM, method: Method, examples: Sequence[Example], params: Any, limits: Decoding
 ) -> list[bool]:
     """Whether each answer is right when the reference's thoughts are fed."""
-    thoughts, counts = reference_thoughts(lm, method, examples, params)
-    engine = Engine(lm, Forced(method, thoughts, counts), 64)
-    decoding = replace(limits, max_latents=int(counts.max()) + 1)
-    requests = [
-        Request(example.id, example.question, params, decoding, seed=r) for r, example in enumerate(examples)
-    ]
-    return [
-        judge(completion.text, example.answer, example.answer_type).correct
-        for completion, example in zip(engine.generate(requests), examples, strict=True)
-    ]
+    thoughts = reference_thoughts(lm, method, examples, params)
+    # A long chain must not be cut where a model's own thoughts would be.
+    decoding = replace(limits, max_latents=int(thoughts.counts_R.max()) + 1)
+    requests = [Request(example.id, example.question, params, decoding) for example in examples]
+    engine = Engine(lm, Forced(method, requests, thoughts), 64)
+    right = []
+    for example, completion in zip(examples, engine.generate(requests), strict=True):
+        verdict = judge(completion.text, example.answer, example.answer_type)
+        right.append(verdict.correct)
+    return right
 
 
 @torch.no_grad()
