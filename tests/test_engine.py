@@ -452,8 +452,8 @@ def test_nothing_to_do_and_bad_limits(colar):
         ({"temperature": math.nan}, "temperature must be 0 or more, got nan"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
         ({"latent_temperature": -0.5}, "latent_temperature must be 0 or more, got -0.5"),
-        ({"max_latents": -1}, "max_latents must be 0 or more"),
-        ({"max_completion_length": 0}, "max_completion_length 1 or more"),
+        ({"max_latents": -1}, "max_latents must be 0 or more, got -1"),
+        ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             Decoding(**bad)
@@ -480,5 +480,5 @@ def test_what_cannot_be_compiled_runs_as_it_is(colar, monkeypatch, capsys):
     for completion in Engine(colar.lm, colar.method, 4, compile=True).generate(colar.requests):
         same(completion, colar.expected[completion.request.id])
     said = capsys.readouterr().err
-    assert "the engine goes on without compilation: RuntimeError: no such thing" in said
+    assert "the engine runs without compilation: RuntimeError: no such thing" in said
     assert "long story" not in said

@@ -89,7 +89,7 @@ def test_cancelled_requests_leave_the_others_untouched(colar):
         engine.submit(request)
     for _ in range(3):
         events += engine.step()
-    running = [engine.running.request(i) for i in range(len(engine.running))]
+    running = [entry.request for entry in engine.running.entries]
     waiting = colar.requests[-1]
     assert waiting not in running
     gone = [running[0], running[-1], waiting]
@@ -183,7 +183,7 @@ def test_admission(data):
     sizes = data.draw(st.lists(st.integers(1, 90), max_size=60))
     for i, size in enumerate(sizes):
         request = Request(str(i), "?", decoding=Decoding(max_latents=0, max_completion_length=1))
-        scheduler.add(Queued(request, (0,) * size))
+        scheduler.add(Queued(i, request, (0,) * size))
     running: list[Queued] = []
     started = []
     idle = 0
