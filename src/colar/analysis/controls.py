@@ -200,6 +200,7 @@ def own_thoughts(lm: LatentLM, method: Method, requests: Sequence[Request], max_
     kept = [replace(request, keep_latents=True) for request in requests]
     completions = Engine(lm, method, max_batch).generate(kept)
     counts = [completion.length for completion in completions]
+    # Padded with zeros to the most thoughts of any request.
     embeds_RKD = torch.zeros(len(requests), max(counts), lm.width, device=lm.device)
     for r, completion in enumerate(completions):
         if completion.latents is not None:
@@ -220,6 +221,7 @@ def zeroed(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
 
 def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
     """Give each question the thoughts of the next one in a random round: none keeps its own."""
+    # By question, not by request: samples of one question think alike.
     by_question: dict[str, list[int]] = {}
     for r, request in enumerate(requests):
         by_question.setdefault(request.question, []).append(r)

@@ -59,6 +59,7 @@ class AsyncEngine:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
+        # Set by the worker: this task may be cancelled before it would learn its number.
         number = -1
 
         def submit() -> None:
@@ -137,9 +138,11 @@ class AsyncEngine:
             if order is None:
                 return False
             order()
+            # There may be something to step now, and orders that are already there are carried out before it.
             wait = False
 
     def _deliver(self, event: Event) -> None:
+        # No reader: the caller left, and its order to cancel is on the way.
         reader = self._readers.get(event.number)
         if reader is None:
             return

@@ -152,13 +152,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Prepare a forward of `length` positions a row: `rows` slots from `first` on, columns from `start` on.
 
         Returns its attention mask, in the dtype and on the device of `like`.
-
-            first = 1, rows = 2, start = 0, length = 4
-
-            slot 0   q q q l l        not touched
-            slot 1   w w w w          written; padding too, until the row's own next columns replace it
-            slot 2   w w w w
         """
+        # at_prefill(first=1, rows=2, start=0, length=4), w is written:
+        #
+        #     slot 0   q q q l l
+        #     slot 1   w w w w          padding too: the row's own next columns replace it
+        #     slot 2   w w w w
         device = like.device
         columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
         slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
@@ -170,12 +169,11 @@ class SlotCache(Cache):  # type: ignore[misc]
 
         The last `copies` rows are only there for their shape: they write into the slot that nobody reads. Returns
         the attention mask, in the dtype and on the device of `like`.
-
-            position_N = 4, 2
-
-            slot 0   q q q l w        sees columns 0..4
-            slot 1   q q w            sees columns 0..2
         """
+        # at_decode(position_N=[4, 2]), w is written:
+        #
+        #     slot 0   q q q l w        sees columns 0..4
+        #     slot 1   q q w            sees columns 0..2
         n_rows = position_N.shape[0]
         slots_N1 = torch.arange(n_rows, device=like.device)[:, None]
         slots_N1[n_rows - copies :] = self.slots
@@ -183,21 +181,20 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self._mask(position_N[:, None], like)
 
     def _put(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int) -> None:
+        # The numbers are in nobody's use, the size is: see `Place`.
         device = columns_NT.device
         before = torch.empty(2 + first, device=device)
         seen_C = torch.arange(span, device=device)
         self.place = Place(before, slots_N1, columns_NT, seen_C)
 
     def _mask(self, query_NT: Tensor, like: Tensor) -> Any:
-        """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers.
-
-        fed at column 4, window 3
-
-        columns      0    1    2    3    4    5
-        behind       4    3    2    1    0   -1
-        full         0    0    0    0    0  min
-        window     min  min    0    0    0  min
-        """
+        """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers."""
+        # A row that is fed at column 4, where the window is 3:
+        #
+        #     columns     0    1    2    3    4    5
+        #     behind      4    3    2    1    0   -1
+        #     full        0    0    0    0    0  min       nothing after the position itself
+        #     near      min  min    0    0    0  min       and nothing as far behind as the window
         behind_NTC = query_NT[..., None] - self.place.seen
         window: int = getattr(self.config, "sliding_window", None) or self.columns + 1
         types = set(getattr(self.config, "layer_types", None) or ())

@@ -44,6 +44,7 @@ class CompiledHidden:
         self.compiled: set[str] = set()
         """The kinds of forward that have been met."""
         self.run: Any = torch.compile(lm.hidden)
+        # On a CPU torch.compile writes C++.
         compilers = [os.environ.get("CXX"), "g++", "clang++"]
         if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
             self._give_up("there is no C++ compiler (g++ or clang++)")
@@ -61,6 +62,7 @@ class CompiledHidden:
         else:
             kind = "a step of one row"
 
+        # A graph that allocates the cache would be of use only once.
         if not cache.filled:
             self._fill(embeds_NTD, position_NT, cache)
         with _packed(self.lm):
@@ -71,7 +73,7 @@ class CompiledHidden:
             return hidden
 
     def _fill(self, embeds_NTD: Tensor, position_NT: Tensor, cache: SlotCache) -> None:
-        """Allocate a new cache by one plain position: a graph that did it would be of use only once."""
+        """Allocate a new cache, by feeding one position as it is."""
         place = cache.place
         one_11D = embeds_NTD[:1, :1]
         mask = cache.at_prefill(0, 1, 0, 1, one_11D)
@@ -80,6 +82,7 @@ class CompiledHidden:
 
     def _compile(self, kind: str, *fed: Any) -> Tensor:
         """Compile by the first forward of its kind. Where that fails, a plain one writes the same again."""
+        # After giving up, `run` is the plain forward: nothing is compiled, and there is nothing to say.
         if self.run is not self.lm.hidden:
             progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
         _name_sizes(*fed)
@@ -107,12 +110,11 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend as SDPA does, with less copying: query heads that share a key head become queries of that head.
 
-        query   (N, 6 heads, T, d)    ->    (N, 2 heads, 3 T, d)
-        key     (N, 2 heads, C, d)          as it is
-
     transformers does the same in a plain step, but copies keys and values for each query head in a compiled one.
     Returns (N, T, heads, d), and no attention weights.
     """
+    #     query   (N, 6 heads, T, d)   ->   (N, 2 heads, 3 T, d)
+    #     key     (N, 2 heads, C, d)        as it is, and the values too
     n, heads, length, width = query.shape
     key_heads = key.shape[1]
     shared = heads // key_heads

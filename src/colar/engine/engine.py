@@ -99,7 +99,7 @@ class Engine:
         return entry
 
     def cancel(self, request: Request) -> bool:
-        """Forget this very object, waiting or running; no event follows. False where it is not here (any more)."""
+        """Forget a request, this very object, waiting or running. No event follows. False where it is not here."""
         if self.scheduler.remove(request):
             return True
         if self.running is None:
@@ -138,6 +138,7 @@ class Engine:
                         unfinished.pop(event.number, None)
                     yield event
         finally:
+            # Also where the caller closes the stream: whoever uses the engine next finds it idle.
             for request in unfinished.values():
                 self.cancel(request)
 
@@ -145,7 +146,7 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Event]:
-        """Let in who may, choose what every row feeds next, let go of those that are done, feed the others.
+        """Admit requests, choose each row's next input, release the rows that end, feed the others: one step's events.
 
         An error leaves the engine without running rows; those that wait still wait.
         """
@@ -156,11 +157,13 @@ class Engine:
                     return []
                 return self._round(self.running)
         except BaseException:
+            # Some rows may have been fed and others not: none of them can continue.
             self.running = None
             raise
 
     def _round(self, running: Running) -> list[Event]:
         """One step of all running rows."""
+        # Timed in two parts: rows that end here have no share in the forward.
         started = time.perf_counter()
         embeds_ND, events, ended = choose(self.lm, self.method, running)
         chosen = time.perf_counter()
@@ -187,14 +190,12 @@ class Engine:
         return events
 
     def _release(self, running: Running, done: Collection[int]) -> list[int]:
-        """Free the slots of rows `done`. Returns the rows that are left, in the order of their new slots.
-
-        Running rows lie in the first slots, without a gap: the last ones move into the holes.
-
-            slot       0    1    2    3    4        done: 1 and 3
-            before     a    b    c    d    e
-            after      a    e    c                  left: 0 4 2
-        """
+        """Free the slots of rows `done`. Returns the rows that are left, in the order of their new slots."""
+        # Running rows lie in the first slots, without a gap: the last ones move into the holes.
+        #
+        #     slot       0    1    2    3    4        done: 1 and 3
+        #     before     a    b    c    d    e
+        #     after      a    e    c                  left: 0, 4, 2
         n_left = len(running) - len(done)
         holes = [i for i in done if i < n_left]
         movers = [i for i in range(n_left, len(running)) if i not in done]
@@ -202,6 +203,7 @@ class Engine:
         for hole, mover in zip(holes, movers, strict=True):
             left[hole] = mover
 
+        # What a row leaves in its slot is masked for the next one, but a NaN goes through any mask.
         broken_N = ~torch.isfinite(running.hidden_ND).all(-1)
         self._cache.wipe([i for i in broken_N.nonzero()[:, 0].tolist() if i in done])
         if movers:
@@ -234,6 +236,7 @@ class Engine:
         admitted = self.scheduler.admit(len(entries), widest)
         if not admitted:
             return
+        # The weights may have been trained since the last requests.
         refresh(self.lm)
         self._cache.reserve(max(entry.positions for entry in admitted))
 
@@ -255,23 +258,23 @@ class Engine:
             self._copy_questions(again)
 
     def _prefill(self, batch: Sequence[Queued]) -> None:
-        """Read these questions into the next free slots.
-
-            slot 3     q q q q .        padded on the right, where the rows' own next columns come to lie
-            slot 4     q q q q q
-
-        Chunks of a long question follow one another; only a question that is alone has more than one (`_batches`).
-        """
+        """Read these questions into the next free slots."""
         started = time.perf_counter()
         device = self.lm.device
         first_slot = 0 if self.running is None else len(self.running)
         n = len(batch)
         lengths = [len(entry.ids) for entry in batch]
         longest = max(lengths)
+
+        # Padded on the right, where a row's own next columns come to lie; no row sees beyond its own position.
+        #
+        #     slot 3     q q q q .
+        #     slot 4     q q q q q
         ids_NT = torch.zeros(n, longest, dtype=torch.int64, device=device)
         for row, entry in enumerate(batch):
             ids_NT[row, : lengths[row]] = torch.tensor(entry.ids, device=device)
 
+        # Chunks of a long question follow one another. Several questions are one chunk: `_batches` sees to it.
         for start in range(0, longest, PREFILL_TOKENS):
             embeds_NTD = self.lm.embed(ids_NT[:, start : start + PREFILL_TOKENS])
             length = embeds_NTD.shape[1]
@@ -279,7 +282,7 @@ class Engine:
             position_NT = torch.arange(start, start + length, device=device).expand(n, -1)
             hidden_NTD = self._hidden(embeds_NTD, mask, position_NT, self._cache)
 
-        # Every question ends in the last chunk, which began at `start`.
+        # So every question ends in the last chunk, which began at `start`.
         last_N = torch.tensor(lengths, device=device) - 1 - start
         row_N = torch.arange(n, device=device)
         self._start(batch, hidden_NTD[row_N, last_N], started)

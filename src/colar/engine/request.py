@@ -143,10 +143,14 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
         if event.kind == "stop":
             stop_info = event.info
 
-    # EOS was chosen, so it has a log-prob; it is no part of the answer.
+    # EOS was chosen like any token, so it has a log-prob; it is no part of the answer.
     token_ids = [event.token_id for event in tokens]
     if token_ids and token_ids[-1] == lm.template.eos_id:
         token_ids.pop()
+
+    # The question is one forward pass, each thought fed is another. So is each answer token: the separator is fed for
+    # the first of them, and the last is not fed.
+    forward_passes = 1 + len(thoughts) + len(tokens)
     embeds = [event.embed for event in thoughts if event.embed is not None]
     logps = [event.info["logp"] for event in tokens if event.info]
     return Completion(
@@ -157,7 +161,7 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
         thought_ids=[event.token_id for event in thoughts],
         truncated=finished.truncated,
         reason=finished.reason,
-        forward_passes=1 + len(thoughts) + len(tokens),
+        forward_passes=forward_passes,
         seconds=finished.seconds,
         latents=torch.stack(embeds) if embeds else None,
         info=[event.info for event in thoughts] if finished.request.keep_latents else [],
@@ -170,6 +174,7 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     """The question segment. ValueError where it and the limits do not fit the model's context."""
     ids = lm.template.question(request.question, method.prompt(request.params))
     decoding = request.decoding
+    # Checked with the limits, not with what is used in the end: a request that starts can always finish.
     needed = len(ids) + decoding.positions
     if needed > lm.context_length:
         raise ValueError(

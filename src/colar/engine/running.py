@@ -78,6 +78,7 @@ class Running:
         def real(values: list[float]) -> Tensor:
             return torch.tensor(values, device=device, dtype=torch.float64)
 
+        # Limits and temperatures become columns once, here: a step does arithmetic on tensors.
         n = len(requests)
         return cls(
             entries=list(entries),
@@ -106,6 +107,7 @@ class Running:
     def take(self, rows: list[int]) -> Running:
         """Only these rows, in this order."""
         rows_N = torch.tensor(rows, device=self.hidden_ND.device, dtype=torch.int64)
+        # A loop over all fields: one that is added cannot be forgotten here, which would mix up requests.
         taken: dict[str, Any] = {}
         for name, column in vars(self).items():
             if isinstance(column, Tensor):
@@ -172,6 +174,7 @@ def begin(
 def _check_alike(method: Method, begun: dict[str, Tensor], before: dict[str, Tensor]) -> None:
     """ValueError where rows that begin now cannot share a batch with those that began before."""
     for name in sorted(begun.keys() | before.keys()):
+        # Said in words first: the error shows the same that is compared.
         now = _row_kind(begun, name)
         then = _row_kind(before, name)
         if now != then:

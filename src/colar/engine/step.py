@@ -31,6 +31,7 @@ def choose(lm: LatentLM, method: Method, running: Running) -> tuple[Tensor, list
     events: list[Event] = []
     ended: dict[int, str] = {}
 
+    # Nothing can be thought or sampled from a NaN: such a row ends, and the others never see it.
     broken_N = ~torch.isfinite(running.hidden_ND).all(-1)
     for i in broken_N.nonzero()[:, 0].tolist():
         ended[i] = "error"
@@ -50,6 +51,8 @@ def _think(method: Method, running: Running, rows_B: Tensor, logits: Logits, eve
     """Let these rows think one step, (B, D): those that are done, or at their limit, feed the separator."""
     lm = logits.lm
     state = running.think_state(rows_B, lambda _: logits(rows_B))
+    # While a row thinks, each of its steps has fed one thought. The method is asked for rows at their limit too:
+    # its thought for them is dropped.
     cut_B = running.step_N[rows_B] >= running.max_latents_N[rows_B]
     thought = method.think(lm, state)
     done_B = thought.done | cut_B
@@ -93,12 +96,14 @@ def _answer(
     lm = logits.lm
     logits_BV = logits(rows_B)
     temperature_B = running.temperature_N[rows_B]
+    # A draw is a function of (seed, sample, step): batch mates change nothing.
     keys_B = noise.keys(running.seed_N[rows_B], running.sample_N[rows_B], running.step_N[rows_B], noise.TOKEN)
     uniform_B = noise.uniform(keys_B, 1)[:, 0]
     ids_B = sample_tokens(logits_BV, temperature_B, running.top_p_N[rows_B], uniform_B)
     running.n_tokens_N[rows_B] += 1
     full_B = running.n_tokens_N[rows_B] >= running.max_completion_length_N[rows_B]
 
+    # Over the whole vocabulary: only where somebody asked for it.
     rows = rows_B.tolist()
     logps_B: Tensor | None = None
     if any(running.entries[i].request.keep_latents for i in rows):
