@@ -482,3 +482,5 @@ def test_what_cannot_be_compiled_runs_as_it_is(colar, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "the engine runs without compilation: RuntimeError: no such thing" in said
     assert "long story" not in said
+    assert said.count("compiling") == 1
+    assert "compiled in" not in said

@@ -44,6 +44,7 @@ class CompiledHidden:
         self.compiled: set[str] = set()
         """The kinds of forward that have been met."""
         self.run: Any = torch.compile(lm.hidden)
+        self.gave_up = False
         # On a CPU torch.compile writes C++.
         compilers = [os.environ.get("CXX"), "g++", "clang++"]
         if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
@@ -53,7 +54,7 @@ class CompiledHidden:
         """Last hidden states, (N, T, D)."""
         several = embeds_NTD.shape[0] > 1
         reads = embeds_NTD.shape[1] > 1
-        if reads and not several:
+        if self.gave_up or (reads and not several):
             return self.lm.hidden(embeds_NTD, mask, position_NT, cache)
         if reads:
             kind = "reading questions"
@@ -82,9 +83,7 @@ class CompiledHidden:
 
     def _compile(self, kind: str, *fed: Any) -> Tensor:
         """Compile by the first forward of its kind. Where that fails, a plain one writes the same again."""
-        # After giving up, `run` is the plain forward: nothing is compiled, and there is nothing to say.
-        if self.run is not self.lm.hidden:
-            progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
+        progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
         _name_sizes(*fed)
         started = time.perf_counter()
         try:
@@ -92,17 +91,16 @@ class CompiledHidden:
             with SHAPES.patch(use_duck_shape=False):
                 hidden: Tensor = self.run(*fed)
         except Exception as error:
-            if self.run is self.lm.hidden:
-                raise
-            self._give_up(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
-            hidden = self.lm.hidden(*fed)
-        else:
-            progress.say(f"compiled in {time.perf_counter() - started:.0f} s")
+            # torch's errors are pages long; the first line says what is wrong.
+            first_line = str(error).strip().partition("\n")[0]
+            self._give_up(f"{type(error).__name__}: {first_line}")
+            return self.lm.hidden(*fed)
+        progress.say(f"compiled in {time.perf_counter() - started:.0f} s")
         return hidden
 
     def _give_up(self, why: str) -> None:
         progress.say(f"the engine runs without compilation: {why}")
-        self.run = self.lm.hidden
+        self.gave_up = True
 
 
 def packed_attention(
