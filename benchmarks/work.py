@@ -149,7 +149,7 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) 
     thoughts: list[float] = []
     first_token: dict[tuple[str, int], float] = {}
     while engine.busy:
-        rows = 0 if engine.rows is None else len(engine.rows)
+        rows = 0 if engine.running is None else len(engine.running)
         waiting = len(engine.scheduler)
         before = time.perf_counter()
         events = engine.step()

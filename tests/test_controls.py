@@ -107,13 +107,67 @@ def test_errors_name_what_is_wrong():
     requests = requests_for(method)
     with pytest.raises(ValueError, match="control must be one of own, zeroed, shuffled, random, got 'mixed'"):
         controls.build(lm, method, "mixed", requests)
-    with pytest.raises(ValueError, match="each with a seed of its own"):
+    with pytest.raises(
+        ValueError, match="request t/0 comes twice: .* differ in id, question, params, seed or"
+    ):
         controls.build(lm, method, "zeroed", [requests[0], requests[0]])
+    with pytest.raises(ValueError, match="built from requests, got none"):
+        controls.build(lm, method, "zeroed", [])
     with pytest.raises(ValueError, match="there is only one"):
         controls.build(lm, method, "shuffled", requests[:1])
     control = controls.build(lm, method, "zeroed", requests[:2])
-    with pytest.raises(ValueError, match="no others"):
+    with pytest.raises(ValueError, match="request t/2 was given no thoughts: .* no others"):
         answers(lm, control, requests[2:3])
+    for changes in ({"id": "t/9"}, {"question": "Why?"}, {"seed": 7}, {"sample": 1}):
+        with pytest.raises(ValueError, match="was given no thoughts"):
+            answers(lm, control, [dataclasses.replace(requests[0], **changes)])
+
+
+def test_requests_keep_their_own_seeds_and_need_none():
+    """Samples of one seed, and questions of one seed, are each fed their own thoughts; the limits may be others."""
+    lm, method = build("colar")
+    sampled = Decoding(1.0, 1.0, 1.0, max_latents=8, max_completion_length=4)
+    requests = [
+        Request(e.id, e.question, method.Params(c), sampled, seed=5, sample=i, keep_latents=True)
+        for e in EXAMPLES[:2]
+        for c in (1, 3)
+        for i in range(3)
+    ]
+    before = answers(lm, method, requests)
+    assert len({done.latents.sum().item() for done in before if done.length}) == len(requests)
+    control = controls.build(lm, method, "own", requests)
+    again = Random(0).sample(range(len(requests)), len(requests))
+    for r, mine in zip(again, answers(lm, control, [requests[r] for r in again]), strict=True):
+        assert mine.request == requests[r]
+        assert mine.token_ids == before[r].token_ids
+        torch.testing.assert_close(mine.latents, before[r].latents)
+    short = [dataclasses.replace(r, decoding=dataclasses.replace(sampled, max_latents=1)) for r in requests]
+    assert all(done.length <= 1 for done in answers(lm, control, short))
+    drawn = answers(lm, controls.build(lm, method, "random", requests[:2]), requests[:2])
+    assert torch.cosine_similarity(drawn[0].latents[0], drawn[1].latents[0], dim=0).abs() < 0.9
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_but_the_thinking_is_the_methods(name):
+    lm, method = build(name)
+    requests = requests_for(method)
+    forced = controls.build(lm, method, "zeroed", requests)
+    for attribute in ("name", "config", "Config", "Params", "latent", "training_only"):
+        assert getattr(forced, attribute) == getattr(method, attribute)
+    assert {k: type(v) for k, v in forced.modules(lm).items()} == {
+        k: type(v) for k, v in method.modules(lm).items()
+    }
+    params = method.Params()
+    assert forced.prompt(params) == method.prompt(params)
+    assert forced.trained(params) == method.trained(params)
+    assert [forced.stage(e) for e in (0.0, 1.0, 9.0)] == [method.stage(e) for e in (0.0, 1.0, 9.0)]
+    assert forced.last_stage() == method.last_stage()
+    assert list(forced.prepare(lm, EXAMPLES)) == list(method.prepare(lm, EXAMPLES))
+    rows = [each.encode(lm.template, EXAMPLES[0], Random(0), 9.0) for each in (forced, method)]
+    assert rows[0] == rows[1]
+    batch = Batch.collate(rows)
+    torch.testing.assert_close(forced.loss(lm, batch), method.loss(lm, batch))
+    torch.testing.assert_close(forced.thoughts(lm, batch), method.thoughts(lm, batch))
 
 
 def test_a_control_can_be_evaluated_as_its_method(tmp_path):
@@ -160,18 +214,17 @@ def test_a_model_that_reads_its_chain_is_misled_by_anothers():
         optimiser.step()
     lm.eval()
     decoding = Decoding(max_latents=30, max_completion_length=6)
-    requests = [Request(e.id, e.question, decoding=decoding, seed=i) for i, e in enumerate(HEART)]
+    requests = [Request(e.id, e.question, decoding=decoding) for e in HEART]
     chains = [lm.embed(torch.tensor(row.chain)) for row in rows[:: len(HEART)]]
     own = controls.Thoughts(
         torch.nn.utils.rnn.pad_sequence(chains, batch_first=True).detach(),
         torch.tensor([len(c) for c in chains]),
     )
-    seeds = [request.seed for request in requests]
-    right = answers(lm, controls.Control(method, own, seeds), requests)
+    right = answers(lm, controls.Forced(method, requests, own), requests)
     assert [done.text for done in right] == [e.answer for e in HEART]
     other = controls.shuffled(own, requests, seed=0)
     source = [int((own.embeds_RKD == row).all(-1).all(-1).nonzero()[0]) for row in other.embeds_RKD]
-    misled = answers(lm, controls.Control(method, other, seeds), requests)
+    misled = answers(lm, controls.Forced(method, requests, other), requests)
     assert [done.text for done in misled] == [HEART[s].answer for s in source]
     assert all(s != r for r, s in enumerate(source))
     assert not any(done.text == e.answer for done, e in zip(misled, HEART, strict=True))

@@ -7,8 +7,8 @@ import torch
 from families import EXAMPLES, tiny_lm
 
 from colar.analysis import diagnosis
-from colar.analysis.diagnosis import Token, classify, reference_groups
-from colar.analysis.forced import Forced, reference_rows, reference_thoughts
+from colar.analysis.controls import Forced
+from colar.analysis.diagnosis import Token, classify, reference_groups, reference_rows, reference_thoughts
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
@@ -32,26 +32,26 @@ def build(name, **config):
 def test_forced_thoughts_are_fed_to_their_own_request_and_then_it_stops(batch):
     lm, method = build("colar")
     params = ColarParams(2)
-    thoughts, counts = reference_thoughts(lm, method, EXAMPLES, params)
-    forced = Forced(method, thoughts, counts)
-    requests = [
-        Request(e.id, e.question, params, LIMITS, seed=r, keep_latents=True) for r, e in enumerate(EXAMPLES)
-    ]
+    thoughts = reference_thoughts(lm, method, EXAMPLES, params)
+    requests = [Request(e.id, e.question, params, LIMITS, keep_latents=True) for e in EXAMPLES]
+    forced = Forced(method, requests, thoughts)
     for r, done in enumerate(Engine(lm, forced, batch).generate(requests)):
-        assert done.length == int(counts[r])
+        assert done.length == int(thoughts.counts_R[r])
         if done.length:
-            torch.testing.assert_close(done.latents, thoughts[r, : done.length])
+            torch.testing.assert_close(done.latents, thoughts.embeds_RKD[r, : done.length])
 
 
 def test_forced_answers_equal_one_forward_over_question_latents_and_answer():
     lm, method = build("colar")
     params = ColarParams(2)
     row = reference_rows(lm, method, EXAMPLES, params)[0]
-    thoughts, counts = reference_thoughts(lm, method, EXAMPLES, params)
-    request = Request("x", EXAMPLES[0].question, params, LIMITS, seed=0)
-    done = Engine(lm, Forced(method, thoughts, counts)).generate([request])[0]
+    thoughts = reference_thoughts(lm, method, EXAMPLES[:1], params)
+    request = Request("x", EXAMPLES[0].question, params, LIMITS)
+    done = Engine(lm, Forced(method, [request], thoughts)).generate([request])[0]
     ids = torch.tensor([lm.template.separator_id, *done.token_ids])
-    fed = torch.cat([lm.embed(torch.tensor(row.question)), thoughts[0, : counts[0]], lm.embed(ids)])
+    fed = torch.cat(
+        [lm.embed(torch.tensor(row.question)), thoughts.embeds_RKD[0, : thoughts.counts_R[0]], lm.embed(ids)]
+    )
     best = lm.logits(lm.hidden(fed[None])[0, -len(ids) :]).argmax(-1).tolist()
     assert best[: len(done.token_ids)] == done.token_ids
 

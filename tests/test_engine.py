@@ -14,7 +14,7 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
-from colar.methods.colar.method import ColarParams
+from colar.methods.colar.method import Colar, ColarParams
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
@@ -206,6 +206,111 @@ def test_sampled_latents_follow_the_head(colar):
     assert abs(values.std() - 1) < 4 / math.sqrt(2 * len(values))
 
 
+# State of a method's own
+
+
+class Soft(Colar):
+    """Feeds soft embeddings before its thoughts, made of the question's text when a request begins, as SoftCoT does."""
+
+    K = 3
+
+    @staticmethod
+    def n_soft(question):
+        return question.count("o") % (Soft.K + 1)
+
+    def begin(self, lm, requests):
+        self.begun_ids = [*getattr(self, "begun_ids", []), *(request.id for request in requests)]
+        soft_BKD, counts = torch.zeros(len(requests), self.K, lm.width), []
+        for i, request in enumerate(requests):
+            ids = lm.template.question(request.question)[-self.K :]
+            soft_BKD[i, : len(ids)] = -lm.embed(torch.tensor(ids))
+            counts.append(self.n_soft(request.question))
+        return {"soft": soft_BKD, "n_soft": torch.tensor(counts)}
+
+    def think(self, lm, state):
+        thought = super().think(lm, state)
+        soft_B = state.step < state.begun["n_soft"]
+        rows = torch.arange(len(soft_B))
+        soft_BD = state.begun["soft"][rows, state.step.clamp(max=self.K - 1)]
+        embeds = torch.where(soft_B[:, None], soft_BD, thought.embeds)
+        return dataclasses.replace(thought, embeds=embeds, done=thought.done & ~soft_B)
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 5, 64])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_what_begins_with_a_request_stays_with_its_row(cases, family, max_batch):
+    """Whoever joins, leaves and moves to another slot; also for further samples of a question that is running."""
+    case = cases(family, "colar")
+    method = Soft(case.method.config)
+    more = [dataclasses.replace(r, id=f"{r.id}/{i}", sample=i) for r in case.requests[-3:] for i in range(4)]
+    requests = random.Random(1).sample([*case.requests, *more], len(case.requests) + len(more))
+    found = Engine(case.lm, method, max_batch).generate(requests)
+    assert sorted(method.begun_ids) == sorted(request.id for request in requests)
+    n_soft = set()
+    for request, completion in zip(requests, found, strict=True):
+        same(completion, reference.complete(case.lm, method, request))
+        n = Soft.n_soft(request.question)
+        ids = case.lm.template.question(request.question)[-Soft.K :]
+        fed = -case.lm.embed(torch.tensor(ids))[:n]
+        assert completion.length >= n
+        if n:
+            torch.testing.assert_close(completion.latents[:n], fed, rtol=0, atol=0)
+        n_soft.add(n)
+    assert n_soft == {0, 1, 2, 3}
+    assert any(c.length > Soft.K for c in found)
+
+
+class Begins(Colar):
+    """`begin` gives what a test makes of its requests."""
+
+    def __init__(self, config, make):
+        super().__init__(config)
+        self.make = make
+
+    def begin(self, lm, requests):
+        return self.make(requests)
+
+
+def test_what_begins_must_have_a_row_for_each_request(colar):
+    for column in (torch.zeros(2, 4), torch.zeros(4, 5), torch.tensor(1.0), torch.zeros(0)):
+        method = Begins(
+            colar.method.config, lambda requests, column=column: {"fine": torch.zeros(3), "bad": column}
+        )
+        engine = Engine(colar.lm, method, 3)
+        with pytest.raises(
+            ValueError, match=r"method colar: begin gave column 'bad' the shape .* for 3 requests"
+        ):
+            engine.generate(colar.requests[:3])
+        assert not engine.busy
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda n: {"a": torch.zeros(1, n)}, r"column 'a' rows of shape \(2,\) in torch.float32, but rows of shape \(1,\)"),
+        (lambda n: {"a": torch.zeros(1).to([torch.float32, torch.float64][n - 1])}, r"in torch.float64, but .* in torch.float32"),
+        (lambda n: {f"a{n}": torch.zeros(1)}, r"column 'a1' no row, but rows of shape \(\) in torch.float32"),
+        (lambda n: {"a": torch.zeros(1)} if n == 2 else {}, r"column 'a' rows of shape \(\) in torch.float32, but no row"),
+    ],
+)  # fmt: skip
+def test_what_begins_later_must_be_like_what_runs(colar, make, message):
+    """Rows that begin at different times share a batch."""
+    begun = []
+
+    def count(requests):
+        begun.append(requests)
+        return make(len(begun))
+
+    engine = Engine(colar.lm, Begins(colar.method.config, count), 8)
+    engine.submit(colar.requests[0])
+    engine.step()
+    engine.submit(colar.requests[1])
+    with pytest.raises(ValueError, match=f"method colar: begin gave .*{message}"):
+        engine.step()
+    assert len(begun) == 2
+    assert not engine.busy
+
+
 # Limits
 
 
@@ -347,8 +452,8 @@ def test_nothing_to_do_and_bad_limits(colar):
         ({"temperature": math.nan}, "temperature must be 0 or more, got nan"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
         ({"latent_temperature": -0.5}, "latent_temperature must be 0 or more, got -0.5"),
-        ({"max_latents": -1}, "max_latents must be 0 or more"),
-        ({"max_completion_length": 0}, "max_completion_length 1 or more"),
+        ({"max_latents": -1}, "max_latents must be 0 or more, got -1"),
+        ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             Decoding(**bad)
@@ -375,5 +480,7 @@ def test_what_cannot_be_compiled_runs_as_it_is(colar, monkeypatch, capsys):
     for completion in Engine(colar.lm, colar.method, 4, compile=True).generate(colar.requests):
         same(completion, colar.expected[completion.request.id])
     said = capsys.readouterr().err
-    assert "the engine goes on without compilation: RuntimeError: no such thing" in said
+    assert "the engine runs without compilation: RuntimeError: no such thing" in said
     assert "long story" not in said
+    assert said.count("compiling") == 1
+    assert "compiled in" not in said

@@ -19,7 +19,7 @@ from colar.engine.async_engine import AsyncEngine
 from colar.engine.cache import SlotCache
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
-from colar.engine.scheduler import PATIENCE, Scheduler, Waiting
+from colar.engine.scheduler import PATIENCE, Queued, Scheduler
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import Colar, ColarParams
 from colar.model.backbones import Backbone
@@ -89,7 +89,7 @@ def test_cancelled_requests_leave_the_others_untouched(colar):
         engine.submit(request)
     for _ in range(3):
         events += engine.step()
-    running = [engine.rows.request(i) for i in range(len(engine.rows))]
+    running = [entry.request for entry in engine.running.entries]
     waiting = colar.requests[-1]
     assert waiting not in running
     gone = [running[0], running[-1], waiting]
@@ -153,7 +153,35 @@ def test_a_stream_that_is_left_cancels_its_requests(colar):
     same(done, colar.expected[done.request.id])
 
 
-# The line
+def test_requests_that_are_alike_are_told_apart_by_number(colar):
+    """The same object twice: each has events and a completion of its own."""
+    request = colar.requests[-2]
+    engine = Engine(colar.lm, colar.method, 2)
+    assert [engine.submit(request) for _ in range(3)] == [0, 1, 2]
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert {event.number for event in events} == {0, 1, 2}
+    for done in fold(engine.lm, events):
+        assert done.request is request
+        same(done, colar.expected[request.id])
+    found = engine.generate([request, colar.requests[0], request])
+    assert [done.number for done in found] == [3, 4, 5]
+    assert [done.request for done in found] == [request, colar.requests[0], request]
+
+
+def test_a_stream_ends_when_its_last_request_is_cancelled(colar):
+    engine = Engine(colar.lm, colar.method, 2)
+    first, second = colar.requests[:2]
+    seen = []
+    for event in engine.stream([first, second]):
+        seen.append(event)
+        engine.cancel(second)
+    assert not engine.busy
+    assert [event.request.id for event in seen if event.kind == "finished"] == [first.id]
+
+
+# The queue
 
 
 def test_the_line_is_bounded_and_says_what_can_never_run(colar):
@@ -168,6 +196,10 @@ def test_the_line_is_bounded_and_says_what_can_never_run(colar):
             Request("long", "x?", ColarParams(1), Decoding(max_latents=50, max_completion_length=4))
         )
     assert len(drain(engine)) == 1  # both have one id
+    long = Request("long", "x?", ColarParams(1), Decoding(max_latents=50, max_completion_length=4))
+    with pytest.raises(ValueError, match="request long needs"):
+        next(engine.stream([short, long]))  # before anything runs
+    assert not engine.busy
     for bad in ({"max_batch": 0}, {"token_budget": 0}, {"max_waiting": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))} must be 1 or more, got 0"):
             Engine(colar.lm, colar.method, **bad)
@@ -183,8 +215,8 @@ def test_admission(data):
     sizes = data.draw(st.lists(st.integers(1, 90), max_size=60))
     for i, size in enumerate(sizes):
         request = Request(str(i), "?", decoding=Decoding(max_latents=0, max_completion_length=1))
-        scheduler.add(Waiting(request, (0,) * size))
-    running: list[Waiting] = []
+        scheduler.add(Queued(i, request, (0,) * size))
+    running: list[Queued] = []
     started = []
     idle = 0
     while scheduler.waiting or running:
@@ -268,7 +300,7 @@ def test_both_kinds_of_row_share_one_forward_and_one_head(colar):
         while engine.busy:
             seen.clear()
             heads.clear()
-            rows = engine.rows
+            rows = engine.running
             both = rows is not None and 0 < int(rows.thinking_N.sum()) < len(rows)
             engine.step()
             decodes = [shape for shape in seen if shape[1] == 1]
@@ -336,6 +368,10 @@ def test_backbones_that_the_engine_cannot_run(colar):
     mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=8, state_size=2))
     with pytest.raises(ValueError, match="MambaForCausalLM has layers of type linear_attention"):
         SlotCache(mamba, 1, 1)
+    stateful = tiny_lm("llama")
+    stateful.causal_lm._is_stateful = True
+    with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
+        Engine(stateful, colar.method)  # before any request
     lm = tiny_lm("llama").causal_lm
     lm._is_stateful = True
     with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
@@ -416,6 +452,7 @@ def test_a_full_line_refuses_and_a_broken_step_is_told_to_all(colar, monkeypatch
             patched.setattr(colar.lm, "_forward", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await engine.generate(colar.requests[0])
+        assert not engine.engine.busy
         same(await engine.generate(colar.requests[0]), colar.expected[colar.requests[0].id])
         waiting = asyncio.create_task(engine.generate(colar.requests[1]))
         await asyncio.sleep(0)

@@ -1,1 +1,1 @@
-"""What a model thinks and how it fares: retrieval, norms, pictures."""
+"""Looking into thoughts: read as tokens, replaced by others, put down to what went wrong."""

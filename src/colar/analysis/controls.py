@@ -1,36 +1,37 @@
-"""Do the latents matter? The same model on the same questions, with its thoughts replaced by others as many.
+"""Do the latents matter? The same model on the same questions, with its thoughts replaced by as many others.
 
     own         its own thoughts, fed again: the answers are the method's, token for token (a check of the control)
     zeroed      zeros
     shuffled    the thoughts that it had of another question, as many as those were
     random      Gaussian directions, each as long as the thought it replaces
 
-A model that answers as well with them does not read its thoughts. The accuracy that is left with `zeroed` is what the
-forward passes are worth alone; with `shuffled` the thoughts are of the right kind, and wrong. A CoT that is cut short
+A model that answers as well with them does not read its thoughts. The accuracy that is left with `zeroed` is worth
+the forward passes alone; with `shuffled` the thoughts are of the right kind, and wrong. A CoT that is cut short
 needs no control of its own: it is `Decoding.max_latents`.
 
     control = controls.build(lm, method, "shuffled", requests)
     Engine(lm, control).generate(requests)
+
+`Forced` feeds any thoughts: `diagnosis.py` feeds those of the reference chain.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, ClassVar, cast
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from colar import checks
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Request
-from colar.methods import base
-from colar.methods.base import Batch, Method, Row, ThinkState, Thought
+from colar.methods.base import Asked, Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.prompts import Template
@@ -44,27 +45,84 @@ class Thoughts:
     counts_R: Tensor
 
 
-class Control(base.Method):
-    """A method that asks as `method` does and feeds the thoughts of a table, found by the request's seed."""
+class Forced(Method):
+    """A method around a method: asks as that one does, feeds request r its given thoughts, then stops.
 
-    name: ClassVar[str] = "control"
-    Config: ClassVar[type] = object
+    Everything but the thinking is the inner method's. Requests are told apart by id, question, params, seed and
+    sample; their decoding may be another than at first. ValueError for two requests that are alike, and in
+    `begin` for a request that is none of these.
+    """
 
-    def __init__(self, method: Method, thoughts: Thoughts, seeds: Sequence[int]) -> None:
+    def __init__(self, method: Method, requests: Sequence[Asked], thoughts: Thoughts) -> None:
         super().__init__(method.config)
-        cast(Any, self).name = method.name  # a report's rows are the method's, with a label of their own
-        cast(Any, self).Params = method.Params
-        cast(Any, self).latent = method.latent
         self.method = method
-        device = thoughts.embeds_RKD.device
-        self.seeds_R, order = torch.tensor(seeds, dtype=torch.int64, device=device).sort()
-        self.fed = Thoughts(thoughts.embeds_RKD[order], thoughts.counts_R[order])
+        self.row_of = _rows(requests)
+        self.given = thoughts
+
+    # Thinking
+
+    def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
+        """Find each request's row in the table of thoughts, (B,)."""
+        rows = []
+        for request in requests:
+            row = self.row_of.get(_identity(request))
+            if row is None:
+                raise ValueError(
+                    f"request {request.id} was given no thoughts: a control answers the requests that it was built "
+                    "from, and no others"
+                )
+            rows.append(row)
+        return {"row": torch.tensor(rows, device=lm.device)}
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        """Feed the next thought of each row's request; done after the last."""
+        row_B = state.begun["row"]
+        n_given = self.given.embeds_RKD.shape[1]
+        embeds_BD = torch.zeros_like(state.hidden)
+        if n_given:
+            # A row that is done reads beyond its thoughts; its embedding is ignored.
+            step_B = state.step.clamp(max=n_given - 1)
+            embeds_BD = self.given.embeds_RKD[row_B, step_B].to(state.hidden)
+        done_B = state.step >= self.given.counts_R[row_B]
+        return Thought(embeds_BD, done_B, token_ids=torch.full_like(state.step, -1))
+
+    # The inner method's. The first five are attributes of other methods' classes; here they belong to an instance.
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """A report's rows bear the inner method's name, with a label of their own."""
+        return self.method.name
+
+    @property
+    def Config(self) -> type:  # type: ignore[override]
+        return self.method.Config
+
+    @property
+    def Params(self) -> type:  # type: ignore[override]
+        return self.method.Params
+
+    @property
+    def latent(self) -> bool:  # type: ignore[override]
+        return self.method.latent
+
+    @property
+    def training_only(self) -> frozenset[str]:  # type: ignore[override]
+        return self.method.training_only
+
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        return self.method.modules(lm)
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        return self.method.prepare(lm, examples)
 
     def prompt(self, params: Any) -> str:
         return self.method.prompt(params)
 
-    def trained(self, params: Any) -> str | None:
-        return self.method.trained(params)
+    def stage(self, epoch: float) -> int:
+        return self.method.stage(epoch)
+
+    def last_stage(self) -> int:
+        return self.method.last_stage()
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         return self.method.encode(template, example, rng, epoch)
@@ -75,16 +133,26 @@ class Control(base.Method):
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.method.thoughts(lm, batch)
 
-    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        row_B = torch.searchsorted(self.seeds_R, state.seed).clamp(max=len(self.seeds_R) - 1)
-        if not torch.equal(self.seeds_R[row_B], state.seed):
-            raise ValueError("a control answers the requests that it was built from, and no others")
-        embeds_RKD, K = self.fed.embeds_RKD, self.fed.embeds_RKD.shape[1]
-        embeds_BD = torch.zeros_like(state.hidden)
-        if K:
-            embeds_BD = embeds_RKD[row_B, state.step.clamp(max=K - 1)].to(state.hidden)
-        done_B = state.step >= self.fed.counts_R[row_B]
-        return Thought(embeds_BD, done_B, torch.full_like(state.step, -1))
+    def trained(self, params: Any) -> str | None:
+        return self.method.trained(params)
+
+
+def _identity(request: Asked) -> tuple[Any, ...]:
+    """The parts of a request that make it one of a kind."""
+    return request.id, request.question, request.params, request.seed, request.sample
+
+
+def _rows(requests: Sequence[Asked]) -> dict[tuple[Any, ...], int]:
+    """Number the requests. ValueError where two are alike."""
+    rows: dict[tuple[Any, ...], int] = {}
+    for r, request in enumerate(requests):
+        if _identity(request) in rows:
+            raise ValueError(
+                f"request {request.id} comes twice: requests that are given thoughts must differ in id, question, "
+                "params, seed or sample"
+            )
+        rows[_identity(request)] = r
+    return rows
 
 
 def build(
@@ -95,12 +163,11 @@ def build(
     *,
     seed: int = 0,
     max_batch: int = 32,
-) -> Control:
+) -> Forced:
     """Let `method` think about the requests, and replace its thoughts.
 
-    Every request needs a seed of its own (one control for each set of params). All thoughts are kept at once: R x K x D
-    numbers. `seed` fixes what is drawn. ValueError for an unknown kind, two requests of one seed, or a single question
-    to be shuffled.
+    All thoughts are kept at once: R x K x D numbers. `seed` fixes the draws of the control. ValueError for an unknown
+    kind, no requests, two that are alike, or a single question to be shuffled.
     """
     return build_all(lm, method, [kind], requests, seed=seed, max_batch=max_batch)[0]
 
@@ -113,27 +180,39 @@ def build_all(
     *,
     seed: int = 0,
     max_batch: int = 32,
-) -> list[Control]:
+) -> list[Forced]:
     """Several controls of the same requests, which are thought about once."""
     for kind in kinds:
         checks.check_choice("control", kind, tuple(KINDS))
-    if not requests or len({request.seed for request in requests}) < len(requests):
-        raise ValueError("a control needs requests, each with a seed of its own")
+    if not requests:
+        raise ValueError("a control is built from requests, got none")
+    _rows(requests)  # before the model thinks about them, which takes a while
     own = own_thoughts(lm, method, requests, max_batch)
-    seeds = [request.seed for request in requests]
-    return [Control(method, KINDS[kind](own, requests, seed), seeds) for kind in kinds]
+    controls = []
+    for kind in kinds:
+        replaced = KINDS[kind](own, requests, seed)
+        controls.append(Forced(method, requests, replaced))
+    return controls
 
 
 def own_thoughts(lm: LatentLM, method: Method, requests: Sequence[Request], max_batch: int = 32) -> Thoughts:
-    """What `method` thinks about each request."""
+    """Let `method` think about each request, and keep the thoughts."""
     kept = [replace(request, keep_latents=True) for request in requests]
-    done = Engine(lm, method, max_batch).generate(kept)
-    counts = [completion.length for completion in done]
-    embeds_RKD = torch.zeros(len(done), max(counts), lm.width, device=lm.device)
-    for r, completion in enumerate(done):
+    completions = Engine(lm, method, max_batch).generate(kept)
+    counts = [completion.length for completion in completions]
+    # Padded with zeros to the most thoughts of any request.
+    embeds_RKD = torch.zeros(len(requests), max(counts), lm.width, device=lm.device)
+    for r, completion in enumerate(completions):
         if completion.latents is not None:
             embeds_RKD[r, : counts[r]] = completion.latents.float()
     return Thoughts(embeds_RKD, torch.tensor(counts, device=lm.device))
+
+
+# The kinds of control: each makes other thoughts of a model's own
+
+
+def unchanged(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+    return own
 
 
 def zeroed(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
@@ -141,7 +220,8 @@ def zeroed(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
 
 
 def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
-    """Each question takes the thoughts of the next one in a random round, so that none keeps its own."""
+    """Give each question the thoughts of the next one in a random round: none keeps its own."""
+    # By question, not by request: samples of one question think alike.
     by_question: dict[str, list[int]] = {}
     for r, request in enumerate(requests):
         by_question.setdefault(request.question, []).append(r)
@@ -149,8 +229,11 @@ def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
     if len(questions) < 2:
         raise ValueError("thoughts can be shuffled between two questions or more, there is only one")
     Random(seed).shuffle(questions)
+
+    # Samples of one question take turns at the samples of the next: there may be fewer of them.
     source = [0] * len(requests)
-    for question, following in zip(questions, questions[1:] + questions[:1], strict=True):
+    for place, question in enumerate(questions):
+        following = questions[(place + 1) % len(questions)]
         others = by_question[following]
         for i, r in enumerate(by_question[question]):
             source[r] = others[i % len(others)]
@@ -159,17 +242,19 @@ def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
 
 
 def randomised(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
-    """A function of (seed, request seed, position): batches and their order change nothing."""
-    device, (_, K, D) = own.counts_R.device, own.embeds_RKD.shape
+    """Draw directions by (seed, request seed, sample, position): batches and their order change nothing."""
+    device = own.counts_R.device
+    _, K, D = own.embeds_RKD.shape
     seed_R = torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device)
-    drawn = [noise.normal(noise.keys(seed_R, seed, k, noise.LATENT), D) for k in range(K)]
-    drawn_RKD = torch.stack(drawn, dim=1) if drawn else own.embeds_RKD
+    sample_R = torch.tensor([request.sample for request in requests], dtype=torch.int64, device=device)
+    drawn_RKD = torch.zeros_like(own.embeds_RKD)
+    for k in range(K):
+        # Sample 0 counts its positions from 0, sample 1 from 2**32: they share no draw.
+        position_R = sample_R * 2**32 + k
+        drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, seed, position_R, noise.LATENT), D)
     unit_RKD = torch.nn.functional.normalize(drawn_RKD, dim=-1)
-    return Thoughts(unit_RKD * own.embeds_RKD.norm(dim=-1, keepdim=True), own.counts_R)
-
-
-def unchanged(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
-    return own
+    norm_RK1 = own.embeds_RKD.norm(dim=-1, keepdim=True)
+    return Thoughts(unit_RKD * norm_RK1, own.counts_R)
 
 
 KINDS: dict[str, Callable[[Thoughts, Sequence[Request], int], Thoughts]] = {

@@ -39,29 +39,35 @@ class Reading:
 @torch.no_grad()
 def nearest_tokens(lm: LatentLM, latents_KD: Tensor, k: int) -> list[tuple[Neighbour, ...]]:
     """The `k` nearest tokens of each latent by cosine similarity, best first."""
-    vocabulary_VD = lm.vocabulary().float()
-    cosine_KV = (
-        torch.nn.functional.normalize(latents_KD.float(), dim=-1)
-        @ torch.nn.functional.normalize(vocabulary_VD, dim=-1).T
-    )
-    values, ids = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
-    return [
-        tuple(Neighbour(lm.template.token(i), i, v) for v, i in zip(row_values, row_ids, strict=True))
-        for row_values, row_ids in zip(values.tolist(), ids.tolist(), strict=True)
-    ]
+    vocabulary_VD = torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
+    directions_KD = torch.nn.functional.normalize(latents_KD.float(), dim=-1)
+    # Of unit vectors the product is the cosine: a merged latent is longer than any embedding.
+    cosine_KV = directions_KD @ vocabulary_VD.T
+    best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
+    cosines, token_ids = best.values.tolist(), best.indices.tolist()
+
+    nearest = []
+    for row in range(len(latents_KD)):
+        neighbours = []
+        for cosine, token_id in zip(cosines[row], token_ids[row], strict=True):
+            neighbours.append(Neighbour(lm.template.token(token_id), token_id, cosine))
+        nearest.append(tuple(neighbours))
+    return nearest
 
 
 def read(lm: LatentLM, completion: Completion, k: int) -> list[Reading]:
-    """Every thought of a completion that was made with `keep_latents`."""
+    """Every thought of a completion that was made with `keep_latents`; latents with their `k` nearest tokens."""
     if completion.latents is None:
         return []
+    nearest = nearest_tokens(lm, completion.latents, k)
     readings = []
-    neighbours = nearest_tokens(lm, completion.latents, k)
-    for token_id, near, info in zip(completion.thought_ids, neighbours, completion.info, strict=True):
+    for place, token_id in enumerate(completion.thought_ids):
+        # A chain of tokens is fed as embeddings too, but there is nothing to guess.
         if token_id >= 0:
             readings.append(Reading(lm.template.token(token_id)))
             continue
+        info = completion.info[place]
         sigma = info["sigma"].mean().item() if "sigma" in info else None
         stop = info["stop_probability"].item() if "stop_probability" in info else None
-        readings.append(Reading(None, near, sigma, stop))
+        readings.append(Reading(None, nearest[place], sigma, stop))
     return readings

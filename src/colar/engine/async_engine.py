@@ -5,8 +5,12 @@
     completion = await engine.generate(request)
     await engine.close()
 
+    callers, on the event loop                         worker thread
+    stream  --submit, cancel, close-->  _orders  -->   between two steps: carry out what was ordered
+            <--events--------- a queue for each  <--   step
+
 Callers come and go as they like; leaving a stream early (or a cancelled task) cancels its request and leaves the
-others untouched. The model is touched by the worker thread alone, between two steps or in one.
+others untouched. Only the worker touches the engine and its model.
 """
 
 from __future__ import annotations
@@ -18,10 +22,14 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from typing import Any
 
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Event, Request, fold
+
+Order = Callable[[], None]
+"""Something that the worker does between two steps."""
+Reader = Callable[[Event | BaseException], None]
+"""Hands an event to its caller, or the error that ends the stream."""
 
 
 class AsyncEngine:
@@ -29,8 +37,9 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._readers: dict[int, Callable[[Event | BaseException], None]] = {}
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._readers: dict[int, Reader] = {}
+        """Those of unfinished requests, by the engine's number. The worker's alone."""
         self._closed = False
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
@@ -40,24 +49,31 @@ class AsyncEngine:
 
         Raises ValueError where it cannot be run, QueueFull where too many wait, and RuntimeError once closed.
         """
-        request = dataclasses.replace(request)  # an object of its own: events name it
+        # An object of its own: to cancel it must not cancel another caller's.
+        request = dataclasses.replace(request)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
 
         def deliver(event: Event | BaseException) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is gone, and the caller with it
+            # The caller's loop may be closed, and the caller gone with it.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
+        # Set by the worker: this task may be cancelled before it would learn its number.
+        number = -1
+
         def submit() -> None:
-            self.engine.submit(request)
-            self._readers[id(request)] = deliver
+            nonlocal number
+            number = self.engine.submit(request)
+            self._readers[number] = deliver
 
         def cancel() -> None:
-            if self._readers.pop(id(request), None) is not None:
+            # Nothing is left to cancel of a request that was refused, or has finished.
+            if self._readers.pop(number, None) is not None:
                 self.engine.cancel(request)
 
         try:
-            await self._order(submit)
+            await self._do(submit)
             while True:
                 event = await events.get()
                 if isinstance(event, BaseException):
@@ -70,7 +86,7 @@ class AsyncEngine:
                 self._orders.put(cancel)
 
     async def generate(self, request: Request) -> Completion:
-        """One request, from its question to its answer."""
+        """Answer one request."""
         events = [event async for event in self.stream(request)]
         (completion,) = fold(self.engine.lm, events)
         return dataclasses.replace(completion, request=request)
@@ -81,36 +97,39 @@ class AsyncEngine:
         self._orders.put(None)
         await asyncio.to_thread(self._worker.join)
 
-    async def _order(self, what: Callable[[], None]) -> None:
-        """Have the worker do something between two steps; its exception is ours."""
+    async def _do(self, order: Order) -> None:
+        """Have the worker carry out an order; its exception is raised here."""
         if self._closed:
             raise RuntimeError("the engine is closed")
-        done: Future[Any] = Future()
+        done: Future[None] = Future()
 
         def run() -> None:
             try:
-                what()
+                order()
             except BaseException as error:
                 done.set_exception(error)
             else:
                 done.set_result(None)
 
         self._orders.put(run)
+        # Shielded: the caller may be cancelled while it waits, and the worker still sets a result.
         await asyncio.shield(asyncio.wrap_future(done))
 
     # The worker's side
 
     def _work(self) -> None:
-        while self._obey(wait=not self.engine.busy):
+        while self._obey():
             try:
                 for event in self.engine.step():
                     self._deliver(event)
-            except BaseException as error:  # of a step: nobody's answer comes any more
+            except BaseException as error:
+                # Whatever ran is lost. The engine is as new after it, and serves the next requests.
                 self._fail(error)
         self._fail(RuntimeError("the engine was closed"))
 
-    def _obey(self, wait: bool) -> bool:
-        """Do what was ordered; False when told to stop."""
+    def _obey(self) -> bool:
+        """Carry out all orders that are there; wait for one where there is nothing to step. False to stop."""
+        wait = not self.engine.busy
         while True:
             try:
                 order = self._orders.get(block=wait)
@@ -119,19 +138,22 @@ class AsyncEngine:
             if order is None:
                 return False
             order()
+            # There may be something to step now, and orders that are already there are carried out before it.
             wait = False
 
     def _deliver(self, event: Event) -> None:
-        key = id(event.request)
-        reader = self._readers.get(key)
+        # No reader: the caller left, and its order to cancel is on the way.
+        reader = self._readers.get(event.number)
         if reader is None:
             return
         if event.kind == "finished":
-            del self._readers[key]
+            del self._readers[event.number]
         reader(event)
 
     def _fail(self, error: BaseException) -> None:
-        readers, self._readers = self._readers, {}
-        for reader in readers.values():
-            reader(error)
+        """Forget all requests and end their streams with this error."""
         self.engine.clear()
+        readers = list(self._readers.values())
+        self._readers.clear()
+        for reader in readers:
+            reader(error)

@@ -10,7 +10,7 @@ The running rows are slots 0..n-1, so that a decode step reads a slice and copie
 one moves into its slot. What lies right of a row's length is left over from rows before it, and masked.
 
 The engine knows transformers' `Cache` classes in this one place. A backbone's layers call `SlotLayer.update` with
-the keys and values of what is fed; where they go was said before the forward, by `SlotCache.at_prefill` or
+the keys and values of what is fed. Where these go is settled before the forward, by `SlotCache.at_prefill` or
 `at_decode`, which also give the attention mask.
 
 Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
@@ -49,9 +49,11 @@ class Place:
     """(C,) columns read, 0..C-1."""
 
     def read(self, kept: Tensor) -> Tensor:
-        """What these rows may see of a layer's keys or values, (N, H, C, d)."""
+        """A layer's keys or values as far as these rows may see them, (N, H, C, d)."""
         first = self.before.shape[0] - 2
-        return kept[first : first + self.rows.shape[0], :, : self.seen.shape[0]]
+        n_rows = self.rows.shape[0]
+        n_columns = self.seen.shape[0]
+        return kept[first : first + n_rows, :, :n_columns]
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -69,20 +71,23 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def _empty(self, like: Tensor) -> Tensor:
+        """Zeros for all slots, with the heads, width and dtype of `like` (N, H, T, d)."""
         heads, width = like.shape[1], like.shape[3]
-        # Zeros, not what lay in memory: a masked NaN is still a NaN once it is multiplied by 0. One slot and some
-        # columns more than are ever read: "all of them" would be a case of its own to a compiled step.
+        # Zeros, not what lay in memory: a masked NaN is still a NaN once it is multiplied by 0.
+        # One slot more than there are rows: a copied row writes there (`at_decode`). A slice that reads all slots or
+        # all columns would also be a case of its own to a compiled step.
         return like.new_zeros(self.owner.slots + 1, heads, self.owner.columns + ROUND_TO, width)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write what is fed; returns all that its rows may see, (N, H, span, d) each."""
+        """Write the keys and values of what is fed, (N, H, T, d) each. Returns all that its rows may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self.owner.place
-        for kept, new in ((self.keys, key_states), (self.values, value_states)):
-            kept[place.rows, :, place.columns] = new.transpose(1, 2)
+        # Indexed by slot and column, a write has the shape (N, T, H, d).
+        self.keys[place.rows, :, place.columns] = key_states.transpose(1, 2)
+        self.values[place.rows, :, place.columns] = value_states.transpose(1, 2)
         return place.read(self.keys), place.read(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -96,22 +101,23 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """`slots` rows of up to `columns` positions for one backbone.
+    """`slots` rows of up to `columns` positions for one backbone; the first forward allocates it.
 
     ValueError where the backbone keeps a state that is no key-value cache (Mamba, linear attention), or has an
     attention that takes no mask.
     """
 
-    def __init__(self, lm: PreTrainedModel, slots: int, columns: int) -> None:
-        self.config = lm.config.get_text_config()
+    def __init__(self, lm: PreTrainedModel, slots: int, columns: int = 0) -> None:
         check(lm)
-        self.slots, self.columns = slots, round_up(columns)
+        self.config = lm.config.get_text_config()
+        self.slots = slots
+        self.columns = round_up(columns)
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
 
     # Room
 
     def reserve(self, columns: int) -> None:
-        """Make room for rows of so many positions; what is cached stays."""
+        """Make room for rows of this many positions; what is cached stays."""
         if columns <= self.columns:
             return
         more = round_up(columns) - self.columns
@@ -121,9 +127,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.values = torch.nn.functional.pad(layer.values, (0, 0, 0, more))
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
-        """The first `columns` columns of slots `sources` also into slots `targets`."""
-        if not sources:
-            return
+        """Copy the first `columns` columns of slots `sources` into slots `targets`."""
         for layer in self._filled():
             for kept in (layer.keys, layer.values):
                 kept[targets, :, :columns] = kept[sources, :, :columns]
@@ -145,7 +149,15 @@ class SlotCache(Cache):  # type: ignore[misc]
     # Where the next forward writes, and its mask
 
     def at_prefill(self, first: int, rows: int, start: int, length: int, like: Tensor) -> Any:
-        """Rows feed `length` positions from column `start` on, into the slots from `first` on: their mask."""
+        """Prepare a forward of `length` positions a row: `rows` slots from `first` on, columns from `start` on.
+
+        Returns its attention mask, in the dtype and on the device of `like`.
+        """
+        # at_prefill(first=1, rows=2, start=0, length=4), w is written:
+        #
+        #     slot 0   q q q l l
+        #     slot 1   w w w w          padding too: the row's own next columns replace it
+        #     slot 2   w w w w
         device = like.device
         columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
         slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
@@ -153,22 +165,37 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self._mask(columns_NT, like)
 
     def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0) -> Any:
-        """Slots 0..N-1 feed one position each, at their own column `position_N` < `span`: their mask.
+        """Prepare a forward of one position a row: slots 0..N-1, each at its own column `position_N` < `span`.
 
-        The last `copies` of them are none: they write into the slot that nobody reads.
+        The last `copies` rows are only there for their shape: they write into the slot that nobody reads. Returns
+        the attention mask, in the dtype and on the device of `like`.
         """
-        slots_N1 = torch.arange(position_N.shape[0], device=like.device)[:, None]
-        slots_N1[position_N.shape[0] - copies :] = self.slots
+        # at_decode(position_N=[4, 2]), w is written:
+        #
+        #     slot 0   q q q l w        sees columns 0..4
+        #     slot 1   q q w            sees columns 0..2
+        n_rows = position_N.shape[0]
+        slots_N1 = torch.arange(n_rows, device=like.device)[:, None]
+        slots_N1[n_rows - copies :] = self.slots
         self._put(0, slots_N1, position_N[:, None], round_up(span))
         return self._mask(position_N[:, None], like)
 
     def _put(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int) -> None:
-        before = torch.empty(2 + first, device=columns_NT.device)
-        self.place = Place(before, slots_N1, columns_NT, torch.arange(span, device=columns_NT.device))
+        # The numbers are in nobody's use, the size is: see `Place`.
+        device = columns_NT.device
+        before = torch.empty(2 + first, device=device)
+        seen_C = torch.arange(span, device=device)
+        self.place = Place(before, slots_N1, columns_NT, seen_C)
 
     def _mask(self, query_NT: Tensor, like: Tensor) -> Any:
-        """Additive masks (N, 1, T, span) by layer type, or the one mask where all layers are alike."""
-        behind_NTC = query_NT[..., None] - self.place.seen  # how far a column lies behind what is fed
+        """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers."""
+        # A row that is fed at column 4, where the window is 3:
+        #
+        #     columns     0    1    2    3    4    5
+        #     behind      4    3    2    1    0   -1
+        #     full        0    0    0    0    0  min       nothing after the position itself
+        #     near      min  min    0    0    0  min       and nothing as far behind as the window
+        behind_NTC = query_NT[..., None] - self.place.seen
         window: int = getattr(self.config, "sliding_window", None) or self.columns + 1
         types = set(getattr(self.config, "layer_types", None) or ())
 
@@ -176,13 +203,14 @@ class SlotCache(Cache):  # type: ignore[misc]
             mask = like.new_zeros(seen_NTC.shape)
             return mask.masked_fill_(~seen_NTC, torch.finfo(like.dtype).min)[:, None]
 
-        full = behind_NTC >= 0
+        full_NTC = behind_NTC >= 0
         if "sliding_attention" in types:
-            near = full & (behind_NTC < window)
-            return {"full_attention": additive(full), "sliding_attention": additive(near)}
-        if not types:  # Mistral's way: a window over all layers, or none
-            return additive(full & (behind_NTC < window))
-        return additive(full)
+            near_NTC = full_NTC & (behind_NTC < window)
+            return {"full_attention": additive(full_NTC), "sliding_attention": additive(near_NTC)}
+        # Mistral names no types: its window, where it has one, is over all layers.
+        if not types:
+            full_NTC = full_NTC & (behind_NTC < window)
+        return additive(full_NTC)
 
 
 def round_up(columns: int) -> int:
@@ -191,12 +219,14 @@ def round_up(columns: int) -> int:
 
 def check(lm: PreTrainedModel) -> None:
     """ValueError for a backbone that the engine cannot run."""
-    name, config = type(lm).__name__, lm.config.get_text_config()
-    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if other or getattr(lm, "_is_stateful", False):
-        what = f"layers of type {', '.join(sorted(other))}" if other else "a recurrent state"
+    name = type(lm).__name__
+    config = lm.config.get_text_config()
+    known = {"full_attention", "sliding_attention"}
+    others = set(getattr(config, "layer_types", None) or ()) - known
+    if others or getattr(lm, "_is_stateful", False):
+        state = f"layers of type {', '.join(sorted(others))}" if others else "a recurrent state"
         raise ValueError(
-            f"{name} has {what}; the engine runs backbones with full or sliding-window attention"
+            f"{name} has {state}; the engine runs backbones with full or sliding-window attention"
         )
     implementation = config._attn_implementation
     if implementation not in MASKED:

@@ -1,7 +1,15 @@
 """Compiled forwards: all layers in one graph, for any number of rows, positions and columns.
 
-A step of several rows and reading several questions are two graphs, each compiled when it is first met; an engine of
-one row has one for its step (torch treats a size of 1 apart). One question by itself is read as it is: that is short.
+    forward                   embeddings (N, T, D)      graph
+    a step of several rows    N > 1, T = 1              one
+    reading questions         N > 1, T > 1              another
+    a step of one row         N = 1, T = 1              in an engine of one row only: torch treats a size of 1 apart
+    reading one question      N = 1, T > 1              none: that is short
+
+Each graph is compiled when its kind is first met, and takes about a minute. It is one for all sizes, which needs care:
+torch compiles a size in that it takes for a constant, and compiles again when it changes.
+
+Shape suffixes: N rows, T positions, C columns, D width.
 """
 
 from __future__ import annotations
@@ -23,43 +31,59 @@ from colar.engine.cache import SlotCache
 from colar.model.latent_lm import LatentLM
 
 SHAPES: Any = _config
+"""torch's settings for sizes that vary."""
+PACKED = "colar_packed"
+"""Name under which transformers finds `packed_attention`."""
 
 
 class CompiledHidden:
-    """`lm.hidden` into a `SlotCache`; as it is where it cannot be compiled, with a word on why."""
+    """`lm.hidden` into a `SlotCache`, compiled. Where it cannot be compiled it runs as it is, and says why."""
 
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
-        self.met: set[str] = set()
+        self.compiled: set[str] = set()
+        """The kinds of forward that have been met."""
         self.run: Any = torch.compile(lm.hidden)
+        self.gave_up = False
+        # On a CPU torch.compile writes C++.
         compilers = [os.environ.get("CXX"), "g++", "clang++"]
         if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
             self._give_up("there is no C++ compiler (g++ or clang++)")
 
     def __call__(self, embeds_NTD: Tensor, mask: Any, position_NT: Tensor, cache: SlotCache) -> Tensor:
-        several, reads = embeds_NTD.shape[0] > 1, embeds_NTD.shape[1] > 1
-        if reads and not several:
+        """Last hidden states, (N, T, D)."""
+        several = embeds_NTD.shape[0] > 1
+        reads = embeds_NTD.shape[1] > 1
+        if self.gave_up or (reads and not several):
             return self.lm.hidden(embeds_NTD, mask, position_NT, cache)
+        if reads:
+            kind = "reading questions"
+        elif several:
+            kind = "a step of several rows"
+        else:
+            kind = "a step of one row"
+
+        # A graph that allocates the cache would be of use only once.
         if not cache.filled:
             self._fill(embeds_NTD, position_NT, cache)
-        kind = "reading questions" if reads else "a step of several rows" if several else "a step of one row"
         with _packed(self.lm):
-            if kind in self.met:
-                hidden: Tensor = self.run(embeds_NTD, mask, position_NT, cache)
-                return hidden
-            self.met.add(kind)
-            return self._first(kind, embeds_NTD, mask, position_NT, cache)
+            if kind not in self.compiled:
+                self.compiled.add(kind)
+                return self._compile(kind, embeds_NTD, mask, position_NT, cache)
+            hidden: Tensor = self.run(embeds_NTD, mask, position_NT, cache)
+            return hidden
 
     def _fill(self, embeds_NTD: Tensor, position_NT: Tensor, cache: SlotCache) -> None:
-        """One position through a new cache: a graph would allocate it, and be of use only once."""
-        place, one = cache.place, embeds_NTD[:1, :1]
-        self.lm.hidden(one, cache.at_prefill(0, 1, 0, 1, one), position_NT[:1, :1], cache)
+        """Allocate a new cache, by feeding one position as it is."""
+        place = cache.place
+        one_11D = embeds_NTD[:1, :1]
+        mask = cache.at_prefill(0, 1, 0, 1, one_11D)
+        self.lm.hidden(one_11D, mask, position_NT[:1, :1], cache)
         cache.place = place
 
-    def _first(self, kind: str, *fed: Any) -> Tensor:
-        """A forward that compiles. It writes the same keys and values again where it has to be taken anew."""
-        if self.run is not self.lm.hidden:
-            progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
+    def _compile(self, kind: str, *fed: Any) -> Tensor:
+        """Compile by the first forward of its kind. Where that fails, a plain one writes the same again."""
+        progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
         _name_sizes(*fed)
         started = time.perf_counter()
         try:
@@ -67,42 +91,46 @@ class CompiledHidden:
             with SHAPES.patch(use_duck_shape=False):
                 hidden: Tensor = self.run(*fed)
         except Exception as error:
-            if self.run is self.lm.hidden:
-                raise
-            self._give_up(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
-            hidden = self.lm.hidden(*fed)
-        else:
-            progress.say(f"compiled in {time.perf_counter() - started:.0f} s")
+            # torch's errors are pages long; the first line says what is wrong.
+            first_line = str(error).strip().partition("\n")[0]
+            self._give_up(f"{type(error).__name__}: {first_line}")
+            return self.lm.hidden(*fed)
+        progress.say(f"compiled in {time.perf_counter() - started:.0f} s")
         return hidden
 
     def _give_up(self, why: str) -> None:
-        progress.say(f"the engine goes on without compilation: {why}")
-        self.run = self.lm.hidden
+        progress.say(f"the engine runs without compilation: {why}")
+        self.gave_up = True
 
 
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """SDPA: the query heads that share a key head are queries of that head. Returns (N, T, heads, d).
+    """Attend as SDPA does, with less copying: query heads that share a key head become queries of that head.
 
     transformers does the same in a plain step, but copies keys and values for each query head in a compiled one.
+    Returns (N, T, heads, d), and no attention weights.
     """
+    #     query   (N, 6 heads, T, d)   ->   (N, 2 heads, 3 T, d)
+    #     key     (N, 2 heads, C, d)        as it is, and the values too
     n, heads, length, width = query.shape
-    shared = heads // key.shape[1]
-    packed = query.reshape(n, key.shape[1], shared * length, width)
+    key_heads = key.shape[1]
+    shared = heads // key_heads
+    packed = query.reshape(n, key_heads, shared * length, width)
+    # A query's mask goes with it. That of a single position serves any number of queries.
     mask = attention_mask if length == 1 else attention_mask.repeat(1, 1, shared, 1)
-    scale = kwargs.get("scaling")
-    out = nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+    out = nn.functional.scaled_dot_product_attention(
+        packed, key, value, attn_mask=mask, scale=kwargs.get("scaling")
+    )
     return out.reshape(n, heads, length, width).transpose(1, 2).contiguous(), None
 
 
-PACKED = "colar_packed"
 ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
 
 
 @contextlib.contextmanager
 def _packed(lm: LatentLM) -> Iterator[None]:
-    """`packed_attention` in the place of sdpa, which is left to itself outside."""
+    """Put `packed_attention` in the place of sdpa inside the block."""
     config = lm.config
     before = config._attn_implementation
     if before == "sdpa":
@@ -115,16 +143,24 @@ def _packed(lm: LatentLM) -> Iterator[None]:
 
 def _name_sizes(embeds_NTD: Tensor, mask: Any, position_NT: Tensor, cache: SlotCache) -> None:
     """Tell torch which sizes vary: it would find out by compiling again and again."""
+    mark = torch._dynamo.maybe_mark_dynamic
     place = cache.place
-    by_row = [i for i, size in enumerate(position_NT.shape) if size > 1]  # of rows and positions
-    for fed in (embeds_NTD, position_NT, place.columns):
-        torch._dynamo.maybe_mark_dynamic(fed, by_row)
-    if 0 in by_row:
-        torch._dynamo.maybe_mark_dynamic(place.rows, 0)
-    for whole in (place.seen, place.before):
-        torch._dynamo.maybe_mark_dynamic(whole, 0)
+
+    # N and T, where they are more than 1: a size of 1 stays a constant, which makes its kind of forward.
+    varying = [dimension for dimension, size in enumerate(position_NT.shape) if size > 1]
+    for tensor_NT in (embeds_NTD, position_NT, place.columns):
+        mark(tensor_NT, varying)
+    if 0 in varying:
+        mark(place.rows, 0)
+
+    # Columns read, the first slot (the size of `before`), and how many slots and columns there are.
+    mark(place.seen, 0)
+    mark(place.before, 0)
     for layer in cache.layers:
-        for kept in (layer.keys, layer.values):
-            torch._dynamo.maybe_mark_dynamic(kept, [0, 2])
-    for mask_N1TC in mask.values() if isinstance(mask, dict) else [mask]:
-        torch._dynamo.maybe_mark_dynamic(mask_N1TC, [2 * i for i in by_row] + [3])
+        mark(layer.keys, [0, 2])
+        mark(layer.values, [0, 2])
+
+    # N and T are dimensions 0 and 2 of a mask, C is 3.
+    masks = list(mask.values()) if isinstance(mask, dict) else [mask]
+    for mask_N1TC in masks:
+        mark(mask_N1TC, [2 * dimension for dimension in varying] + [3])

@@ -10,16 +10,20 @@ embedding like any other, and goes into the row's own next column of the cache (
     row 2                          l1   l2 ...   waited for a slot (`scheduler.py`)
 
 Questions are read apart from that, several at once, right-padded, long ones in chunks; one that is running or has
-just been read is not read again for its other samples. `step` does one round and says what happened;
+just been read is not read again for its other samples. `step` does one round and returns its events;
 `stream` yields events until nothing is left, `generate` folds over it, `async_engine.py` serves.
+
+    step = admit (scheduler.py)  ->  choose (step.py)  ->  release the slots of those that end  ->  feed the others
+
+Shape suffixes: N rows, T positions of a question, D width.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -28,8 +32,8 @@ from colar.engine.cache import SlotCache
 from colar.engine.compiled import CompiledHidden
 from colar.engine.packed import can_pack, packed_copy, refresh
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
-from colar.engine.running import Rows
-from colar.engine.scheduler import QueueFull, Scheduler, Waiting
+from colar.engine.running import Running, begin
+from colar.engine.scheduler import Queued, QueueFull, Scheduler
 from colar.engine.step import choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -44,10 +48,11 @@ class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions (None: as many as they need); `max_waiting`
-    bounds the line (None: no bound). With `compile` forwards are compiled when they are first taken, which lasts a
+    bounds the queue (None: no bound). With `compile` forwards are compiled when they are first taken, which lasts a
     minute or two (less when it was done before), and bfloat16 weights on a CPU are kept twice, the second time as
     its matrix units read them; it pays from some thousand steps on, docs/engine.md has figures.
-    Weights may be trained in place between two calls, not while requests run.
+    Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose
+    attention the engine does not know.
     """
 
     def __init__(
@@ -59,202 +64,256 @@ class Engine:
         max_waiting: int | None = None,
         compile: bool = False,
     ) -> None:
-        self.lm, self.method = packed_copy(lm) if compile and can_pack(lm) else lm, method
-        self._hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
-        self._pairs = (
-            compile and max_batch > 1
-        )  # a last row runs beside a copy of itself: no graph of its own
+        self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
+        self.method = method
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting)
-        self.rows: Rows | None = None
-        self._cache: SlotCache | None = None
+        self.running: Running | None = None
+        self._n_requests = 0
+        self._cache = SlotCache(self.lm.causal_lm, slots=max_batch)
+        self._hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
+        # A compiled step of one row would be a graph of its own: the last row runs beside a copy of itself.
+        self._never_alone = compile and max_batch > 1
 
-    # The line
+    # The queue
 
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""
-        return self.rows is not None or len(self.scheduler) > 0
+        return self.running is not None or len(self.scheduler) > 0
 
-    def submit(self, request: Request) -> None:
-        """Put a request into the line; `step` says what comes of this very object.
+    def submit(self, request: Request) -> int:
+        """Put a request into the queue. Returns its number, which its events have too.
 
-        Raises ValueError where it cannot be run, and QueueFull where `max_waiting` others wait.
+        ValueError where it cannot be run, QueueFull where `max_waiting` others wait.
         """
-        self.scheduler.add(Waiting(request, tuple(prompt_ids(self.lm, self.method, request))))
+        entry = self._enter(request)
+        self.scheduler.add(entry)
+        return entry.number
+
+    def _enter(self, request: Request) -> Queued:
+        """Check, tokenise and number a request."""
+        ids = prompt_ids(self.lm, self.method, request)
+        entry = Queued(self._n_requests, request, tuple(ids))
+        self.scheduler.check(entry)
+        self._n_requests += 1
+        return entry
 
     def cancel(self, request: Request) -> bool:
-        """Forget a request, waiting or running; no event follows. False where it is not here (any more)."""
+        """Forget a request, this very object, waiting or running. No event follows. False where it is not here."""
         if self.scheduler.remove(request):
             return True
-        rows = self.rows
-        at = [] if rows is None else [i for i in range(len(rows)) if rows.request(i) is request]
-        self._release(at)
-        return bool(at)
+        if self.running is None:
+            return False
+        rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
+        if rows:
+            self._release(self.running, rows)
+        return len(rows) > 0
 
     def clear(self) -> None:
         """Forget all requests, waiting or running."""
-        self.rows = None
+        self.running = None
         self.scheduler.waiting.clear()
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests."""
-        # One object for each: events name their request.
-        requests = [dataclasses.replace(request) for request in requests]
-        by_request = {id(c.request): c for c in fold(self.lm, self.stream(requests))}
-        return [by_request[id(request)] for request in requests]
+        completions = fold(self.lm, self.stream(requests))
+        return sorted(completions, key=lambda completion: completion.number)
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Events of all requests as they happen. All are checked before the first forward.
 
-        They wait outside the line, whatever its bound. Closing the stream cancels what is left of them. RuntimeError
+        They wait outside the queue, whatever its bound. Closing the stream cancels what is left of them. RuntimeError
         where other requests run or wait: their events would come out here.
         """
         if self.busy:
             raise RuntimeError("the engine is busy with other requests: use step, or an AsyncEngine")
-        outside = [Waiting(r, tuple(prompt_ids(self.lm, self.method, r))) for r in requests]
-        outside.reverse()
-        mine = {id(entry.request): entry.request for entry in outside}
+        outside = deque([self._enter(request) for request in requests])
+        unfinished = {entry.number: entry.request for entry in outside}
         try:
-            while mine:
+            while outside or self.busy:
                 while outside and len(self.scheduler) < self.scheduler.room:
-                    self.scheduler.add(outside.pop())
+                    self.scheduler.add(outside.popleft())
                 for event in self.step():
                     if event.kind == "finished":
-                        mine.pop(id(event.request), None)
+                        unfinished.pop(event.number, None)
                     yield event
         finally:
-            for request in mine.values():
+            # Also where the caller closes the stream: whoever uses the engine next finds it idle.
+            for request in unfinished.values():
                 self.cancel(request)
 
     # One round
 
     @torch.no_grad()
     def step(self) -> list[Event]:
-        """Let in who may, choose what every row feeds next, let go of those that are done, feed the others.
+        """Admit requests, choose each row's next input, release the rows that end, feed the others: one step's events.
 
         An error leaves the engine without running rows; those that wait still wait.
         """
         try:
             with evaluating(self.lm):
                 self._admit()
-                return [] if self.rows is None else self._round(self.rows)
+                if self.running is None:
+                    return []
+                return self._round(self.running)
         except BaseException:
-            self.rows = None
+            # Some rows may have been fed and others not: none of them can continue.
+            self.running = None
             raise
 
-    def _round(self, rows: Rows) -> list[Event]:
+    def _round(self, running: Running) -> list[Event]:
+        """One step of all running rows."""
+        # Timed in two parts: rows that end here have no share in the forward.
         started = time.perf_counter()
-        embeds_ND, events = choose(self.lm, self.method, rows)
-        rows.charge(time.perf_counter() - started)
-        done = {i: rows.seconds[i] for i, event in events if event.kind == "finished"}
-        named = [
-            dataclasses.replace(event, seconds=done[i]) if event.kind == "finished" else event
-            for i, event in events
-        ]
-        started = time.perf_counter()
-        left = self._release(list(done), embeds_ND)
-        if left is not None and self.rows is not None:
-            self._feed(self.rows, left)
-            self.rows.charge(time.perf_counter() - started)
-        return named
+        embeds_ND, events, ended = choose(self.lm, self.method, running)
+        chosen = time.perf_counter()
+        running.charge(chosen - started)
 
-    def _feed(self, rows: Rows, embeds_ND: Tensor) -> None:
-        """One forward: each row's embedding goes into its next column."""
-        cache, position_N, copies = self._room(0), rows.position_N, 0
-        if self._pairs and len(rows) == 1:
-            embeds_ND, position_N, copies = embeds_ND.repeat(2, 1), position_N.repeat(2), 1
-        mask = cache.at_decode(position_N, int(position_N.max()) + 1, embeds_ND, copies)
-        hidden_N1D = self._hidden(embeds_ND[:, None], mask, position_N[:, None], cache)
-        rows.hidden_ND = hidden_N1D[: len(rows), -1]
-        rows.position_N = rows.position_N + 1
-        rows.step_N = rows.step_N + 1
+        for i, reason in ended.items():
+            entry = running.entries[i]
+            event = Event(
+                entry.request,
+                "finished",
+                reason=reason,
+                truncated=running.cut[i] or reason != "stop",
+                seconds=running.seconds[i],
+                number=entry.number,
+            )
+            events.append(event)
 
-    def _release(self, done: Sequence[int], embeds_ND: Tensor | None = None) -> Tensor | None:
-        """Free the slots of rows `done`: the last rows move into them. Returns the others' embeddings."""
-        rows = self.rows
-        if rows is None or not done:
-            return embeds_ND
-        kept = len(rows) - len(done)
-        holes = [i for i in done if i < kept]
-        movers = [i for i in range(kept, len(rows)) if i not in done]
-        order = list(range(kept))
+        if ended:
+            left = self._release(running, ended)
+            embeds_ND = embeds_ND[left]
+        if self.running is not None:
+            self._feed(self.running, embeds_ND)
+            self.running.charge(time.perf_counter() - chosen)
+        return events
+
+    def _release(self, running: Running, done: Collection[int]) -> list[int]:
+        """Free the slots of rows `done`. Returns the rows that are left, in the order of their new slots."""
+        # Running rows lie in the first slots, without a gap: the last ones move into the holes.
+        #
+        #     slot       0    1    2    3    4        done: 1 and 3
+        #     before     a    b    c    d    e
+        #     after      a    e    c                  left: 0, 4, 2
+        n_left = len(running) - len(done)
+        holes = [i for i in done if i < n_left]
+        movers = [i for i in range(n_left, len(running)) if i not in done]
+        left = list(range(n_left))
         for hole, mover in zip(holes, movers, strict=True):
-            order[hole] = mover
-        broken = (~torch.isfinite(rows.hidden_ND).all(-1)).nonzero()[:, 0].tolist()
-        cache = self._room(0)
-        cache.wipe([i for i in broken if i in done])
+            left[hole] = mover
+
+        # What a row leaves in its slot is masked for the next one, but a NaN goes through any mask.
+        broken_N = ~torch.isfinite(running.hidden_ND).all(-1)
+        self._cache.wipe([i for i in broken_N.nonzero()[:, 0].tolist() if i in done])
         if movers:
-            cache.copy(movers, holes, int(rows.position_N[movers].max()))
-        self.rows = rows.take(order) if kept else None
-        return None if embeds_ND is None or not kept else embeds_ND[order]
+            columns = int(running.position_N[movers].max())
+            self._cache.copy(movers, holes, columns)
+        self.running = running.take(left) if left else None
+        return left
+
+    def _feed(self, running: Running, embeds_ND: Tensor) -> None:
+        """One forward: each row's embedding goes into its next column."""
+        position_N = running.position_N
+        span = int(position_N.max()) + 1
+        copies = 0
+        if self._never_alone and len(running) == 1:
+            embeds_ND = embeds_ND.repeat(2, 1)
+            position_N = position_N.repeat(2)
+            copies = 1
+        mask = self._cache.at_decode(position_N, span, embeds_ND, copies)
+        hidden_N1D = self._hidden(embeds_ND[:, None], mask, position_N[:, None], self._cache)
+        running.hidden_ND = hidden_N1D[: len(running), -1]
+        running.position_N = running.position_N + 1
+        running.step_N = running.step_N + 1
 
     # Questions
 
-    def _room(self, columns: int) -> SlotCache:
-        """The cache, with room for rows of so many positions."""
-        if self._cache is None:
-            self._cache = SlotCache(self.lm.causal_lm, self.scheduler.slots, max(columns, 1))
-        self._cache.reserve(columns)
-        return self._cache
-
     def _admit(self) -> None:
-        """Read the questions of those whose turn it is, each distinct one once."""
-        rows = self.rows
-        running = [] if rows is None else rows.waiting
-        widest = max((entry.positions for entry in running), default=0)
-        admitted = self.scheduler.admit(len(running), widest)
+        """Start the requests whose turn it is. Each distinct question is read once."""
+        entries = [] if self.running is None else self.running.entries
+        widest = max((entry.positions for entry in entries), default=0)
+        admitted = self.scheduler.admit(len(entries), widest)
         if not admitted:
             return
+        # The weights may have been trained since the last requests.
         refresh(self.lm)
-        cache = self._room(max(entry.positions for entry in admitted))
-        slot_of = {entry.ids: i for i, entry in enumerate(running)}
-        fresh = list({entry.ids: entry for entry in admitted if entry.ids not in slot_of}.values())
+        self._cache.reserve(max(entry.positions for entry in admitted))
+
+        known = {entry.ids for entry in entries}
+        fresh: list[Queued] = []
+        again: list[Queued] = []
+        for entry in admitted:
+            if entry.ids in known:
+                again.append(entry)
+            else:
+                fresh.append(entry)
+                known.add(entry.ids)
+
+        # Neighbours of like length waste the least padding.
         fresh.sort(key=lambda entry: len(entry.ids))
         for batch in _batches(fresh):
-            self._join(self._prefill(batch, cache))
-        slot_of |= {entry.ids: len(running) + i for i, entry in enumerate(fresh)}
-        read = {id(entry) for entry in fresh}
-        again = [entry for entry in admitted if id(entry) not in read]
-        if again and self.rows is not None:
-            sources = [slot_of[entry.ids] for entry in again]
-            targets = list(range(len(self.rows), len(self.rows) + len(again)))
-            cache.copy(sources, targets, max(len(entry.ids) for entry in again))
-            self._join(Rows.start(again, self.rows.first_ND[sources], [0.0] * len(again)))
+            self._prefill(batch)
+        if again:
+            self._copy_questions(again)
 
-    def _join(self, rows: Rows) -> None:
-        self.rows = rows if self.rows is None else self.rows.join(rows)
-
-    def _prefill(self, batch: Sequence[Waiting], cache: SlotCache) -> Rows:
-        """Rows of these questions, read into the next free slots."""
+    def _prefill(self, batch: Sequence[Queued]) -> None:
+        """Read these questions into the next free slots."""
         started = time.perf_counter()
-        device, first = self.lm.device, 0 if self.rows is None else len(self.rows)
+        device = self.lm.device
+        first_slot = 0 if self.running is None else len(self.running)
+        n = len(batch)
         lengths = [len(entry.ids) for entry in batch]
         longest = max(lengths)
-        ids_NT = torch.tensor(
-            [[*entry.ids, *[0] * (longest - len(entry.ids))] for entry in batch], device=device
-        )
-        last_N = torch.tensor(lengths, device=device) - 1
-        hidden_ND: Tensor | None = None
-        chunk = max(1, PREFILL_TOKENS // len(batch))
-        for start in range(0, longest, chunk):
-            embeds_NTD = self.lm.embed(ids_NT[:, start : start + chunk])
-            n, length = embeds_NTD.shape[:2]
-            mask = cache.at_prefill(first, n, start, length, embeds_NTD)
-            positions_NT = torch.arange(start, start + length, device=device).expand(n, -1)
-            hidden_NTD = self._hidden(embeds_NTD, mask, positions_NT, cache)
-            here_N = last_N - start
-            picked_ND = hidden_NTD[torch.arange(n, device=device), here_N.clamp(0, length - 1)]
-            inside_N1 = ((here_N >= 0) & (here_N < length))[:, None]
-            hidden_ND = picked_ND if hidden_ND is None else torch.where(inside_N1, picked_ND, hidden_ND)
-        assert hidden_ND is not None, "a question has at least one token"
-        share = (time.perf_counter() - started) / len(batch)
-        return Rows.start(batch, hidden_ND, [share] * len(batch))
+
+        # Padded on the right, where a row's own next columns come to lie; no row sees beyond its own position.
+        #
+        #     slot 3     q q q q .
+        #     slot 4     q q q q q
+        ids_NT = torch.zeros(n, longest, dtype=torch.int64, device=device)
+        for row, entry in enumerate(batch):
+            ids_NT[row, : lengths[row]] = torch.tensor(entry.ids, device=device)
+
+        # Chunks of a long question follow one another. Several questions are one chunk: `_batches` sees to it.
+        for start in range(0, longest, PREFILL_TOKENS):
+            embeds_NTD = self.lm.embed(ids_NT[:, start : start + PREFILL_TOKENS])
+            length = embeds_NTD.shape[1]
+            mask = self._cache.at_prefill(first_slot, n, start, length, embeds_NTD)
+            position_NT = torch.arange(start, start + length, device=device).expand(n, -1)
+            hidden_NTD = self._hidden(embeds_NTD, mask, position_NT, self._cache)
+
+        # So every question ends in the last chunk, which began at `start`.
+        last_N = torch.tensor(lengths, device=device) - 1 - start
+        row_N = torch.arange(n, device=device)
+        self._start(batch, hidden_NTD[row_N, last_N], started)
+
+    def _copy_questions(self, entries: Sequence[Queued]) -> None:
+        """Start other samples of questions that lie in the cache: their columns are copied, not read again."""
+        started = time.perf_counter()
+        assert self.running is not None, "a question that is known is that of a running row"
+        n_running = len(self.running)
+        slot_of = {entry.ids: slot for slot, entry in enumerate(self.running.entries)}
+        sources = [slot_of[entry.ids] for entry in entries]
+        targets = list(range(n_running, n_running + len(entries)))
+        longest = max(len(entry.ids) for entry in entries)
+        self._cache.copy(sources, targets, columns=longest)
+        self._start(entries, self.running.first_ND[sources], started)
+
+    def _start(self, entries: Sequence[Queued], hidden_ND: Tensor, started: float) -> None:
+        """Rows whose questions are in the cache join the running ones; they share the time since `started`."""
+        begun = begin(self.lm, self.method, entries, self.running)
+        share = (time.perf_counter() - started) / len(entries)
+        new = Running.start(entries, hidden_ND, begun, [share] * len(entries))
+        self.running = new if self.running is None else self.running.join(new)
 
 
-def _batches(entries: Sequence[Waiting]) -> Iterator[list[Waiting]]:
-    """Neighbours that one prefill forward takes; a question that is too long for one comes alone."""
-    batch: list[Waiting] = []
-    for entry in entries:  # shortest first: the newest is the longest
+def _batches(entries: Sequence[Queued]) -> Iterator[list[Queued]]:
+    """Neighbours whose questions one prefill forward takes; a question that is too long for one comes alone.
+
+    They come shortest first: the newest of a batch is its longest, and all are padded to it.
+    """
+    batch: list[Queued] = []
+    for entry in entries:
         if batch and (len(batch) + 1) * len(entry.ids) > PREFILL_TOKENS:
             yield batch
             batch = []
@@ -265,7 +324,7 @@ def _batches(entries: Sequence[Waiting]) -> Iterator[list[Waiting]]:
 
 @contextlib.contextmanager
 def evaluating(lm: LatentLM) -> Iterator[None]:
-    """Without dropout, whatever the model's mode is; it is as it was afterwards."""
+    """Switch dropout off inside the block, whatever the model's mode is; it is restored after it."""
     if not lm.training:
         yield
         return

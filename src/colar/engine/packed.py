@@ -27,6 +27,7 @@ def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -
     return y
 
 
+# torch.compile traces with tensors that have a shape and no numbers: this is the operation on those.
 def _shape(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], width))
 
@@ -38,12 +39,14 @@ _library.register_fake(OPERATION, _shape)
 
 
 class PackedLinear(nn.Module):
-    """What `linear` computes, without gradient: its weight is shared, the packed copy is this module's own."""
+    """Computes the same as `linear`, without gradient. The weight is shared, the packed copy is this module's own."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         self.pack()
 
     def pack(self) -> None:
@@ -63,10 +66,11 @@ def can_pack(lm: LatentLM) -> bool:
 
 
 def packed_copy(lm: LatentLM) -> LatentLM:
-    """`lm` with packed linear layers, in eval mode. All parameters and buffers are shared, and `lm` stays as it is."""
+    """Copy `lm` with packed linear layers, in eval mode. Parameters and buffers are shared; `lm` stays as it is."""
     kept: tuple[Any, ...] = (*lm.parameters(), *lm.buffers(), lm.tokenizer, lm.template)
-    shared = {id(value): value for value in kept}
-    twin = copy.deepcopy(lm, shared).eval()
+    # What deepcopy finds in its memo counts as copied already: the copy has these very objects.
+    memo = {id(value): value for value in kept}
+    twin = copy.deepcopy(lm, memo).eval()
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
@@ -75,7 +79,7 @@ def packed_copy(lm: LatentLM) -> LatentLM:
 
 
 def refresh(twin: LatentLM) -> None:
-    """Pack again what was trained since."""
+    """Pack the weights again that were trained since."""
     for module in twin.modules():
         if isinstance(module, PackedLinear) and module.version != _version(module.weight):
             module.pack()

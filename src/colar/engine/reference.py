@@ -1,6 +1,16 @@
-"""The oracle: one request, no cache, no batch, every step a full forward over all that was fed so far.
+"""The reference: one request, no cache, no batch. Every step is a full forward over all that was fed so far.
 
-Read this first: it is what thinking means. `engine.py` must give the same tokens.
+Read this first: it is what thinking means here. The engine (`engine.py`) must give the same tokens for any batch;
+tests/test_engine.py compares the two.
+
+    fed       q  q  q ###   l1   l2  ###   a1   a2           embeddings, one a position
+                       |     |    |    |    |    |
+    chosen            l1    l2  stop  a1   a2   EOS          from the hidden state of the last position
+
+The method chooses the thoughts (l: latents, or tokens of a chain) and when to stop. Then the separator ### is fed,
+and the LM head chooses the answer (a).
+
+Shape suffixes: T positions fed, D width, V vocabulary; 1 is the only row.
 """
 
 from __future__ import annotations
@@ -13,7 +23,6 @@ from torch import Tensor
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
 from colar.methods.base import Method, ThinkState, param_columns
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
 from colar.ops.sampling import sample_tokens, token_logps
 
 
@@ -26,43 +35,50 @@ def complete(lm: LatentLM, method: Method, request: Request) -> Completion:
 @torch.no_grad()
 def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
     """The events of one request, in order."""
-    decoding = request.decoding
-    fed = lm.embed(torch.tensor([prompt_ids(lm, method, request)], device=lm.device))
+    question_ids = prompt_ids(lm, method, request)
     begun = method.begin(lm, [request])
-    n_thoughts = 0
+    fed_1TD = embed(lm, question_ids)
 
-    thinking_cut = True
-    while n_thoughts < decoding.max_latents:
-        last = lm.hidden(fed)[:, -1]
-        thought = method.think(lm, think_state(lm, request, last, n_thoughts, begun))
-        kept = request.keep_latents
-        info = {name: column[0] for name, column in thought.info.items()} if kept else {}
+    # Thinking: each thought is fed back, until the method stops or the limit cuts it.
+    cut = True
+    for step in range(request.decoding.max_latents):
+        state = look(lm, request, begun, fed_1TD, step)
+        thought = method.think(lm, state)
+        info = {name: column[0] for name, column in thought.info.items()} if request.keep_latents else {}
         if thought.done.item():
-            thinking_cut = False
-            if kept:
+            cut = False
+            if request.keep_latents:
                 yield Event(request, "stop", info=info)
             break
-        fed = torch.cat([fed, thought.embeds[:, None]], dim=1)
-        n_thoughts += 1
-        yield Event(request, "thought", int(thought.token_ids), thought.embeds[0] if kept else None, info)
+        fed_1TD = torch.cat([fed_1TD, thought.embeds[:, None]], dim=1)
+        kept = thought.embeds[0] if request.keep_latents else None
+        yield Event(request, "thought", int(thought.token_ids), embed=kept, info=info)
 
-    token_id, n_tokens = lm.template.separator_id, 0
-    while n_tokens < decoding.max_completion_length and token_id != lm.template.eos_id:
-        fed = torch.cat([fed, lm.embed(torch.tensor([[token_id]], device=lm.device))], dim=1)
-        logits = lm.logits(lm.hidden(fed)[:, -1])
-        chosen = sample(logits, request, n_thoughts + 1 + n_tokens)
-        token_id, n_tokens = int(chosen), n_tokens + 1
-        logps = token_logps(logits, torch.tensor([request.decoding.temperature], device=lm.device), chosen)
-        yield Event(request, "token", token_id, info={"logp": logps[0]} if request.keep_latents else {})
+    # Answering: the separator is fed whoever ended the thinking, then each token that was chosen.
+    token_id = lm.template.separator_id
+    reason = "length"
+    for _ in range(request.decoding.max_completion_length):
+        fed_1TD = torch.cat([fed_1TD, embed(lm, [token_id])], dim=1)
+        step = fed_1TD.shape[1] - len(question_ids)
+        state = look(lm, request, begun, fed_1TD, step)
+        token_1 = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform())
+        logp_1 = token_logps(state.logits(), state.temperature, token_1)
+        token_id = int(token_1)
+        yield Event(request, "token", token_id, info={"logp": logp_1[0]} if request.keep_latents else {})
+        if token_id == lm.template.eos_id:
+            reason = "stop"
+            break
 
-    reason = "stop" if token_id == lm.template.eos_id else "length"
-    yield Event(request, "finished", reason=reason, truncated=thinking_cut or reason == "length")
+    yield Event(request, "finished", reason=reason, truncated=cut or reason == "length")
 
 
-def think_state(
-    lm: LatentLM, request: Request, last: Tensor, step: int, begun: dict[str, Tensor] | None = None
-) -> ThinkState:
-    """The one-row state after `step` forward passes beyond the question's; `begun` is the method's own."""
+def embed(lm: LatentLM, ids: list[int]) -> Tensor:
+    """Ids as embeddings, (1, T, D)."""
+    return lm.embed(torch.tensor([ids], device=lm.device))
+
+
+def look(lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tensor, step: int) -> ThinkState:
+    """Run the model over all that was fed: the state of a batch of one row, `step` embeddings after the question."""
 
     def real(value: float) -> Tensor:
         return torch.tensor([value], device=lm.device, dtype=torch.float64)
@@ -71,26 +87,16 @@ def think_state(
         return torch.tensor([value], device=lm.device)
 
     decoding = request.decoding
-    columns = param_columns([request.params])
+    params = param_columns([request.params])
     return ThinkState(
-        hidden=last,
+        hidden=lm.hidden(fed_1TD)[:, -1],
         step=whole(step),
-        params={name: column.to(lm.device) for name, column in columns.items()},
+        params={name: column.to(lm.device) for name, column in params.items()},
         temperature=real(decoding.temperature),
         top_p=real(decoding.top_p),
         latent_temperature=real(decoding.latent_temperature),
         seed=whole(request.seed),
         sample=whole(request.sample),
         make_logits=lm.logits,
-        begun=begun or {},
+        begun=begun,
     )
-
-
-def sample(logits: Tensor, request: Request, step: int) -> Tensor:
-    """An answer token by the request's own temperature, top-p and noise."""
-    seed = torch.tensor([request.seed], device=logits.device)
-    uniform = noise.uniform(noise.keys(seed, request.sample, step, noise.TOKEN), 1)[:, 0]
-    decoding = request.decoding
-    temperature = torch.tensor([decoding.temperature], device=logits.device, dtype=torch.float64)
-    top_p = torch.tensor([decoding.top_p], device=logits.device, dtype=torch.float64)
-    return sample_tokens(logits, temperature, top_p, uniform)

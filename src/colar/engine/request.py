@@ -1,14 +1,15 @@
-"""What an engine is asked and what it answers: `Request`, `Event`, `Completion`."""
+"""Requests go into an engine; events come out, and `fold` makes completions of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from colar import checks
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
 
@@ -29,14 +30,17 @@ class Decoding:
     """Most tokens of the answer."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        if not self.latent_temperature >= 0:
-            raise ValueError(f"latent_temperature must be 0 or more, got {self.latent_temperature}")
-        if self.max_latents < 0 or self.max_completion_length < 1:
-            raise ValueError("max_latents must be 0 or more and max_completion_length 1 or more")
+        for name in ("temperature", "latent_temperature", "max_latents"):
+            value = getattr(self, name)
+            checks.check_holds(name, value >= 0, value, "0 or more")
+        checks.check_holds("top_p", 0 < self.top_p <= 1, self.top_p, "in (0, 1]")
+        length = self.max_completion_length
+        checks.check_holds("max_completion_length", length >= 1, length, "1 or more")
+
+    @property
+    def positions(self) -> int:
+        """Most positions that a row comes to need after its question: thoughts, separator, answer."""
+        return self.max_latents + 1 + self.max_completion_length
 
 
 GREEDY = Decoding()
@@ -63,10 +67,12 @@ class Request:
 class Event:
     """Something that happened to a request.
 
-    "thought": an embedding was emitted while thinking (`token_id` -1 for a latent; `embed` (D,) and `info`
-    where kept). "stop": the method ended the thinking (told only where latents are kept). "token": an answer
-    token, EOS included (`info["logp"]` where kept: at the request's temperature, before top-p). "finished": with
-    its `reason` and its share of wall-clock `seconds`.
+    thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
+    stop        the method ended the thinking: `info`
+    token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
+    finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
+
+    `embed`, `info` and the stop come only where the request keeps latents.
     """
 
     request: Request
@@ -77,68 +83,89 @@ class Event:
     reason: str = ""
     truncated: bool = False
     seconds: float = 0.0
+    number: int = 0
+    """Tells requests apart that are alike: an engine counts those that it is given, from 0."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request.
-
-    `length` is #L, the number of embeddings emitted between the two separators; `thought_ids` their tokens (-1
-    for a latent); `token_ids` the answer's without EOS; `truncated` says that the thinking or the answer met
-    its limit, and `reason` whether the answer ended by itself ("stop") or not ("length"), or the model's numbers
-    were not finite ("error"). `forward_passes` counts the question's and one for each embedding fed after it.
-    With `keep_latents`: `latents` (K, D) as fed, `info` of each, `stop_info` where the method ended the thinking
-    itself, `token_logps` (EOS included).
-    """
+    """A finished request. The last four fields are filled where it keeps latents."""
 
     request: Request
+    number: int
+    """The request's, as in its events."""
     text: str
     token_ids: list[int]
+    """The answer's, without EOS."""
     thought_ids: list[int]
+    """The tokens of the thoughts, -1 for a latent."""
     truncated: bool
+    """Whether the thinking or the answer met its limit."""
     reason: str
+    """"stop": the answer ended by itself; "length": its limit did; "error": the model's numbers were not finite."""
     forward_passes: int
+    """One for the question, one for each embedding fed after it."""
     seconds: float
+    """The request's share of wall-clock time."""
     latents: Tensor | None = None
+    """The thoughts as they were fed, (K, D)."""
     info: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """The method's own quantities of each thought."""
     stop_info: Mapping[str, Tensor] = field(default_factory=dict)
+    """The same of the stop, where the method ended the thinking itself."""
     token_logps: list[float] = field(default_factory=list)
+    """Log-probs of the answer's tokens, EOS included."""
 
     @property
     def length(self) -> int:
+        """#L: the number of embeddings emitted between the two separators."""
         return len(self.thought_ids)
 
 
-def fold(lm: LatentLM, events: Iterable[Event]) -> Iterable[Completion]:
+def fold(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:
     """Completions out of a stream of events, each as soon as its request has finished."""
-    open_: dict[int, list[Event]] = {}
+    unfinished: dict[int, list[Event]] = {}
     for event in events:
-        open_.setdefault(id(event.request), []).append(event)
+        mine = unfinished.setdefault(event.number, [])
+        mine.append(event)
         if event.kind == "finished":
-            yield _complete(lm, open_.pop(id(event.request)))
+            del unfinished[event.number]
+            yield _complete(lm, mine)
 
 
-def _complete(lm: LatentLM, events: list[Event]) -> Completion:
-    *body, last = events
-    thoughts = [event for event in body if event.kind == "thought"]
-    ids = [event.token_id for event in body if event.kind == "token"]
-    passes = 1 + len(thoughts) + len(ids)
-    ids = ids[:-1] if ids and ids[-1] == lm.template.eos_id else ids
+def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
+    """The completion of one request from its events, of which the last says that it finished."""
+    *before, finished = events
+    thoughts = [event for event in before if event.kind == "thought"]
+    tokens = [event for event in before if event.kind == "token"]
+    stop_info: Mapping[str, Tensor] = {}
+    for event in before:
+        if event.kind == "stop":
+            stop_info = event.info
+
+    # EOS was chosen like any token, so it has a log-prob; it is no part of the answer.
+    token_ids = [event.token_id for event in tokens]
+    if token_ids and token_ids[-1] == lm.template.eos_id:
+        token_ids.pop()
+
+    # The question is one forward pass, each thought fed is another. So is each answer token: the separator is fed for
+    # the first of them, and the last is not fed.
+    forward_passes = 1 + len(thoughts) + len(tokens)
     embeds = [event.embed for event in thoughts if event.embed is not None]
-    stops = [event.info for event in body if event.kind == "stop"]
-    logps = [event.info["logp"] for event in body if event.kind == "token" and event.info]
+    logps = [event.info["logp"] for event in tokens if event.info]
     return Completion(
-        request=last.request,
-        text=lm.template.decode(ids),
-        token_ids=ids,
+        request=finished.request,
+        number=finished.number,
+        text=lm.template.decode(token_ids),
+        token_ids=token_ids,
         thought_ids=[event.token_id for event in thoughts],
-        truncated=last.truncated,
-        reason=last.reason,
-        forward_passes=passes,
-        seconds=last.seconds,
+        truncated=finished.truncated,
+        reason=finished.reason,
+        forward_passes=forward_passes,
+        seconds=finished.seconds,
         latents=torch.stack(embeds) if embeds else None,
-        info=[event.info for event in thoughts] if last.request.keep_latents else [],
-        stop_info=stops[0] if stops else {},
+        info=[event.info for event in thoughts] if finished.request.keep_latents else [],
+        stop_info=stop_info,
         token_logps=torch.stack(logps).tolist() if logps else [],
     )
 
@@ -147,7 +174,8 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     """The question segment. ValueError where it and the limits do not fit the model's context."""
     ids = lm.template.question(request.question, method.prompt(request.params))
     decoding = request.decoding
-    needed = len(ids) + decoding.max_latents + 1 + decoding.max_completion_length
+    # Checked with the limits, not with what is used in the end: a request that starts can always finish.
+    needed = len(ids) + decoding.positions
     if needed > lm.context_length:
         raise ValueError(
             f"request {request.id}: the question has {len(ids)} tokens, and with max_latents "

@@ -1,138 +1,192 @@
-"""The running rows as columns: what each of them is, has done, and asks for next.
+"""The running requests as columns: one row for each, its state and its limits.
+
+    slot of the cache      0        1        2
+    entries                r7       r3       r9         the requests
+    thinking_N             True     False    True       r3 answers
+    step_N                 2        9        0          embeddings fed since the question
+    position_N             14       31       11         column of the cache that is fed next
+
+Index i of every column belongs to slot i of the cache: when a row moves to another slot, its columns move along.
 
 Shape suffixes: N rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from colar.engine.request import Request
-from colar.engine.scheduler import Waiting
-from colar.methods.base import ThinkState, param_columns
+from colar.engine.scheduler import Queued
+from colar.methods.base import Method, ThinkState, param_columns
+from colar.model.latent_lm import LatentLM
 
 
 @dataclass
-class Rows:
-    """Index i of every column belongs to slot i of the cache."""
+class Running:
+    """All running rows. Every field is a column: a tensor, a list, or a dict of tensors."""
 
-    waiting: list[Waiting]
+    entries: list[Queued]
     hidden_ND: Tensor
-    """Last hidden state: what the next thought or token comes from."""
+    """Last hidden state: the next thought or token comes from it."""
     first_ND: Tensor
-    """The one after the question: where another sample of it starts."""
+    """The hidden state after the question: another sample of it starts there."""
     position_N: Tensor
-    """The column that is fed next, which is its position too."""
+    """The column of the cache that is fed next, which is the position too."""
     thinking_N: Tensor
-    n_thoughts_N: Tensor
-    n_tokens_N: Tensor
+    """Whether the row thinks; it answers otherwise."""
     step_N: Tensor
+    """Embeddings fed since the question. While a row thinks, these are its thoughts."""
+    n_tokens_N: Tensor
+    """Tokens of the answer that have been chosen."""
     seed_N: Tensor
     sample_N: Tensor
     temperature_N: Tensor
     top_p_N: Tensor
     latent_temperature_N: Tensor
     max_latents_N: Tensor
-    max_tokens_N: Tensor
+    max_completion_length_N: Tensor
     params: dict[str, Tensor]
+    """The requests' params, a column (N,) for each field."""
+    begun: dict[str, Tensor]
+    """The method's own columns (N, ...), made by its `begin`."""
     seconds: list[float]
+    """Share of wall-clock time until now."""
     cut: list[bool]
+    """Whether the thinking met its limit."""
 
     @classmethod
-    def start(cls, waiting: Sequence[Waiting], hidden_ND: Tensor, seconds: Sequence[float]) -> Rows:
-        """Rows whose questions have been read."""
+    def start(
+        cls,
+        entries: Sequence[Queued],
+        hidden_ND: Tensor,
+        begun: dict[str, Tensor],
+        seconds: Sequence[float],
+    ) -> Running:
+        """Rows whose questions have been read; `hidden_ND` is the hidden state after them."""
         device = hidden_ND.device
-        requests = [entry.request for entry in waiting]
+        requests = [entry.request for entry in entries]
+        decodings = [request.decoding for request in requests]
+        params = param_columns([request.params for request in requests])
 
-        def whole(values: Iterable[int]) -> Tensor:
-            return torch.tensor(list(values), device=device, dtype=torch.int64)
+        def whole(values: list[int]) -> Tensor:
+            return torch.tensor(values, device=device, dtype=torch.int64)
 
-        def real(name: str) -> Tensor:
-            values = [getattr(request.decoding, name) for request in requests]
+        def real(values: list[float]) -> Tensor:
             return torch.tensor(values, device=device, dtype=torch.float64)
 
-        zeros = whole(0 for _ in requests)
+        # Limits and temperatures become columns once, here: a step does arithmetic on tensors.
+        n = len(requests)
         return cls(
-            waiting=list(waiting),
+            entries=list(entries),
             hidden_ND=hidden_ND,
             first_ND=hidden_ND,
-            position_N=whole(len(entry.ids) for entry in waiting),
-            thinking_N=zeros == 0,
-            n_thoughts_N=zeros.clone(),
-            n_tokens_N=zeros.clone(),
-            step_N=zeros.clone(),
-            seed_N=whole(request.seed for request in requests),
-            sample_N=whole(request.sample for request in requests),
-            temperature_N=real("temperature"),
-            top_p_N=real("top_p"),
-            latent_temperature_N=real("latent_temperature"),
-            max_latents_N=whole(request.decoding.max_latents for request in requests),
-            max_tokens_N=whole(request.decoding.max_completion_length for request in requests),
-            params={k: v.to(device) for k, v in param_columns([r.params for r in requests]).items()},
+            position_N=whole([len(entry.ids) for entry in entries]),
+            thinking_N=torch.ones(n, device=device, dtype=torch.bool),
+            step_N=whole([0] * n),
+            n_tokens_N=whole([0] * n),
+            seed_N=whole([request.seed for request in requests]),
+            sample_N=whole([request.sample for request in requests]),
+            temperature_N=real([decoding.temperature for decoding in decodings]),
+            top_p_N=real([decoding.top_p for decoding in decodings]),
+            latent_temperature_N=real([decoding.latent_temperature for decoding in decodings]),
+            max_latents_N=whole([decoding.max_latents for decoding in decodings]),
+            max_completion_length_N=whole([decoding.max_completion_length for decoding in decodings]),
+            params={name: column.to(device) for name, column in params.items()},
+            begun=begun,
             seconds=list(seconds),
-            cut=[False] * len(requests),
+            cut=[False] * n,
         )
 
     def __len__(self) -> int:
-        return len(self.waiting)
+        return len(self.entries)
 
-    def request(self, i: int) -> Request:
-        return self.waiting[i].request
-
-    def take(self, index: list[int]) -> Rows:
-        """The rows at these indices, in this order."""
-        at = torch.tensor(index, device=self.hidden_ND.device, dtype=torch.int64)
-        return self._map(lambda column: column[at], lambda column: [column[i] for i in index])
-
-    def join(self, other: Rows) -> Rows:
-        """These rows, then the others."""
-        names = iter(_names(other))
-        tensors = iter(_tensors(other))
-        return self._map(
-            lambda column: torch.cat([column, next(tensors)]),
-            lambda column: column + getattr(other, next(names)),
-        )
-
-    def _map(self, tensor: Callable[[Tensor], Tensor], listed: Callable[[list[Any]], list[Any]]) -> Rows:
-        made: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if name == "params":
-                made[name] = {key: tensor(column) for key, column in value.items()}
+    def take(self, rows: list[int]) -> Running:
+        """Only these rows, in this order."""
+        rows_N = torch.tensor(rows, device=self.hidden_ND.device, dtype=torch.int64)
+        # A loop over all fields: one that is added cannot be forgotten here, which would mix up requests.
+        taken: dict[str, Any] = {}
+        for name, column in vars(self).items():
+            if isinstance(column, Tensor):
+                taken[name] = column[rows_N]
+            elif isinstance(column, dict):
+                taken[name] = {key: value[rows_N] for key, value in column.items()}
             else:
-                made[name] = tensor(value) if isinstance(value, Tensor) else listed(value)
-        return Rows(**made)
+                taken[name] = [column[i] for i in rows]
+        return Running(**taken)
+
+    def join(self, other: Running) -> Running:
+        """These rows, then the others."""
+        joined: dict[str, Any] = {}
+        for name, column in vars(self).items():
+            more = getattr(other, name)
+            if isinstance(column, Tensor):
+                joined[name] = torch.cat([column, more])
+            elif isinstance(column, dict):
+                joined[name] = {key: torch.cat([value, more[key]]) for key, value in column.items()}
+            else:
+                joined[name] = column + more
+        return Running(**joined)
 
     def charge(self, seconds: float) -> None:
         """Divide the time of a step between the rows that ran in it."""
-        share = seconds / max(len(self), 1)
+        share = seconds / len(self)
         self.seconds = [spent + share for spent in self.seconds]
 
-    def think_state(self, at: Tensor, logits: Callable[[Tensor], Tensor]) -> ThinkState:
-        """What a method sees of rows `at`."""
+    def think_state(self, rows_B: Tensor, logits: Callable[[Tensor], Tensor]) -> ThinkState:
+        """Some of the rows as a method sees them."""
         return ThinkState(
-            hidden=self.hidden_ND[at],
-            step=self.step_N[at],
-            params={name: column[at] for name, column in self.params.items()},
-            temperature=self.temperature_N[at],
-            top_p=self.top_p_N[at],
-            latent_temperature=self.latent_temperature_N[at],
-            seed=self.seed_N[at],
-            sample=self.sample_N[at],
+            hidden=self.hidden_ND[rows_B],
+            step=self.step_N[rows_B],
+            params={name: column[rows_B] for name, column in self.params.items()},
+            temperature=self.temperature_N[rows_B],
+            top_p=self.top_p_N[rows_B],
+            latent_temperature=self.latent_temperature_N[rows_B],
+            seed=self.seed_N[rows_B],
+            sample=self.sample_N[rows_B],
             make_logits=logits,
+            begun={name: column[rows_B] for name, column in self.begun.items()},
         )
 
 
-def _names(rows: Rows) -> list[str]:
-    return [name for name, value in vars(rows).items() if isinstance(value, list)]
+def begin(
+    lm: LatentLM, method: Method, entries: Sequence[Queued], running: Running | None
+) -> dict[str, Tensor]:
+    """Ask the method for its own columns of requests that start now, to be joined to those of the running rows.
+
+    ValueError where a column has another number of rows than there are requests, or is not like the running ones.
+    """
+    begun = method.begin(lm, [entry.request for entry in entries])
+    for name, column in begun.items():
+        if column.shape[:1] != (len(entries),):
+            raise ValueError(
+                f"method {method.name}: begin gave column {name!r} the shape {tuple(column.shape)} for "
+                f"{len(entries)} requests; it must have one row for each"
+            )
+    if running is not None:
+        _check_alike(method, begun, running.begun)
+    return begun
 
 
-def _tensors(rows: Rows) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in vars(rows).values():
-        found += list(value.values()) if isinstance(value, dict) else [value] * isinstance(value, Tensor)
-    return found
+def _check_alike(method: Method, begun: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+    """ValueError where rows that begin now cannot share a batch with those that began before."""
+    for name in sorted(begun.keys() | before.keys()):
+        # Said in words first: the error shows the same that is compared.
+        now = _row_kind(begun, name)
+        then = _row_kind(before, name)
+        if now != then:
+            raise ValueError(
+                f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are running; "
+                "all rows share a batch, so it must not depend on the request"
+            )
+
+
+def _row_kind(begun: dict[str, Tensor], name: str) -> str:
+    """Shape and dtype of one row of a column, as an error names them."""
+    if name not in begun:
+        return "no row"
+    column = begun[name]
+    return f"rows of shape {tuple(column.shape[1:])} in {column.dtype}"

@@ -1,9 +1,14 @@
-"""Who waits and who may run: first come, first served, within slots and a budget of positions.
+"""Which requests wait and which may run: first come, first served, within slots and a budget of positions.
 
-A request is admitted when there is a slot for it and its positions (question, thoughts and answer at their limits) fit
-with those of the running ones: rows are as wide as the widest, so n rows cost n times that. Freed slots are
-filled a few at a time, since a forward over one question reads as many weights as one over several; nobody waits
-longer than `PATIENCE` steps for company.
+A request is admitted when there is a slot for it and its positions (question, thoughts and answer at their limits)
+fit with those of the running ones. Slots are as wide as the widest row, so n rows cost n times that:
+
+    budget 60     running    15 and 10 positions     2 x 15 = 30
+                  first      20                      3 x 20 = 60     admitted
+                  second     12                      4 x 20 = 80     waits
+
+Freed slots are filled a few at a time, since a forward over one question reads as many weights as one over several;
+nobody waits longer than `PATIENCE` steps for company.
 """
 
 from __future__ import annotations
@@ -11,81 +16,101 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from colar import checks
 from colar.engine.request import Request
 
 PATIENCE = 8
 """Steps that the first in the queue waits at a free slot for others to share its prefill."""
 COMPANY = 8
-"""One in so many slots must be free before questions are prefilled, unless patience or work runs out."""
+"""One in this many slots must be free before questions are prefilled, unless patience or work runs out."""
 
 
 class QueueFull(RuntimeError):
-    """The waiting line is at its limit: try again later, or raise `max_waiting`."""
+    """The queue is at its limit: try again later, or raise `max_waiting`."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A request in the line, with its question as token ids and the positions that it may come to need."""
+class Queued:
+    """A request in the queue, with its question as token ids. The engine numbers its requests from 0."""
 
+    number: int
     request: Request
     ids: tuple[int, ...]
 
     @property
     def positions(self) -> int:
-        decoding = self.request.decoding
-        return len(self.ids) + decoding.max_latents + 1 + decoding.max_completion_length
+        """Most positions that it may come to need."""
+        return len(self.ids) + self.request.decoding.positions
 
 
 class Scheduler:
-    """The line of an engine with `slots` slots and `budget` positions in all (None: no limit but the slots)."""
+    """The queue of an engine with `slots` slots and `budget` positions in all (None: no limit but the slots)."""
 
     def __init__(self, slots: int, budget: int | None = None, max_waiting: int | None = None) -> None:
-        for name, value in (("max_batch", slots), ("token_budget", budget), ("max_waiting", max_waiting)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
-        self.slots, self.budget, self.max_waiting = slots, budget, max_waiting
-        self.waiting: deque[Waiting] = deque()
+        # Named as the engine's arguments are: these are what a user gave.
+        limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
+        for name, value in limits.items():
+            checks.check_holds(name, value is None or value >= 1, value, "1 or more")
+        self.slots = slots
+        self.budget = budget
+        self.max_waiting = max_waiting
+        self.waiting: deque[Queued] = deque()
         self.waited = 0
+        """Steps since the first in the queue could have started."""
 
     def __len__(self) -> int:
         return len(self.waiting)
 
     @property
     def room(self) -> int:
-        """Places in the line that are worth filling: as many as can start at once."""
+        """Places in the queue that are worth filling: as many as can start at once."""
         return self.slots if self.max_waiting is None else min(self.slots, self.max_waiting)
 
-    def add(self, waiting: Waiting) -> None:
-        """To the end of the line. QueueFull where it is full, ValueError where the request could never run."""
-        if self.budget is not None and waiting.positions > self.budget:
+    def check(self, entry: Queued) -> None:
+        """ValueError for a request that could never run."""
+        if self.budget is not None and entry.positions > self.budget:
             raise ValueError(
-                f"request {waiting.request.id} needs {waiting.positions} positions; token_budget is {self.budget}"
+                f"request {entry.request.id} needs {entry.positions} positions; token_budget is {self.budget}"
             )
+
+    def add(self, entry: Queued) -> None:
+        """Append to the queue. QueueFull where it is full."""
         if self.max_waiting is not None and len(self.waiting) >= self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting, which is max_waiting")
-        self.waiting.append(waiting)
+        self.waiting.append(entry)
 
     def remove(self, request: Request) -> bool:
-        """Take a request out of the line; False where it is not in it."""
-        kept = [waiting for waiting in self.waiting if waiting.request is not request]
-        found = len(kept) < len(self.waiting)
-        self.waiting = deque(kept)
+        """Take a request out of the queue; False where it is not in it."""
+        left = deque(entry for entry in self.waiting if entry.request is not request)
+        found = len(left) < len(self.waiting)
+        self.waiting = left
         return found
 
-    def admit(self, running: int, widest: int) -> list[Waiting]:
-        """Who starts now, beside `running` rows of which the widest may come to need `widest` positions."""
+    def admit(self, running: int, widest: int) -> list[Queued]:
+        """Take those out of the queue that start now.
+
+        They start beside `running` rows, of which the widest may come to need `widest` positions.
+        """
         if not self.waiting:
             return []
+
+        # Wait for company: slots that others will free soon are filled in one prefill.
+        free = self.slots - running
         enough = min(len(self.waiting), max(1, self.slots // COMPANY))
-        if running and self.slots - running < enough and self.waited < PATIENCE:
+        if running and free < enough and self.waited < PATIENCE:
             self.waited += 1
             return []
-        admitted: list[Waiting] = []
+
+        admitted: list[Queued] = []
         while self.waiting and running + len(admitted) < self.slots:
-            widest = max(widest, self.waiting[0].positions)
             rows = running + len(admitted) + 1
-            if self.budget is not None and rows > 1 and rows * widest > self.budget:
-                break  # the first in line goes first: nobody overtakes it and lets it starve
+            widest = max(widest, self.waiting[0].positions)
+            fits = self.budget is None or rows * widest <= self.budget
+            # A row that is alone always runs: `check` has let it pass. Where the first in the queue does not fit,
+            # nobody overtakes it, or it might starve.
+            if rows > 1 and not fits:
+                break
             admitted.append(self.waiting.popleft())
-        self.waited = 0 if admitted else self.waited
+        if admitted:
+            self.waited = 0
         return admitted

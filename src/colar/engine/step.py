@@ -1,6 +1,12 @@
-"""What every running row feeds next, and what happened in choosing it: thoughts, stops, tokens.
+"""Choose the next input of every running row, and say what happened: thoughts, stops, tokens.
 
-Shape suffixes: N rows, D width, V vocabulary.
+    row            does        feeds next                    ends
+    0   thinks     l3          the latent
+    1   thinks     is done     the separator
+    2   answers    a1          the token's embedding
+    3   answers    EOS         nothing                       stop
+
+Shape suffixes: N running rows, B those of one kind (thinking or answering), D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,99 +14,131 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from colar.engine.request import Event, Request
-from colar.engine.running import Rows
+from colar.engine.request import Event
+from colar.engine.running import Running
 from colar.methods.base import Method, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.ops.sampling import sample_tokens, token_logps
 
 
-def choose(lm: LatentLM, method: Method, rows: Rows) -> tuple[Tensor, list[tuple[int, Event]]]:
-    """What every row feeds next, (N, D), and what happened in choosing it."""
-    embeds_ND = torch.zeros_like(rows.hidden_ND)
-    broken_N = ~torch.isfinite(rows.hidden_ND).all(-1)
-    events = [(i, _failed(rows.request(i))) for i in broken_N.nonzero()[:, 0].tolist()]
-    thinking = (rows.thinking_N & ~broken_N).nonzero()[:, 0]
-    answering = (~rows.thinking_N & ~broken_N).nonzero()[:, 0]
-    logits = Logits(lm, rows, together=bool(len(thinking) and len(answering)))
-    if len(thinking):
-        events += _think(method, rows, thinking, logits, embeds_ND)
-    if len(answering):
-        events += _answer(rows, answering, logits, embeds_ND)
-    return embeds_ND, events
+def choose(lm: LatentLM, method: Method, running: Running) -> tuple[Tensor, list[Event], dict[int, str]]:
+    """Choose the next embedding of every row, (N, D).
+
+    Also returns the events of this step, "finished" left out, and the reason of each row that ends with it.
+    """
+    embeds_ND = torch.zeros_like(running.hidden_ND)
+    events: list[Event] = []
+    ended: dict[int, str] = {}
+
+    # Nothing can be thought or sampled from a NaN: such a row ends, and the others never see it.
+    broken_N = ~torch.isfinite(running.hidden_ND).all(-1)
+    for i in broken_N.nonzero()[:, 0].tolist():
+        ended[i] = "error"
+
+    thinking_B = (running.thinking_N & ~broken_N).nonzero()[:, 0]
+    answering_B = (~running.thinking_N & ~broken_N).nonzero()[:, 0]
+    both = len(thinking_B) > 0 and len(answering_B) > 0
+    logits = Logits(lm, running.hidden_ND, both)
+    if len(thinking_B):
+        embeds_ND[thinking_B] = _think(method, running, thinking_B, logits, events)
+    if len(answering_B):
+        embeds_ND[answering_B] = _answer(running, answering_B, logits, events, ended)
+    return embeds_ND, events, ended
 
 
-def _think(
-    method: Method, rows: Rows, at: Tensor, logits: Logits, embeds_ND: Tensor
-) -> list[tuple[int, Event]]:
-    """Rows `at` take a thinking step; those that are done, or at their limit, get the separator."""
-    cut_N = rows.n_thoughts_N[at] >= rows.max_latents_N[at]
-    thought = method.think(logits.lm, rows.think_state(at, lambda _: logits(at)))
-    done_N = thought.done | cut_N
-    separator_D = logits.lm.embed(torch.tensor(logits.lm.template.separator_id, device=at.device))
-    embeds_ND[at] = torch.where(done_N[:, None], separator_D.to(embeds_ND), thought.embeds.to(embeds_ND))
-    rows.thinking_N[at] = ~done_N
-    rows.n_thoughts_N[at] += (~done_N).long()
-    events = []
-    ids = thought.token_ids.tolist()
-    for j, (i, done, cut) in enumerate(zip(at.tolist(), done_N.tolist(), cut_N.tolist(), strict=True)):
-        rows.cut[i] = rows.cut[i] or cut
-        if not done:
-            events.append((i, _thought(rows.request(i), thought, j, ids[j])))
-        elif not cut and rows.request(i).keep_latents:
-            events.append((i, Event(rows.request(i), "stop", info=_row(thought, j))))
-    return events
+def _think(method: Method, running: Running, rows_B: Tensor, logits: Logits, events: list[Event]) -> Tensor:
+    """Let these rows think one step, (B, D): those that are done, or at their limit, feed the separator."""
+    lm = logits.lm
+    state = running.think_state(rows_B, lambda _: logits(rows_B))
+    # While a row thinks, each of its steps has fed one thought. The method is asked for rows at their limit too:
+    # its thought for them is dropped.
+    cut_B = running.step_N[rows_B] >= running.max_latents_N[rows_B]
+    thought = method.think(lm, state)
+    done_B = thought.done | cut_B
+    running.thinking_N[rows_B] = ~done_B
+
+    separator_D = lm.embed(torch.tensor(lm.template.separator_id, device=rows_B.device))
+    dtype = running.hidden_ND.dtype
+    embeds_BD = torch.where(done_B[:, None], separator_D.to(dtype), thought.embeds.to(dtype))
+
+    # One transfer for each column: rows are told apart in Python from here on.
+    done, cut, token_ids = done_B.tolist(), cut_B.tolist(), thought.token_ids.tolist()
+    for j, i in enumerate(rows_B.tolist()):
+        entry = running.entries[i]
+        kept = entry.request.keep_latents
+        if cut[j]:
+            running.cut[i] = True
+        elif done[j] and kept:
+            events.append(Event(entry.request, "stop", info=_info(thought, j), number=entry.number))
+        elif not done[j]:
+            event = Event(
+                entry.request,
+                "thought",
+                token_ids[j],
+                embed=thought.embeds[j] if kept else None,
+                info=_info(thought, j) if kept else {},
+                number=entry.number,
+            )
+            events.append(event)
+    return embeds_BD
 
 
-def _answer(rows: Rows, at: Tensor, logits: Logits, embeds_ND: Tensor) -> list[tuple[int, Event]]:
-    """Rows `at` choose an answer token; EOS or the limit finishes them."""
-    keys_N = noise.keys(rows.seed_N[at], rows.sample_N[at], rows.step_N[at], noise.TOKEN)
-    uniform_N = noise.uniform(keys_N, 1)[:, 0]
-    logits_NV = logits(at)
-    ids_N = sample_tokens(logits_NV, rows.temperature_N[at], rows.top_p_N[at], uniform_N)
-    kept = any(rows.request(i).keep_latents for i in at.tolist())
-    logps_N = token_logps(logits_NV, rows.temperature_N[at], ids_N) if kept else None
-    embeds_ND[at] = logits.lm.embed(ids_N).to(embeds_ND)
-    rows.n_tokens_N[at] += 1
-    ended_N = ids_N == logits.lm.template.eos_id
-    full_N = rows.n_tokens_N[at] >= rows.max_tokens_N[at]
-    events = []
-    columns = zip(at.tolist(), ids_N.tolist(), ended_N.tolist(), full_N.tolist(), strict=True)
-    for j, (i, token_id, ended, full) in enumerate(columns):
-        request = rows.request(i)
-        info = {"logp": logps_N[j]} if logps_N is not None and request.keep_latents else {}
-        events.append((i, Event(request, "token", token_id, info=info)))
-        if ended or full:
-            reason = "stop" if ended else "length"
-            cut = rows.cut[i] or not ended
-            events.append((i, Event(request, "finished", reason=reason, truncated=cut)))
-    return events
-
-
-class Logits:
-    """The LM head at some of the rows; once for all of them where both kinds of row ask for theirs."""
-
-    def __init__(self, lm: LatentLM, rows: Rows, together: bool) -> None:
-        self.lm, self.hidden_ND, self.together = lm, rows.hidden_ND, together
-        self.all_NV: Tensor | None = None
-
-    def __call__(self, at: Tensor) -> Tensor:
-        if self.together and self.all_NV is None:
-            self.all_NV = self.lm.logits(self.hidden_ND)
-        return self.lm.logits(self.hidden_ND[at]) if self.all_NV is None else self.all_NV[at]
-
-
-def _thought(request: Request, thought: Thought, j: int, token_id: int) -> Event:
-    if not request.keep_latents:
-        return Event(request, "thought", token_id)
-    return Event(request, "thought", token_id, thought.embeds[j], _row(thought, j))
-
-
-def _row(thought: Thought, j: int) -> dict[str, Tensor]:
-    """What a method says of one of its rows."""
+def _info(thought: Thought, j: int) -> dict[str, Tensor]:
+    """The method's own quantities of one row."""
     return {name: column[j] for name, column in thought.info.items()}
 
 
-def _failed(request: Request) -> Event:
-    return Event(request, "finished", reason="error", truncated=True)
+def _answer(
+    running: Running, rows_B: Tensor, logits: Logits, events: list[Event], ended: dict[int, str]
+) -> Tensor:
+    """Let these rows choose an answer token, (B, D): EOS or the limit ends them."""
+    lm = logits.lm
+    logits_BV = logits(rows_B)
+    temperature_B = running.temperature_N[rows_B]
+    # A draw is a function of (seed, sample, step): batch mates change nothing.
+    keys_B = noise.keys(running.seed_N[rows_B], running.sample_N[rows_B], running.step_N[rows_B], noise.TOKEN)
+    uniform_B = noise.uniform(keys_B, 1)[:, 0]
+    ids_B = sample_tokens(logits_BV, temperature_B, running.top_p_N[rows_B], uniform_B)
+    running.n_tokens_N[rows_B] += 1
+    full_B = running.n_tokens_N[rows_B] >= running.max_completion_length_N[rows_B]
+
+    # Over the whole vocabulary: only where somebody asked for it.
+    rows = rows_B.tolist()
+    logps_B: Tensor | None = None
+    if any(running.entries[i].request.keep_latents for i in rows):
+        logps_B = token_logps(logits_BV, temperature_B, ids_B)
+
+    token_ids, full = ids_B.tolist(), full_B.tolist()
+    for j, i in enumerate(rows):
+        entry = running.entries[i]
+        info: dict[str, Tensor] = {}
+        if logps_B is not None and entry.request.keep_latents:
+            info = {"logp": logps_B[j]}
+        events.append(Event(entry.request, "token", token_ids[j], info=info, number=entry.number))
+        if token_ids[j] == lm.template.eos_id:
+            ended[i] = "stop"
+        elif full[j]:
+            ended[i] = "length"
+    return lm.embed(ids_B).to(running.hidden_ND.dtype)
+
+
+class Logits:
+    """The LM head at some of the rows.
+
+    Where `both` thinking and answering rows run, the head runs once for all rows when the first of them ask: it
+    reads all its weights each time.
+    """
+
+    def __init__(self, lm: LatentLM, hidden_ND: Tensor, both: bool) -> None:
+        self.lm = lm
+        self.hidden_ND = hidden_ND
+        self.both = both
+        self.all_NV: Tensor | None = None
+
+    def __call__(self, rows_B: Tensor) -> Tensor:
+        if not self.both:
+            return self.lm.logits(self.hidden_ND[rows_B])
+        if self.all_NV is None:
+            self.all_NV = self.lm.logits(self.hidden_ND)
+        return self.all_NV[rows_B]
