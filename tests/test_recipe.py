@@ -271,6 +271,7 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     del older["data"][
         "train_skip"
     ]  # a run that began before there was this key goes on, with its default alone
+    older["grpo"] = {"top_p": 1.0}  # a key that is gone, and had one legal value
     files.write_json(output / "recipe.json", older)
     with pytest.raises(ValueError, match=r"holds another run \(data.train_skip was 0, now 1\)"):
         recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)

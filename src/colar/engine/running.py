@@ -149,6 +149,7 @@ class Running:
             sample=self.sample_N[rows_B],
             make_logits=logits,
             begun={name: column[rows_B] for name, column in self.begun.items()},
+            wants_info=any(entry.request.keep_latents for entry in self.entries),
         )
 
 

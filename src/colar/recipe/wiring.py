@@ -69,17 +69,21 @@ def claim(recipe: Recipe, output: Path) -> None:
     # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
     if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
         before = files.read_json(path)
-        # An older recipe.json lacks the keys that have come since: that run had their defaults.
+        # An older recipe.json lacks the keys that have come since: that run had their defaults. It may also have keys
+        # that are gone.
         defaults = _flat(to_json(Recipe(output="")))
+        kept = {key: value for key, value in _flat(before).items() if key not in REMOVED}
         check_same_run(
             output,
-            _lasting({**defaults, **_flat(before)}),
+            _lasting({**defaults, **kept}),
             _lasting({**defaults, **_flat(now)}),
             "give this run its own --output, or remove that folder",
         )
     files.write_json(path, now)
 
 
+REMOVED = ("grpo.top_p",)
+"""Keys that recipes once had, and that could have one value only: an older run folder may name them."""
 RESUMABLE = ("num_train_epochs", "max_hours", "max_steps", "report_to")
 """Keys of `training` that may change when a run resumes: a longer budget, where it is logged."""
 
