@@ -1195,7 +1195,7 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
         ({"epsilon": 1.5}, "grpo.epsilon must be between 0 and 1"),
         ({"epsilon_high": 0.0}, "grpo.epsilon_high must be above 0 or null"),
         ({"beta": math.nan}, "grpo.beta must be a number, 0 or more, got nan"),
-        ({"max_completion_length": 0}, "max_completion_length"),
+        ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),
         ({"latent_temperature": -1.0}, "grpo.latent_temperature must be 0 or more, got -1.0"),
         ({"compression_factors": ()}, "grpo.compression_factors must be a list of at least one factor"),
         ({"reward_funcs": ()}, "grpo.reward_funcs must be a list of at least one reward, got ()"),
