@@ -29,7 +29,8 @@ def recipes_list(args: argparse.Namespace) -> None:
         for name in recipes.names():
             print(f"{name:<28} {recipes.describe(name)}")
         return
-    table = Table("recipe", "description", box=None)
+    table = Table("recipe", box=None)
+    table.add_column("description", no_wrap=True, overflow="ellipsis")
     for name in recipes.names():
         table.add_row(name, recipes.describe(name))
     console.print(table)
