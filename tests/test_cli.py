@@ -357,7 +357,10 @@ def test_recipes_commands(tmp_path, capsys, monkeypatch):
     assert copied == [f"{tmp_path}/arena/{name}.yaml" for name in ("colar-mp", "colar", "cot", "cot-init")]
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal: a table
     assert main(["recipes", "list"]) == 0
-    assert "description" in capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines()
+    assert "description" in shown[0]
+    assert len(shown) == len(listed) + 1  # one line each, however long its description
+    assert any("llama-3.2-1b-authors/coconut" in line for line in shown)
 
 
 def test_docs_show_the_help_of_now():

@@ -29,8 +29,12 @@ def recipes_list(args: argparse.Namespace) -> None:
         for name in recipes.names():
             print(f"{name:<28} {recipes.describe(name)}")
         return
-    table = Table("recipe", "description", box=None)
-    for name in recipes.names():
+    shipped = recipes.names()
+    table = Table(box=None)
+    # The name is what is typed: where there is no room, the description is cut.
+    table.add_column("recipe", min_width=max(len(name) for name in shipped))
+    table.add_column("description", no_wrap=True, overflow="ellipsis")
+    for name in shipped:
         table.add_row(name, recipes.describe(name))
     console.print(table)
 
