@@ -7,6 +7,9 @@ from typing import Any
 
 from colar import progress, recipes
 
+PADDING = 4
+"""Columns that rich leaves free around those of a table."""
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("recipes", help="list or copy the recipes that ship with colar")
@@ -30,10 +33,12 @@ def recipes_list(args: argparse.Namespace) -> None:
             print(f"{name:<28} {recipes.describe(name)}")
         return
     shipped = recipes.names()
+    # The name is what a user types: where there is no room, the description is cut.
+    longest = max(len(name) for name in shipped)
+    room = max(console.width - longest - PADDING, 20)
     table = Table(box=None)
-    # The name is what is typed: where there is no room, the description is cut.
-    table.add_column("recipe", min_width=max(len(name) for name in shipped))
-    table.add_column("description", no_wrap=True, overflow="ellipsis")
+    table.add_column("recipe", min_width=longest)
+    table.add_column("description", no_wrap=True, overflow="ellipsis", max_width=room)
     for name in shipped:
         table.add_row(name, recipes.describe(name))
     console.print(table)
