@@ -32,7 +32,7 @@ for folder in FOLDERS_OF_PAGES:
     PAGES += sorted(ROOT.glob(f"{folder}/*.md"))
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 PICTURE = re.compile(r"(?:src|srcset|href)=\"(?!https?:)([^\"]+)\"")
-MENTION = re.compile(r"\b(?:docs|scripts|reproduce|benchmarks|tests)/[\w.-]+\.(?:md|py|sh)\b")
+MENTION = re.compile(r"\b(?:docs|scripts|reproduce|benchmarks|tests|results/[\w.-]+)/[\w.-]+\.(?:md|py|sh)\b")
 """A file of this repository as comments, help and docstrings name it."""
 ELSEWHERE = {"scripts/gsm_eval.py"}
 """Files of other repositories that are named here (PAL's evaluation of GSM-Hard)."""

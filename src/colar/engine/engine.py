@@ -50,7 +50,7 @@ class Engine:
     `max_batch` rows run at a time, in at most `token_budget` positions (None: as many as they need); `max_waiting`
     bounds the queue (None: no bound). With `compile` forwards are compiled when they are first taken, which lasts a
     minute or two (less when it was done before), and bfloat16 weights on a CPU are kept twice, the second time as
-    its matrix units read them; it pays from some thousand steps on, docs/engine.md has figures.
+    its matrix units read them; it pays from some thousand steps on, results/bench-generate has figures.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose
     attention the engine does not know.
     """
