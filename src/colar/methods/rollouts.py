@@ -41,14 +41,16 @@ class Rollouts:
     """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as fed, lengths and settings (B,).
 
     `question_ids` ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
-    where all thoughts are tokens, `latents` is empty (D = 0). `token_ids` are the answer's, EOS included where it
-    came. `stopped` says that the method chose to stop thinking.
+    where all thoughts are tokens, `latents` is empty (D = 0). `group_ids` (B, K, G) are the tokens that a latent was
+    chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `token_ids` are the answer's,
+    EOS included where it came. `stopped` says that the method chose to stop thinking.
     """
 
     question_ids: Tensor
     question_lengths: Tensor
     thought_ids: Tensor
     latents: Tensor
+    group_ids: Tensor
     thought_counts: Tensor
     token_ids: Tensor
     token_lengths: Tensor
@@ -85,8 +87,8 @@ class ThoughtActions:
     """The L thoughts of all rows, one after another, and the model's state before each of them.
 
     hidden (L, D) · logits (L, V) of the LM head, before any temperature · scaled (L, V), divided by the row's
-    temperature · total (L,), logsumexp of scaled · ids (L,), -1 for a latent · latents (L, D) · row (L,) index of the
-    row that a thought belongs to.
+    temperature · total (L,), logsumexp of scaled · ids (L,), -1 for a latent · latents (L, D) · group_ids (L, G) · row
+    (L,) index of the row that a thought belongs to.
     """
 
     hidden: Tensor
@@ -95,6 +97,7 @@ class ThoughtActions:
     total: Tensor
     ids: Tensor
     latents: Tensor
+    group_ids: Tensor
     row: Tensor
 
 
@@ -175,6 +178,7 @@ def score(lm: LatentLM, rollouts: Rollouts, thought_logps: ThoughtLogps) -> Scor
         total=total_M[is_thought_M],
         ids=rollouts.thought_ids[real_BK],
         latents=rollouts.latents[real_BK].detach(),
+        group_ids=rollouts.group_ids[real_BK],
         row=thought_BN.nonzero()[:, 0],
     )
     thought_logps_L, logged_L = thought_logps(actions)

@@ -26,6 +26,7 @@ TOKEN = 1
 LATENT = 2
 LABEL = 3
 SNAP = 4
+GROUP = 6
 
 
 def seed_from(*parts: object) -> int:

@@ -41,7 +41,9 @@ class ColarConfig:
     """Scale of a group's sum: "sqrt" of its size, or its "mean" (ablation MP)."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
-    gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction."""
+    gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction;
+    "sequential" (ours) chooses the group's tokens one after another, by cross-entropy alone: no latent_loss, alpha,
+    chain_label and stop."""
     latent_loss: LatentLoss = "soft_mse"
     """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
     alpha: float = 0.02

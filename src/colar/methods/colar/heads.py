@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Head = Literal["gaussian", "deterministic", "anchored"]
+Head = Literal["gaussian", "deterministic", "anchored", "sequential"]
 LatentLoss = Literal["soft_mse", "nll"]
 LOG_STD_RANGE = (-7.0, 2.0)
 """Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""

@@ -39,9 +39,10 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, Row, ThinkState, Thought
-from colar.methods.colar import actions
+from colar.methods.colar import actions, sequential
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.heads import LatentHead, gaussian_logps, latent_loss, without_separator
+from colar.methods.colar.sequential import GroupDecoder
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise, ragged
@@ -58,6 +59,8 @@ class Colar(base.Method):
     removed: ClassVar[Mapping[str, Any]] = {"own_latents": 0.0}
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        if self.sequential:
+            return {"group_decoder": GroupDecoder(lm.width)}
         return {"latent_head": LatentHead(lm.width, correction=self.config.head == "anchored")}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
@@ -66,6 +69,11 @@ class Colar(base.Method):
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
         return examples
+
+    @property
+    def sequential(self) -> bool:
+        """Whether a group's tokens are chosen one after another (`sequential.py`), not their sum at once."""
+        return bool(self.config.head == "sequential")
 
     @property
     def loss_kind(self) -> Literal["mse", "soft_mse", "nll"]:
@@ -87,6 +95,12 @@ class Colar(base.Method):
 
     def trained(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
+        if self.sequential and params.snap:
+            raise ValueError(
+                "snap belongs to the latent head: the sequential head feeds sums of tokens anyway"
+            )
+        if self.sequential and c > max(factors):
+            raise ValueError(f"compression_factor {c:g} is above what was trained ({max(factors):g})")
         if c in factors:
             return None
         known = ", ".join(f"{value:g}" for value in sorted(set(factors)))
@@ -115,6 +129,11 @@ class Colar(base.Method):
         """
         latents_BKD, counts_B = self.thoughts(lm, batch)
         K = latents_BKD.shape[1]
+        if self.sequential:
+            ids_BNG, real_BNG = self._group_labels(lm, batch, counts_B, K)
+            hidden_BND = self._hidden(lm, batch, latents_BKD, counts_B, n=ids_BNG.shape[1])
+            ce_B = sequential.loss(lm, lm.extra["group_decoder"], hidden_BND, ids_BNG, real_BNG)
+            return {"ce": self.config.comp_weight * ce_B}
         labels_BNG, weights_BNG = self._labels(batch, counts_B, K)
         hidden_BND = self._hidden(lm, batch, latents_BKD, counts_B, n=labels_BNG.shape[1])
 
@@ -164,6 +183,29 @@ class Colar(base.Method):
         labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
         weights_BNG = ragged.pack((weights_BKG, counts_B), (answer_weights_BAG, batch.answer_lengths))
         return labels_BNG, weights_BNG
+
+    def _group_labels(self, lm: LatentLM, batch: Batch, counts_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
+        """Labels of the sequential head from the last question position on, (B, N, G), and which of them are real."""
+        sizes_BK = torch.ceil(batch.params["compression_factor"]).long()[:, None].expand(-1, K)
+        starts_BK = torch.arange(K, device=sizes_BK.device) * sizes_BK
+        separator_id = lm.template.separator_id
+        ids_BKG, real_BKG = sequential.windows(
+            batch.chain_ids, batch.chain_lengths, starts_BK, sizes_BK, separator_id
+        )
+        if not self.config.supervise_chain:
+            real_BKG = torch.zeros_like(real_BKG)
+        # The answer's labels get as many places as a group's, so that the two can stand in one row.
+        more = max(1, ids_BKG.shape[-1]) - 1
+        answer_BAG = nn.functional.pad(batch.answer_ids[..., None], (0, more))
+        first_BAG = nn.functional.pad(
+            torch.ones_like(batch.answer_ids[..., None], dtype=torch.bool), (0, more)
+        )
+        if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
+            ids_BKG = answer_BAG[:, :0]
+            real_BKG = first_BAG[:, :0]
+        ids_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
+        real_BNG = ragged.pack((real_BKG, counts_B), (first_BAG, batch.answer_lengths))
+        return ids_BNG, real_BNG
 
     def _latent_terms(
         self,
@@ -223,6 +265,8 @@ class Colar(base.Method):
         return bool(self.config.head != "deterministic")
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+        if self.sequential:
+            return self._group_logps(lm, rollouts)
         if bool((rollouts.params["snap"] > 0).any()):
             raise ValueError(
                 "snap must be false in outputs that are scored: a snapped latent is no draw of the head"
@@ -249,11 +293,60 @@ class Colar(base.Method):
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
     ) -> Tensor:
+        if self.sequential:
+            return info["logp"]
         return actions.sampled_logps(info, stopped, latent_logprob)
+
+    def _group_logps(self, lm: LatentLM, rollouts: Rollouts) -> Scores:
+        """Exact: a latent is the sum of tokens that were chosen one by one."""
+
+        def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
+            temperature_L = rollouts.temperature[thoughts.row]
+            return sequential.thought_logps(lm, lm.extra["group_decoder"], thoughts, temperature_L), {}
+
+        return score(lm, rollouts, thought_logps)
 
     # Thinking
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        return self._think_tokens(lm, state) if self.sequential else self._think_latent(lm, state)
+
+    def _think_tokens(self, lm: LatentLM, state: ThinkState) -> Thought:
+        """Choose the group's tokens, and feed their merged embedding; the separator in the first place is the stop."""
+        separator_id = lm.template.separator_id
+        logits_BV = state.logits()
+        first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
+        sizes_B = torch.ceil(state.params["compression_factor"]).long()
+        width = int(max(self.config.factors))
+        ids_BG, logps_BG = sequential.choose(
+            lm,
+            lm.extra["group_decoder"],
+            state.hidden,
+            first_B,
+            sizes_B,
+            width,
+            state.temperature,
+            state.top_p,
+            lambda j: state.uniform(noise.GROUP, j),
+        )
+        logps_BG[:, 0] = token_logps(logits_BV, state.temperature, first_B)
+        # The separator that ends a group is no part of it.
+        real_BG = (ids_BG >= 0) & (ids_BG != separator_id)
+        total_BD = (real_BG[..., None] * lm.embed(ids_BG.clamp(min=0)).float()).sum(1)
+        embeds_BD = total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
+        return Thought(
+            embeds=embeds_BD.to(state.hidden.dtype),
+            done=first_B == separator_id,
+            token_ids=torch.full_like(state.step, -1),
+            info={
+                "group_ids": ids_BG,
+                "group_logps": logps_BG,
+                "logp": logps_BG.sum(-1),
+                "stop_probability": logits_BV.softmax(-1)[:, separator_id],
+            },
+        )
+
+    def _think_latent(self, lm: LatentLM, state: ThinkState) -> Thought:
         logits_BV = state.logits()
         mean_BD, log_std_BD = self._predict(lm, state.hidden, state.params["compression_factor"], logits_BV)
 

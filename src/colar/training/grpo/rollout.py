@@ -145,6 +145,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
         question_lengths=question_lengths,
         thought_ids=thought_ids,
         latents=_latents(outputs, thought_ids.shape[1], width),
+        group_ids=_group_ids(outputs, thought_ids.shape[1]),
         thought_counts=thought_counts,
         token_ids=token_ids,
         token_lengths=token_lengths,
@@ -171,6 +172,22 @@ def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
         if width and latents_KD is not None:
             latents_RKD[row, : output.completion.length] = latents_KD.cpu()
     return latents_RKD
+
+
+def _group_ids(outputs: Sequence[Output], longest: int) -> Tensor:
+    """The tokens that each thought was chosen as, (R, K, G), -1 behind them; G = 0 where none was."""
+    # A method's groups are all of one width: its largest factor.
+    width = 0
+    for output in outputs:
+        for info in output.completion.info:
+            if "group_ids" in info:
+                width = len(info["group_ids"])
+    group_ids_RKG = torch.full((len(outputs), longest, width), -1)
+    for row, output in enumerate(outputs):
+        for k, info in enumerate(output.completion.info):
+            if "group_ids" in info:
+                group_ids_RKG[row, k] = info["group_ids"].cpu()
+    return group_ids_RKG
 
 
 def engine_logps(
