@@ -1,0 +1,217 @@
+"""The sequential head: its loss by a naive loop, its tokens against the reference, c = 1 as CoT, exact log-probs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from torch import Tensor
+
+from colar.engine import reference
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request
+from colar.methods import pretrained, registry
+from colar.methods.base import Batch, Row
+from colar.methods.colar import Colar, ColarParams
+from colar.methods.colar.sequential import windows
+from colar.model.latent_lm import LatentLM
+from colar.training.grpo import rollout
+from colar.training.grpo.config import GrpoConfig
+
+GREEDY = Decoding(max_latents=6, max_completion_length=5)
+SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
+
+
+def made(family: str = "llama", live: bool = False, **config: Any) -> tuple[LatentLM, Colar]:
+    """A random model whose decoder does something: it would start as the identity."""
+    lm, method = tiny_lm(family), registry.build("colar", {"head": "sequential", **config})
+    assert isinstance(method, Colar)
+    pretrained.attach(lm, method, seed=1)
+    torch.manual_seed(2)
+    torch.nn.init.normal_(lm.extra["group_decoder"].mlp[-1].weight, std=0.3)
+    method.prepare(lm, EXAMPLES)
+    return (liven(lm) if live else lm), method
+
+
+def encoded(lm: LatentLM, method: Colar) -> list[Row]:
+    return [method.encode(lm.template, e, Random(i), 0.0) for i, e in enumerate(EXAMPLES)]
+
+
+@torch.no_grad()
+def naive(lm: LatentLM, row: Row, c: int) -> float:
+    """One row's loss: groups, places and labels in plain loops, a forward of its own."""
+    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
+    embed = lambda ids: lm.embed(torch.tensor(ids))  # noqa: E731
+    starts = list(range(0, len(row.chain), c))
+    latents = [embed(row.chain[s : s + c]).sum(0) / math.sqrt(len(row.chain[s : s + c])) for s in starts]
+    fed = [*embed(row.question), *latents, *embed(row.answer)]
+    hidden = lm.hidden(torch.stack(fed)[None])[0, len(row.question) - 1 :]
+    labels = []
+    for s in starts:
+        group = row.chain[s : s + c]
+        labels.append(group if len(group) == c else [*group, separator])
+    labels += [[token] for token in row.answer]
+    means = []
+    for k, group in enumerate(labels):
+        state, losses = hidden[k], []
+        for j, token in enumerate(group):
+            if j:
+                state = decoder(state, lm.embed(torch.tensor(group[j - 1])))
+            losses.append(-lm.logits(state).log_softmax(-1)[token].item())
+        means.append(sum(losses) / len(losses))
+    return sum(means) / len(means)
+
+
+@pytest.mark.parametrize("c", [1, 2, 3, 5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_a_naive_loop_over_groups_and_places(family: str, c: int) -> None:
+    lm, method = made(family, compression_factors=[c])
+    rows = encoded(lm, method)
+    found = method.loss(lm, Batch.collate(rows))
+    assert set(found) == {"ce"}
+    expected = [naive(lm, row, c) for row in rows]
+    assert found["ce"].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_rows_of_different_c_share_a_batch() -> None:
+    lm, method = made(compression_factors=[1, 2, 5])
+    rows = encoded(lm, method)
+    assert len({row.params.compression_factor for row in rows}) == 3
+    together = method.loss(lm, Batch.collate(rows))["ce"]
+    alone = torch.cat([method.loss(lm, Batch.collate([row]))["ce"] for row in rows])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_labels_of_a_short_last_group_end_with_the_separator() -> None:
+    """Five tokens at c = 2: (1 2) (3 4) (5 #); at c = 5: (1 2 3 4 5), whose end the next position says."""
+    chain, lengths = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]), torch.tensor([5, 5])
+    starts, sizes = torch.tensor([[0, 2, 4], [0, 0, 0]]), torch.tensor([[2, 2, 2], [5, 5, 5]])
+    ids, real = windows(chain, lengths, starts, sizes, separator_id=9)
+    assert [ids[0, k][real[0, k]].tolist() for k in range(3)] == [[1, 2], [3, 4], [5, 9]]
+    assert ids[1, 0][real[1, 0]].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_at_c_1_it_is_cot() -> None:
+    """The same loss, and the same tokens thought: those of its groups are CoT's chain."""
+    lm, method = made(live=True, compression_factors=[1])
+    cot = registry.build("cot")
+    batch = Batch.collate(encoded(lm, method))
+    plain = Batch.collate([cot.encode(lm.template, e, Random(0), 0.0) for e in EXAMPLES])
+    same_questions = Batch(
+        **{**vars(plain), "question_ids": batch.question_ids, "question_lengths": batch.question_lengths}
+    )
+    torch.testing.assert_close(method.loss(lm, batch)["ce"], cot.loss(lm, same_questions)["ce"])
+
+
+def requests() -> list[Request]:
+    asked = []
+    for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        for i, example in enumerate(EXAMPLES):
+            params = ColarParams((1, 2, 3, 5)[i % 4])
+            asked.append(
+                Request(f"{mode}/{i}", example.question, params, decoding, i, i % 3, keep_latents=True)
+            )
+    return asked
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_equals_the_reference(family: str, max_batch: int) -> None:
+    lm, method = made(family, live=True, compression_factors=[1, 2, 3, 5])
+    asked = requests()
+    for request, found in zip(asked, Engine(lm, method, max_batch).generate(asked), strict=True):
+        expected = reference.complete(lm, method, request)
+        assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
+        for mine, theirs in zip(found.info, expected.info, strict=True):
+            assert mine["group_ids"].tolist() == theirs["group_ids"].tolist()
+            torch.testing.assert_close(mine["logp"], theirs["logp"], rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_fed_is_the_merged_embedding_of_what_was_chosen() -> None:
+    lm, method = made(live=True, compression_factors=[1, 2, 3, 5])
+    seen = set()
+    for request in [dataclasses.replace(each, sample=s) for each in requests() for s in range(6)]:
+        done = reference.complete(lm, method, request)
+        c = int(request.params.compression_factor)
+        for k, info in enumerate(done.info):
+            ids = [i for i in info["group_ids"].tolist() if i >= 0]
+            ended = ids[-1] == lm.template.separator_id
+            group = ids[:-1] if ended else ids
+            assert 1 <= len(group) <= c
+            assert ended or len(group) == c
+            expected = lm.embed(torch.tensor(group)).sum(0) / math.sqrt(len(group))
+            torch.testing.assert_close(done.latents[k], expected)
+            seen.add((c, ended))
+    assert {(2, False), (5, True)} <= seen
+
+
+@torch.no_grad()
+def naive_logps(lm: LatentLM, each: rollout.Rollout) -> list[float]:
+    """Every choice of one output from its own forward: the tokens of a group summed up."""
+    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
+    temperature = each.completion.request.decoding.temperature
+    fed, found = lm.embed(torch.tensor(each.question_ids)), []
+
+    def logp(state: Tensor, token: int) -> float:
+        return (lm.logits(state) / temperature).log_softmax(-1)[token].item()
+
+    for latent, info in zip(
+        each.completion.latents if each.completion.length else [], each.completion.info, strict=True
+    ):
+        state = lm.hidden(fed[None])[0, -1]
+        ids = [i for i in info["group_ids"].tolist() if i >= 0]
+        total = logp(state, ids[0])
+        for before, token in itertools.pairwise(ids):
+            state = decoder(state, lm.embed(torch.tensor(before)))
+            total += logp(state, token)
+        found.append(total)
+        fed = torch.cat([fed, latent[None]])
+    if each.stopped:
+        found.append(logp(lm.hidden(fed[None])[0, -1], separator))
+    fed = torch.cat([fed, lm.embed(torch.tensor([separator]))])
+    for token in each.token_ids:
+        found.append(logp(lm.hidden(fed[None])[0, -1], token))
+        fed = torch.cat([fed, lm.embed(torch.tensor([token]))])
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_of_thoughts_are_exact(family: str, temperature: float) -> None:
+    lm, method = made(family, live=True, compression_factors=[1, 2, 3])
+    config = GrpoConfig(
+        num_generations=4,
+        max_latents=5,
+        max_completion_length=4,
+        compression_factors=(2.0, 3.0),
+        temperature=temperature,
+    )
+    rollouts = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
+    tensors = rollout.collate(rollouts, lm.width)
+    scores = method.logps(lm, tensors, "mean")
+    engine = rollout.engine_logps(method, rollouts, tensors, "mean")
+    for row, each in enumerate(rollouts):
+        mask, wanted = scores.mask[row], naive_logps(lm, each)
+        assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+        assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+    scores.logps.sum().backward()
+    assert lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"compression_factor": 4}, "compression_factor 4 is above what was trained"),
+        ({"compression_factor": 2, "snap": True}, "snap belongs to the latent head"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(params: dict[str, Any], message: str) -> None:
+    _, method = made(compression_factors=[1, 2, 3])
+    with pytest.raises(ValueError, match=message):
+        method.trained(ColarParams(**params))
