@@ -152,7 +152,7 @@ def test_what_is_fed_is_the_merged_embedding_of_what_was_chosen() -> None:
 
 
 @torch.no_grad()
-def naive_logps(lm: LatentLM, each: rollout.Rollout) -> list[float]:
+def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
     """Every choice of one output from its own forward: the tokens of a group summed up."""
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     temperature = each.completion.request.decoding.temperature
