@@ -217,6 +217,7 @@ def _outputs(job: RolloutJob, latents: Tensor, lengths: Tensor, answers: Tensor)
         question_lengths=question_lengths,
         thought_ids=torch.full(latents.shape[:2], -1),
         latents=latents.cpu(),
+        group_ids=torch.zeros((*latents.shape[:2], 0), dtype=torch.int64),
         thought_counts=lengths.cpu(),
         token_ids=answers.cpu(),
         token_lengths=torch.full((R,), ANSWER),

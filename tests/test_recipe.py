@@ -218,7 +218,7 @@ def test_rows_that_were_seen_are_skipped():
         (["--model.lora.r", "0"], "recipe.yaml: model.lora.r must be 1 or more, got 0"),
         (
             ["--method.head", "cauchy"],
-            "method.head must be one of gaussian, deterministic, anchored, got 'cauchy'",
+            "method.head must be one of gaussian, deterministic, anchored, sequential, got 'cauchy'",
         ),
         (["--method.alpha", "lots"], "alpha must be a float, got 'lots'"),
         (["--method.alpha", ".nan"], "method.alpha must be a number, 0 or more"),

@@ -13,6 +13,7 @@ import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import Tensor
 
+from colar.analysis import retrieval
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
@@ -215,3 +216,16 @@ def test_values_that_cannot_work_are_refused(params: dict[str, Any], message: st
     _, method = made(compression_factors=[1, 2, 3])
     with pytest.raises(ValueError, match=message):
         method.trained(ColarParams(**params))
+
+
+def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:
+    lm, method = made(live=True, compression_factors=[1, 2, 3, 5])
+    request = next(r for r in requests() if r.params.compression_factor == 3 and r.decoding == SAMPLED)
+    done = reference.complete(lm, method, request)
+    readings = retrieval.read(lm, done, 2)
+    assert readings
+    for reading, info in zip(readings, done.info, strict=True):
+        ids = [i for i in info["group_ids"].tolist() if i >= 0]
+        assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
+        total = math.prod(probability for _, probability in reading.chosen)
+        assert math.log(total) == pytest.approx(float(info["logp"]), rel=1e-4)

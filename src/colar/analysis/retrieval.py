@@ -8,6 +8,8 @@ Shape suffixes: K latents, V vocabulary, D width.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +36,8 @@ class Reading:
     neighbours: tuple[Neighbour, ...] = ()
     sigma: float | None = None
     stop_probability: float | None = None
+    chosen: tuple[tuple[str, float], ...] = ()
+    """The tokens that a latent was chosen as, each with its probability; empty where none were chosen."""
 
 
 @torch.no_grad()
@@ -69,5 +73,16 @@ def read(lm: LatentLM, completion: Completion, k: int) -> list[Reading]:
         info = completion.info[place]
         sigma = info["sigma"].mean().item() if "sigma" in info else None
         stop = info["stop_probability"].item() if "stop_probability" in info else None
-        readings.append(Reading(None, nearest[place], sigma, stop))
+        readings.append(Reading(None, nearest[place], sigma, stop, _chosen(lm, info)))
     return readings
+
+
+def _chosen(lm: LatentLM, info: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
+    """The tokens of one group, in order, with the probability of each given those before it."""
+    if "group_ids" not in info:
+        return ()
+    found = []
+    for token_id, logp in zip(info["group_ids"].tolist(), info["group_logps"].tolist(), strict=True):
+        if token_id >= 0:
+            found.append((lm.template.token(token_id), math.exp(logp)))
+    return tuple(found)

@@ -227,9 +227,16 @@ def _asked_with(params: Any) -> str:
 
 
 def _long(reading: Any) -> str:
-    """A token, or a latent's nearest tokens with their cosines, and its spread where it has one."""
+    """A token, or a latent's nearest tokens with their cosines, and its spread where it has one.
+
+    The tokens that a latent was chosen as come first, with their probabilities.
+    """
     if reading.token is not None:
         return repr(reading.token)
+    if reading.chosen:
+        chosen = "  ".join(f"{token!r} {probability:.2f}" for token, probability in reading.chosen)
+        near = "  ".join(f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours)
+        return f"{chosen}   near: {near}"
     near = "  ".join(f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours)
     if reading.sigma is None:
         return near
@@ -237,8 +244,10 @@ def _long(reading: Any) -> str:
 
 
 def _short(reading: Any) -> list[str]:
-    """A token, or those of a latent's nearest tokens whose cosine is at least STANDS_OUT of the best one's."""
+    """A token, or those a latent was chosen as, or else those near it: STANDS_OUT of the best cosine or more."""
     if reading.token is not None:
         return [reading.token.strip()]
+    if reading.chosen:
+        return [token.strip() for token, _ in reading.chosen]
     least = STANDS_OUT * reading.neighbours[0].cosine
     return [n.token.strip() for n in reading.neighbours if n.cosine >= least]
