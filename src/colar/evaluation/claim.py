@@ -13,6 +13,7 @@ from typing import Any
 
 from colar import checks, files
 from colar.data.example import Example
+from colar.model import checkpoint
 
 REMEDY = "give this evaluation its own --output, or remove that folder"
 
@@ -59,9 +60,8 @@ def question_digests(examples: Sequence[Example]) -> dict[str, str]:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Weights and colar.json of a checkpoint as 16 hex digits. ValueError where there is no folder."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: there is no checkpoint there")
+    """Weights and colar.json of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
+    checkpoint.check_folder(folder)
     digest = hashlib.sha256()
     # The model card and a training state may change; weights and method make the answers.
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("colar.json")]):
