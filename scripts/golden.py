@@ -149,7 +149,7 @@ def measure() -> dict[str, Any]:
 
 
 def differences(before: Any, after: Any, where: str = "") -> list[str]:
-    """Every place in which two measurements differ, in words."""
+    """Every place in which two measurements differ, one line each."""
     if isinstance(before, dict) and isinstance(after, dict):
         found = [f"{where}: {key} is in one only" for key in before.keys() ^ after.keys()]
         for key in before.keys() & after.keys():

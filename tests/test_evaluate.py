@@ -157,6 +157,7 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
     out = tmp_path / "out"
     for name, weights in (("a", b"1"), ("b", b"2")):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "colar.json").write_text("{}")
         (tmp_path / name / "model.safetensors").write_bytes(weights)
     settings = {"split": "test", "data_seed": 0}
     a, b = {"a cot": tmp_path / "a"}, {"b cot": tmp_path / "b"}

@@ -584,7 +584,10 @@ def test_factors_beyond_what_was_trained():
     ("config", "message"),
     [
         ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
-        ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, anchored, sequential, got 'gauss'"),
+        (
+            {"head": "gauss"},
+            "method.head must be one of gaussian, deterministic, anchored, sequential, got 'gauss'",
+        ),
         ({"own_latents": 0.0}, "unknown key 'own_latents'"),
         ({"nll_beta": 2.0}, "method.nll_beta must be a number, from 0 to 1, got 2.0"),
         ({"nll_beta": 0.5}, "method.nll_beta is a value of latent_loss nll; this one is soft_mse"),

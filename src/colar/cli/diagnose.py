@@ -9,6 +9,8 @@ from colar import files, progress
 from colar.cli.shared import (
     checkpoint_options,
     data_options,
+    limit_options,
+    limits_of,
     load,
     model_options,
     named,
@@ -35,8 +37,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     diagnose.add_argument("--limit", type=int, default=200, help="first N problems")
     if method_options:
         params_options(diagnose)
-    diagnose.add_argument("--max_latents", type=int, default=128, help="maximum number of thoughts")
-    diagnose.add_argument("--max_completion_length", type=int, default=16, help="maximum tokens of an answer")
+    limit_options(diagnose, max_completion_length=16)
     diagnose.add_argument(
         "--output", required=True, help="folder for diagnosis.md, diagnosis.json and thoughts.jsonl"
     )
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         args.data, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
         skip_malformed=args.skip_malformed, options=options(args.options, args.data),
     )  # fmt: skip
-    limits = Decoding(max_latents=args.max_latents, max_completion_length=args.max_completion_length)
+    limits = Decoding(**limits_of(args))
     rows = []
     problems = []
     for text in args.checkpoints:

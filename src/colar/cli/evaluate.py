@@ -12,6 +12,8 @@ from colar.cli.shared import (
     batching_options,
     checkpoint_options,
     data_options,
+    limit_options,
+    limits_of,
     load,
     model_options,
     named,
@@ -56,10 +58,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     evaluate.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     evaluate.add_argument("--output", required=True, help="folder for records and report")
-    evaluate.add_argument("--max_latents", type=int, default=128, help="limit on the thoughts of a request")
-    evaluate.add_argument(
-        "--max_completion_length", type=int, default=64, help="limit on the tokens of an answer"
-    )
+    limit_options(evaluate, max_completion_length=64)
     batching_options(evaluate)
     model_options(evaluate)
     evaluate.set_defaults(run=run)
@@ -78,11 +77,11 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     from colar.evaluation.inputs import name_checkpoints
     from colar.model import checkpoint
 
-    limits = evaluate.Limits(args.max_latents, args.max_completion_length, args.batch_size, args.compile)
+    limits = evaluate.Limits(**limits_of(args), batch_size=args.batch_size, compile=args.compile)
     datasets = _datasets(args)
     checkpoints = name_checkpoints([named(text) for text in args.checkpoints], args.label)
     settings = {
-        "limits": {"max_latents": limits.max_latents, "max_completion_length": limits.max_completion_length},
+        "limits": limits_of(args),
         "split": args.split,
         "options": args.options,
         "data_seed": args.data_seed,

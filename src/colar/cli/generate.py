@@ -14,6 +14,8 @@ from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
     collector_off,
+    limit_options,
+    limits_of,
     load,
     model_options,
     param_grid,
@@ -45,8 +47,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     for name in ("temperature", "top_p", "latent_temperature"):
         generate.add_argument(f"--{name}", type=float, help="replaces the value of --decoding")
     generate.add_argument("--seed", type=int, default=0, help="seed of every random draw")
-    generate.add_argument("--max_latents", type=int, default=128, help="maximum number of thoughts")
-    generate.add_argument("--max_completion_length", type=int, default=64, help="maximum tokens of an answer")
+    limit_options(generate, max_completion_length=64)
     batching_options(generate)
     model_options(generate)
     generate.set_defaults(run=run)
@@ -100,7 +101,7 @@ def _decoding(args: argparse.Namespace) -> Any:
     """The decoding of --decoding, with the values that were given one by one in place of its own."""
     from colar.engine.request import DECODINGS
 
-    changes = {"max_latents": args.max_latents, "max_completion_length": args.max_completion_length}
+    changes: dict[str, Any] = dict(limits_of(args))
     for name in ("temperature", "top_p", "latent_temperature"):
         value = getattr(args, name)
         if value is not None:
@@ -146,7 +147,7 @@ def _key(row_id: str, params: Any) -> tuple[str, str]:
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """What an answer depends on, its question and params aside; stored with it."""
+    """Everything that an answer depends on, its question and params aside; stored with it."""
     decoding = dataclasses.asdict(_decoding(args))
     return {"checkpoint": args.checkpoint, "seed": args.seed, "dtype": args.dtype, **decoding}
 

@@ -106,6 +106,23 @@ def model_options(parser: Parser) -> None:
     parser.add_argument("--device", help="cpu, cuda, ... (default: the GPU if there is one)")
 
 
+LIMITS = ("max_latents", "max_completion_length")
+"""Where a request is cut: options of every command that generates, and fields of `Decoding` and `Limits`."""
+
+
+def limit_options(parser: Parser, max_completion_length: int) -> None:
+    """The options of LIMITS; the default for answers is the command's own."""
+    parser.add_argument("--max_latents", type=int, default=128, help="maximum number of thoughts")
+    parser.add_argument(
+        "--max_completion_length", type=int, default=max_completion_length, help="maximum tokens of an answer"
+    )
+
+
+def limits_of(args: argparse.Namespace) -> dict[str, int]:
+    """The values of LIMITS, by name."""
+    return {name: getattr(args, name) for name in LIMITS}
+
+
 def batching_options(parser: Parser) -> None:
     parser.add_argument("--batch_size", type=int, default=32, help="requests computed together")
     parser.add_argument(

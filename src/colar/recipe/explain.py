@@ -108,7 +108,7 @@ def own_message(message: str) -> str | None:
 
 
 def _kind(type_name: str, section_class: str, choices: str) -> str:
-    """What a value must be, from the one group of EXPECTED that matched; the others are empty."""
+    """The kind that a value must have, from the one group of EXPECTED that matched; the others are empty."""
     if choices:
         return "one of " + choices.replace("'", "")
     return KINDS.get(type_name or section_class, type_name)

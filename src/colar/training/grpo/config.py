@@ -55,7 +55,7 @@ class GrpoConfig:
     reward_weights: tuple[float, ...] | None = None
     """One for each of reward_funcs; null: 1 each."""
     scale_rewards: Scale = "group"
-    """What advantages are divided by: the standard deviation of the group's rewards, of the generation's, or none."""
+    """Divisor of the advantages: the standard deviation of the group's rewards, of the generation's, or none."""
     # The loss (`loss.py` has the formula).
     loss_type: LossType = "grpo"
     """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average");
