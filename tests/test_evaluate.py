@@ -190,6 +190,6 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
     edited = [replace(example, answer="0.5") for example in EXAMPLES]
     with pytest.raises(ValueError, match=r"\(other questions of d: 4 have changed, .* first\)"):
         claim(out, settings, {"d": edited}, a)
-    with pytest.raises(ValueError, match="there is no checkpoint there"):
+    with pytest.raises(ValueError, match="no checkpoint at .*: there is no such folder"):
         claim(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
     assert files.read_json(out / "evaluation.json") == made
