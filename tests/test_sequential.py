@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,7 +24,9 @@ from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarParams
 from colar.methods.colar.sequential import windows
 from colar.model.latent_lm import LatentLM
+from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
+from colar.training.grpo import run as grpo_run
 from colar.training.grpo.config import GrpoConfig
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
@@ -229,3 +233,33 @@ def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:
         assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
         total = math.prod(probability for _, probability in reading.chosen)
         assert math.log(total) == pytest.approx(float(info["logp"]), rel=1e-4)
+
+
+def test_factors_that_are_not_whole_are_refused() -> None:
+    with pytest.raises(ValueError, match="head sequential needs whole compression_factors, got 1.5"):
+        registry.build("colar", {"head": "sequential", "compression_factors": [1, 1.5]})
+
+
+def test_reinforcement_shortens_what_costs(tmp_path: Path) -> None:
+    """A reward for few thoughts: chains get shorter, and engine and trainer agree on every action on the way."""
+
+    def shorter(completions: Sequence[str], length: Sequence[int], **columns: Any) -> list[float | None]:
+        return [-n for n in length]
+
+    lm, method = made(live=True, compression_factors=[2, 3])
+    training = TrainingConfig(
+        report_to="none",
+        logging_steps=1,
+        save_steps=1000,
+        learning_rate=1e-2,
+        max_steps=16,
+        per_device_train_batch_size=24,
+    )
+    config = GrpoConfig(
+        num_generations=4, max_latents=5, max_completion_length=4, compression_factors=(2.0, 3.0)
+    )
+    result = grpo_run.train(lm, method, EXAMPLES, training, config, tmp_path, reward_funcs={"own": shorter})
+    rows = [row for row in result.history if "loss" in row]
+    lengths = [row["latents/mean_length"] for row in rows]
+    assert sum(lengths[:3]) / 3 - sum(lengths[-3:]) / 3 > 0.5
+    assert max(row["sampling/logp_difference"] for row in rows) < 1e-3

@@ -85,6 +85,8 @@ class ColarConfig:
             raise ValueError("method.compression_factors is empty")
         for c in self.factors:
             ColarParams(c)
+            if self.head == "sequential" and c != int(c):
+                raise ValueError(f"method.head sequential needs whole compression_factors, got {c:g}")
 
     @property
     def factors(self) -> tuple[float, ...]:
