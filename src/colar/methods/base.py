@@ -266,6 +266,7 @@ class Method(ABC):
 
 def encode_row(template: Template, example: Example, params: Any, prompt: str, seed: int) -> Row:
     """The plain layout: question with its prompt, all steps, answer. ValueError names the example."""
+    # A step that contains the separator cannot be encoded: whoever trains wants to know which example it is.
     try:
         return Row(
             template.question(example.question, prompt),
@@ -285,6 +286,7 @@ def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
 
 def variant(params: Any) -> str:
     """A request's values other than its speed, where they are not the default: `snap`, `key=value`; "" for most."""
+    # The speed has a column of its own in every table; the rest goes into the label.
     parts = []
     for f in dataclasses.fields(params):
         value = getattr(params, f.name)
@@ -310,6 +312,7 @@ def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
     `hidden_BAD` are the hidden states where the answer segment is fed. Where the number of thoughts is fixed, the
     separator is fed whatever the model would say: it is no label.
     """
+    # The segment begins with the closing separator: position i is where answer token i + 1 is predicted.
     labels_BN = batch.answer_ids[:, 1:]
     mask_BN = length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
     return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)

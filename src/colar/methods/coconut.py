@@ -83,6 +83,7 @@ class Coconut(base.Method):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        # The last stage has no steps left, however many the row has, and no more latents than the one before it.
         stage = self.stage(epoch)
         steps = [] if stage == self.last_stage() else row.steps[stage:]
         n_latents = min(stage, self.config.n_stages) * self.config.n_latents_per_step

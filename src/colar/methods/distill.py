@@ -91,6 +91,7 @@ class Distill(base.Method):
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
+        # The last step's result is the answer: a teacher that can copy it has nothing to teach.
         steps = row.steps[:-1] if self.config.drop_last_step else row.steps
         return replace(row, steps=steps, n_latents=self.config.n_latents)
 

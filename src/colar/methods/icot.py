@@ -94,6 +94,7 @@ class Icot(Cot):
             return replace(row, steps=[])
         # Removal smoothing: now and then a row is ahead of its stage.
         removed = stage + offset(rng.random(), self.config.smoothing_lambda)
+        # A curriculum that ends early must not be overtaken by the smoothing.
         if self.config.most_removed is not None:
             removed = min(removed, self.config.most_removed)
         if self.config.unit == "steps":

@@ -92,5 +92,6 @@ class Pause(base.Method):
         return {"ce": base.answer_loss(lm, hidden_BAD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        # A row that is done still needs some embedding here; it is ignored.
         at_B = state.step.clamp(max=self.config.n_pauses - 1)
         return base.fixed_thought(state, self.pauses(lm)[at_B], self.config.n_pauses)

@@ -35,6 +35,7 @@ def load(
     folder = checkpoint.resolve(path_or_id)
     lm, info = checkpoint.load(folder, dtype, backbone)
     method = registry.rebuild(info["method"], folder)
+    # Made first, so that their shapes are known, then filled.
     modules = method.modules(lm)
     lm.add_modules({name: modules[name] for name in modules.keys() - method.training_only})
     checkpoint.load_modules(lm.extra, folder)
@@ -85,7 +86,9 @@ def load_for_training(
 
 def attach(lm: LatentLM, method: Method, seed: int) -> None:
     """Give `lm` the modules of a method that is about to be trained, initialised from `seed`."""
+    # A checkpoint of another method may have brought its modules: they are not this one's.
     lm.extra = nn.ModuleDict()
+    # The global generator is left as it was: what is drawn later does not depend on the modules' sizes.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm.add_modules(method.modules(lm))

@@ -36,6 +36,7 @@ def rebuild(saved: Mapping[str, Any], where: object) -> Method:
 
     Options that a method no longer has are dropped where they were off, and refused where they were not.
     """
+    # A checkpoint has every option of its version, those that were off included.
     name, config = saved["name"], dict(saved["config"])
     removed = METHODS[name].removed if name in METHODS else {}
     for key, off in removed.items():

@@ -103,6 +103,7 @@ class Colar(base.Method):
             raise ValueError(f"compression_factor {c:g} is above what was trained ({max(factors):g})")
         if c in factors:
             return None
+        # A pretrained model's chains interpolate between its factors, a small model's do not (results/c-curves): a warning.
         known = ", ".join(f"{value:g}" for value in sorted(set(factors)))
         if c != int(c):
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {known}")
@@ -166,9 +167,11 @@ class Colar(base.Method):
         """
         c_B = batch.params["compression_factor"]
         ids_BKG, real_BKG = members(batch.chain_ids, batch.chain_lengths, c_B, K)
+        # The paper's label: one token of the group. The draw is a function of the row's seed, for a resumed run.
         if self.config.chain_label == "sampled":
             real_BKG = pick_one(real_BKG, noise.uniform(noise.keys(batch.seeds, noise.LABEL), K))
         weights_BKG = real_BKG / real_BKG.sum(-1, keepdim=True).clamp(min=1)
+        # The ablation OC: the chain's labels go, the stop after the last latent stays (it is the answer's first label).
         if not self.config.supervise_chain:
             weights_BKG = torch.zeros_like(weights_BKG)
 
@@ -229,6 +232,7 @@ class Colar(base.Method):
             values_BK = values_L.new_zeros(latent_BK.shape).masked_scatter(latent_BK, values_L)
             return ragged.row_mean(values_BK, latent_BK)
 
+        # Logged, not trained: soft-MSE and NLL hide how far the mean itself is off.
         squared_error_LD = (mean_LD.detach() - target_LD).square()
         return {
             "latent": config.latent_weight * mean_of_row(loss_LD.mean(-1)),
@@ -313,6 +317,7 @@ class Colar(base.Method):
 
     def _think_tokens(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens, and feed their merged embedding; the separator in the first place is the stop."""
+        # As CoT would: the likeliest token, or a draw. With c = 1 that is the whole thought.
         separator_id = lm.template.separator_id
         logits_BV = state.logits()
         first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
@@ -358,10 +363,12 @@ class Colar(base.Method):
             latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
             latent_logp_B = gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1)
         embeds_BD = latent_BD * self.sigma_e
+        # Rows that snap share the batch with rows that do not.
         snap_B = state.params["snap"] > 0
         if bool(snap_B.any()):
             embeds_BD = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds_BD)
 
+        # The stop is decided before the latent: a row that is done does not feed what was drawn above.
         stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
         return Thought(
             embeds=embeds_BD.to(state.hidden.dtype),

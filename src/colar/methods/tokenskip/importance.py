@@ -33,6 +33,7 @@ KEEP = 1
 @torch.no_grad()
 def surprisal(lm: LatentLM, examples: Sequence[Example]) -> Iterator[tuple[float, ...]]:
     """Surprisal in nats of each token of each example's chain."""
+    # Dropout would make the scores a matter of chance.
     was_training = lm.training
     lm.eval()
     for start in progress.track(range(0, len(examples), ROWS), "score chains"):
@@ -104,6 +105,7 @@ def chain_spans(template: Template, example: Example) -> tuple[str, list[tuple[i
         piece = (template.config.step_joiner if i else "") + step
         if not template.tokenizer.is_fast:
             raise ValueError("method.scorer llmlingua2 needs a backbone with a fast tokenizer; use surprisal")
+        # Characters that each of our own tokens covers: the classifier's tokens are cut elsewhere.
         offsets = template.tokenizer.backend_tokenizer.encode(piece, add_special_tokens=False).offsets
         assert len(offsets) == len(ids), "a step is tokenised by itself"
         spans += [(len(text) + first, len(text) + end) for first, end in offsets]

@@ -105,6 +105,7 @@ class TokenSkip(Cot):
         scored = isinstance(example, ScoredExample)
         params = TokenSkipParams(ratio if scored else 1.0)
         row = base.encode_row(template, example, params, self.prompt(params), rng.getrandbits(62))
+        # Held-out rows were not scored: they keep their whole chain, and their prompt says so.
         if not isinstance(example, ScoredExample):
             return row
         return replace(row, steps=prune(row.steps, example.importance, ratio))
