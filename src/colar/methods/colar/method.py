@@ -103,7 +103,8 @@ class Colar(base.Method):
             raise ValueError(f"compression_factor {c:g} is above what was trained ({max(factors):g})")
         if c in factors:
             return None
-        # A pretrained model's chains interpolate between its factors, a small model's do not (results/c-curves): a warning.
+        # A pretrained model's chains interpolate between its factors, a small model's do not (results/c-curves): the
+        # caller is warned.
         known = ", ".join(f"{value:g}" for value in sorted(set(factors)))
         if c != int(c):
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {known}")
