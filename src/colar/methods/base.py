@@ -97,10 +97,7 @@ class Batch:
 
     def tensors(self) -> dict[str, Tensor]:
         """A flat dict, as data loaders and Trainer move it between devices."""
-        flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "params"}
-        for name, column in self.params.items():
-            flat[f"params.{name}"] = column
-        return flat
+        return flat_tensors(self)
 
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Batch:
@@ -293,6 +290,14 @@ def variant(params: Any) -> str:
         if f.name != "compression_factor" and value != f.default:
             parts.append(f.name if value is True else f"{f.name}={value:g}")
     return ", ".join(parts)
+
+
+def flat_tensors(columns: Any) -> dict[str, Tensor]:
+    """The tensors of a dataclass by field, its `params` one by one: `params.compression_factor`."""
+    flat = {f.name: getattr(columns, f.name) for f in dataclasses.fields(columns) if f.name != "params"}
+    for name, column in columns.params.items():
+        flat[f"params.{name}"] = column
+    return flat
 
 
 def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from colar.methods.base import flat_tensors
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 
@@ -61,10 +62,7 @@ class Rollouts:
 
     def tensors(self) -> dict[str, Tensor]:
         """A flat dict, as Trainer moves it between devices."""
-        flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "params"}
-        for name, column in self.params.items():
-            flat[f"params.{name}"] = column
-        return flat
+        return flat_tensors(self)
 
     @classmethod
     def from_tensors(cls, flat: Mapping[str, Tensor]) -> Rollouts:

@@ -176,17 +176,7 @@ class Colar(base.Method):
         if not self.config.supervise_chain:
             weights_BKG = torch.zeros_like(weights_BKG)
 
-        # The answer's labels get as many places as a group's, so that the two can stand in one row.
-        G = max(1, ids_BKG.shape[-1])
-        answer_BA1 = batch.answer_ids[..., None]
-        answer_BAG = nn.functional.pad(answer_BA1, (0, G - 1))
-        answer_weights_BAG = nn.functional.pad(torch.ones_like(answer_BA1, dtype=torch.float32), (0, G - 1))
-        if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
-            ids_BKG = answer_BAG[:, :0]
-            weights_BKG = answer_weights_BAG[:, :0]
-        labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
-        weights_BNG = ragged.pack((weights_BKG, counts_B), (answer_weights_BAG, batch.answer_lengths))
-        return labels_BNG, weights_BNG
+        return _followed_by_answer(ids_BKG, weights_BKG, counts_B, batch)
 
     def _group_labels(self, lm: LatentLM, batch: Batch, counts_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
         """Labels of the sequential head from the last question position on, (B, N, G), and which of them are real."""
@@ -198,18 +188,7 @@ class Colar(base.Method):
         )
         if not self.config.supervise_chain:
             real_BKG = torch.zeros_like(real_BKG)
-        # The answer's labels get as many places as a group's, so that the two can stand in one row.
-        more = max(1, ids_BKG.shape[-1]) - 1
-        answer_BAG = nn.functional.pad(batch.answer_ids[..., None], (0, more))
-        first_BAG = nn.functional.pad(
-            torch.ones_like(batch.answer_ids[..., None], dtype=torch.bool), (0, more)
-        )
-        if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
-            ids_BKG = answer_BAG[:, :0]
-            real_BKG = first_BAG[:, :0]
-        ids_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
-        real_BNG = ragged.pack((real_BKG, counts_B), (first_BAG, batch.answer_lengths))
-        return ids_BNG, real_BNG
+        return _followed_by_answer(ids_BKG, real_BKG, counts_B, batch)
 
     def _latent_terms(
         self,
@@ -414,3 +393,21 @@ class Colar(base.Method):
         ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose)
         total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
         return total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
+
+
+def _followed_by_answer(
+    ids_BKG: Tensor, weights_BKG: Tensor, counts_B: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """The labels of a row's groups and then of its answer, (B, N, G), and their weights (numbers or bools)."""
+    # The answer's labels get as many places as a group's, so that the two can stand in one row.
+    G = max(1, ids_BKG.shape[-1])
+    answer_BA1 = batch.answer_ids[..., None]
+    answer_BAG = nn.functional.pad(answer_BA1, (0, G - 1))
+    one_BA1 = torch.ones_like(answer_BA1, dtype=weights_BKG.dtype)
+    answer_weights_BAG = nn.functional.pad(one_BA1, (0, G - 1))
+    if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
+        ids_BKG = answer_BAG[:, :0]
+        weights_BKG = answer_weights_BAG[:, :0]
+    labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
+    weights_BNG = ragged.pack((weights_BKG, counts_B), (answer_weights_BAG, batch.answer_lengths))
+    return labels_BNG, weights_BNG
