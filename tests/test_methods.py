@@ -17,7 +17,7 @@ from colar.methods.base import Batch, Row, ThinkState
 from colar.methods.colar.heads import LOG_STD_RANGE, latent_loss
 from colar.methods.colar.method import ColarParams
 from colar.model.latent_lm import LoraSettings
-from colar.ops import noise
+from colar.ops import groups, noise
 from colar.ops.sampling import sample_tokens
 
 METHODS = tuple(registry.METHODS)
@@ -216,7 +216,8 @@ def test_the_stop_label_is_never_lost(c):
     for length in range(13):
         batch = Batch.collate([colar_row(length, c), colar_row(12, 1)])
         n = math.ceil(length / c)
-        labels, weights = method._labels(batch, torch.tensor([n, 12]), 12)
+        sizes = groups.sizes(batch.chain_lengths, batch.params["compression_factor"])
+        labels, weights = method.predictor.labels(batch, sizes)
         assert labels[0, n : n + 3, 0].tolist() == [50, 51, 1]
         assert weights[0, n : n + 3, 0].tolist() == [1, 1, 1]
         total = weights.sum(-1)
@@ -226,9 +227,8 @@ def test_the_stop_label_is_never_lost(c):
         for k in range(n):
             group = list(range(100 + k * c, 100 + min(length, (k + 1) * c)))
             assert labels[0, k][weights[0, k] > 0].tolist() == group
-        only = registry.build("colar", {"supervise_chain": False})._labels(batch, torch.tensor([n, 12]), 12)[
-            1
-        ]
+        stop_only = registry.build("colar", {"supervise_chain": False})
+        _, only = stop_only.predictor.labels(batch, sizes)
         assert only[0].sum(-1).nonzero()[:, 0].tolist() == [n, n + 1, n + 2]
 
 
@@ -236,7 +236,7 @@ def test_every_token_of_a_group_gets_its_turn():
     """The label is drawn uniformly: over seeds, each of three tokens about a third of the time."""
     method = registry.build("colar", {"chain_label": "sampled"})
     rows = [dataclasses.replace(colar_row(6, 3), seed=seed) for seed in range(600)]
-    _, weights = method._labels(Batch.collate(rows), torch.full((600,), 2), 2)
+    _, weights = method.predictor.labels(Batch.collate(rows), torch.tensor([[3, 3]]).repeat(600, 1))
     assert set(weights[:, :2].unique().tolist()) == {0.0, 1.0}
     assert (weights[:, :2].sum(-1) == 1).all()
     assert weights[:, :2].sum(0).min() > 150
@@ -603,9 +603,12 @@ def test_factors_beyond_what_was_trained():
         ({"sigma_e": math.inf}, "sigma_e must be above 0 or null, got inf"),
         ({"sigma_e": "big"}, "sigma_e must be above 0 or null, got 'big'"),
         ({"compression_factors": []}, "method.compression_factors is empty"),
-        ({"compression_factors": 3}, 'must be a list or a range such as "1..5", got 3'),
-        ({"compression_factors": "5..1"}, "must be a list or a range such as \"1..5\", got '5..1'"),
-        ({"compression_factors": "two"}, "must be a list or a range such as \"1..5\", got 'two'"),
+        (
+            {"compression_factors": 3},
+            'must be a list, a range of whole numbers such as "1..5", or a real range such as "1.0..5.0", got 3',
+        ),
+        ({"compression_factors": "5..1"}, "or a real range such as \"1.0..5.0\", got '5..1'"),
+        ({"compression_factors": "two"}, "or a real range such as \"1.0..5.0\", got 'two'"),
         ({"compression_factors": "0..3"}, "compression_factor must be a number, 1 or more, got 0"),
         ({"compression_factors": [2, "3"]}, "compression_factor must be a number, 1 or more, got '3'"),
         (

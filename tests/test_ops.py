@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.ops import noise, ragged
-from colar.ops.compress import compress, groups, lattice, members, n_latents, pick_one, scale
+from colar.ops import groups, noise, ragged
+from colar.ops.compress import compress, lattice, members, pick_one, scale
 from colar.ops.sampling import sample_tokens
 
 
@@ -34,7 +34,8 @@ def test_compress_equals_a_loop(lengths, factors, merge, extra):
     torch.manual_seed(0)
     embeds = torch.randn(len(lengths), max(lengths) + extra, 3)
     lengths_B, c_B = torch.tensor(lengths), torch.tensor(factors[: len(lengths)], dtype=torch.float64)
-    latents, counts = compress(embeds, lengths_B, c_B, merge)
+    sizes = groups.sizes(lengths_B, c_B)
+    latents, counts = compress(embeds, sizes, merge), groups.counts(sizes)
     for b, (n, c) in enumerate(
         zip(lengths, factors, strict=False)
     ):  # c_B took as many factors as there are rows
@@ -83,36 +84,39 @@ def test_lattice_by_hand():
 
 def test_factor_one_is_the_identity():
     embeds = torch.randn(2, 6, 4)
-    latents, counts = compress(embeds, torch.tensor([6, 4]), torch.ones(2))
+    sizes = groups.sizes(torch.tensor([6, 4]), torch.ones(2))
+    latents = compress(embeds, sizes)
     torch.testing.assert_close(latents[0], embeds[0], rtol=0, atol=0)
     torch.testing.assert_close(latents[1, :4], embeds[1, :4], rtol=0, atol=0)
-    assert counts.tolist() == [6, 4]
+    assert groups.counts(sizes).tolist() == [6, 4]
 
 
 def test_last_group_is_scaled_by_its_own_size():
     """PITFALLS 7: seven ones at c = 3 give sqrt(3), sqrt(3), 1, and there is no fourth, empty slot."""
-    latents, counts = compress(torch.ones(1, 9, 1), torch.tensor([7]), torch.tensor([3]))
+    sizes = groups.sizes(torch.tensor([7]), torch.tensor([3]))
+    latents = compress(torch.ones(1, 9, 1), sizes)
     torch.testing.assert_close(latents[0, :, 0], torch.tensor([3**0.5, 3**0.5, 1.0]))
-    assert counts.tolist() == [3]
+    assert groups.counts(sizes).tolist() == [3]
 
 
 def test_nan_in_padding_does_not_leak():
     embeds = torch.ones(1, 4, 1)
     embeds[0, 2:] = float("nan")
-    latents, _ = compress(embeds, torch.tensor([2]), torch.tensor([5]))
+    latents = compress(embeds, groups.sizes(torch.tensor([2]), torch.tensor([5])))
     torch.testing.assert_close(latents, torch.full((1, 1, 1), 2**0.5))
 
 
 def test_empty_chain_has_no_latents():
-    latents, counts = compress(torch.ones(2, 0, 3), torch.tensor([0, 0]), torch.tensor([2, 3]))
-    assert latents.shape == (2, 0, 3)
-    assert counts.tolist() == [0, 0]
+    sizes = groups.sizes(torch.tensor([0, 0]), torch.tensor([2, 3]))
+    assert compress(torch.ones(2, 0, 3), sizes).shape == (2, 0, 3)
+    assert groups.counts(sizes).tolist() == [0, 0]
+    assert members(torch.zeros(2, 0, dtype=torch.int64), sizes)[0].shape == (2, 0, 0)
 
 
 def test_pick_one_takes_each_member_equally_often_and_nothing_else():
     ids = torch.tensor([[10, 11, 12, 13, 14, 99, 99]]).repeat(6000, 1)
     uniform = noise.uniform(noise.keys(torch.arange(6000)), 2)
-    found, real = members(ids, torch.full((6000,), 5), torch.full((6000,), 3), 2)
+    found, real = members(ids, torch.tensor([[3, 2]]).repeat(6000, 1))
     one = pick_one(real, uniform)
     assert (one.sum(-1) == 1).all()
     picked = (found * one).sum(-1)
@@ -132,9 +136,9 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
     T = max(lengths) + more
     ids = torch.arange(1, 1 + len(lengths) * T).view(len(lengths), T)
     c_B = torch.tensor(factors[: len(lengths)], dtype=torch.float64)
-    counts = n_latents(torch.tensor(lengths), c_B)
-    K = int(counts.max()) + more
-    found, real = members(ids, torch.tensor(lengths), c_B, K)
+    sizes = groups.sizes(torch.tensor(lengths), c_B)
+    K = sizes.shape[1] + more
+    found, real = members(ids, torch.nn.functional.pad(sizes, (0, more)))
     for b, n in enumerate(lengths):
         for k in range(K):
             want = [
@@ -146,12 +150,81 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
             assert (found[b, k][~real[b, k]] == 0).all()
 
 
-def test_groups_and_counts_agree():
-    for c in (1, 1.5, 2, 3, 7):
-        for n in range(1, 20):
-            assert (
-                groups(n, torch.tensor([c]))[0, -1] + 1 == n_latents(torch.tensor([n]), torch.tensor([c]))[0]
-            )
+# Groups
+
+
+def test_groups_of_one_and_a_half_by_hand():
+    """The picture of ops/groups.py: seven tokens at c = 1.5 and at 3, with two phases."""
+    lengths, c = torch.tensor([7, 7, 7, 0]), torch.tensor([1.5, 1.5, 3, 2])
+    sizes = groups.sizes(lengths, c, torch.tensor([0, 0.5, 0.9, 0.3], dtype=torch.float64))
+    assert sizes.tolist() == [[1, 2, 1, 2, 1], [2, 1, 2, 1, 1], [3, 3, 1, 0, 0], [0] * 5]
+    assert groups.counts(sizes).tolist() == [5, 5, 3, 0]
+    assert groups.starts(sizes)[0].tolist() == [0, 1, 3, 4, 6]
+
+
+CENTS = st.integers(100, 600).map(lambda hundredths: hundredths / 100)
+
+
+@settings(deadline=None, max_examples=150)
+@given(n=st.integers(0, 40), c=CENTS, seed=st.integers(0, 10**6))
+def test_groups_are_a_partition_with_sizes_around_c(n, c, seed):
+    phase = groups.phase(torch.tensor([seed]))
+    sizes = groups.sizes(torch.tensor([n]), torch.tensor([c], dtype=torch.float64), phase)[0]
+    assert sizes.sum() == n
+    assert (sizes > 0).all()
+    full = set(sizes[:-1].tolist())
+    assert full <= {math.floor(c), math.ceil(c)}
+    most = groups.most(torch.arange(len(sizes)), torch.tensor(c, dtype=torch.float64), phase)
+    assert (sizes[:-1] == most[:-1]).all()
+    assert len(sizes) == 0 or 0 < sizes[-1] <= most[-1]
+
+
+def test_groups_have_c_tokens_on_average_and_the_phase_of_a_whole_c_does_nothing():
+    phase = groups.phase(torch.arange(4000))
+    assert phase.min() >= 0
+    assert phase.max() < 1
+    c = torch.full((4000,), 2.3, dtype=torch.float64)
+    for step in (0, 1, 7):
+        most = groups.most(torch.full((4000,), step), c, phase)
+        assert abs(most.double().mean().item() - 2.3) < 0.03
+        assert set(most.tolist()) == {2, 3}
+    # The phase nearest to 1 that there is, and a long chain: nothing is rounded up to the next token.
+    last = torch.tensor([1 - 1 / groups.PHASES], dtype=torch.float64)
+    assert (groups.most(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
+
+
+def loop_cut(n, c, phase, cut):
+    """Sizes one token after another."""
+    sizes, t = [], 0
+    while t < n:
+        k, size = len(sizes), 1
+        most = math.floor((k + 1) * c + phase) - math.floor(k * c + phase)
+        while size < most and t + size < n and not cut[t + size]:
+            size += 1
+        sizes.append(size)
+        t += size
+    return sizes
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    rows=st.lists(st.lists(st.booleans(), max_size=14), min_size=1, max_size=4),
+    factors=st.lists(CENTS, min_size=4, max_size=4),
+    seed=st.integers(0, 999),
+)
+def test_cut_groups_equal_a_loop(rows, factors, seed):
+    lengths = torch.tensor([len(row) for row in rows])
+    cut = torch.zeros(len(rows), int(lengths.max()) + 2, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        cut[b, : len(row)] = torch.tensor(row, dtype=torch.bool)
+    c = torch.tensor(factors[: len(rows)], dtype=torch.float64)
+    phase = groups.phase(torch.arange(len(rows)) + seed)
+    found = groups.cut_sizes(lengths, c, phase, cut)
+    for b, row in enumerate(rows):
+        expected = loop_cut(len(row), factors[b], phase[b].item(), row)
+        assert [size for size in found[b].tolist() if size] == expected
+    uncut = groups.cut_sizes(lengths, c, phase, torch.zeros_like(cut))
+    assert uncut.tolist() == groups.sizes(lengths, c, phase).tolist()
 
 
 # Ragged rows

@@ -16,7 +16,7 @@ def test_an_embedding_is_nearest_to_its_own_token_and_a_group_to_its_members(fam
     lm = tiny_lm(family)
     ids = torch.tensor([[30, 41, 52, 63]])
     with torch.no_grad():
-        latents, _ = compress(lm.embed(ids), torch.tensor([4]), torch.tensor([2]))
+        latents = compress(lm.embed(ids), torch.tensor([[2, 2]]))
         own = retrieval.nearest_tokens(lm, lm.embed(ids)[0], 3)
     assert [near[0].token_id for near in own] == [30, 41, 52, 63]
     assert all(near[0].cosine == pytest.approx(1, abs=1e-5) for near in own)

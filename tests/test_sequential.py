@@ -22,7 +22,7 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarParams
-from colar.methods.colar.sequential import windows
+from colar.methods.colar.group_decoder import windows
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
@@ -233,11 +233,6 @@ def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:
         assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
         total = math.prod(probability for _, probability in reading.chosen)
         assert math.log(total) == pytest.approx(float(info["logp"]), rel=1e-4)
-
-
-def test_factors_that_are_not_whole_are_refused() -> None:
-    with pytest.raises(ValueError, match="head sequential needs whole compression_factors, got 1.5"):
-        registry.build("colar", {"head": "sequential", "compression_factors": [1, 1.5]})
 
 
 def test_reinforcement_shortens_what_costs(tmp_path: Path) -> None:

@@ -242,6 +242,13 @@ class Method(ABC):
         """The embeddings that training feeds between the separators, (B, K, D), and each row's number of them, (B,)."""
         return lm.embed(batch.chain_ids), batch.chain_lengths
 
+    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
+        """How many tokens of the row's chain each of these `thoughts` stands for, (B, K); 0 behind a row's last one.
+
+        One token each by default. Where that is wrong, `colar diagnose` finds another number of thoughts and says so.
+        """
+        return length_mask(batch.chain_lengths, batch.chain_ids.shape[1]).long()
+
     # Thinking
 
     def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:

@@ -1,14 +1,11 @@
-"""Embedding Compress (section 3.1): c consecutive reasoning embeddings become one latent.
+"""Embedding Compress (section 3.1): the embeddings of a group of reasoning tokens become one latent.
 
     tokens      t0   t1   t2   t3   t4   t5   t6      L_r = 7, c = 3
     groups     [      g0     ][      g1     ][g2]     L_c = ceil(7 / 3) = 3
     latent k   sum of the group's embeddings / sqrt(number of tokens in it)
 
-Groups start at the first reasoning token, and only the last one may be shorter: no padding slot ever lies
-between the last latent and the answer. Departure: the paper divides by sqrt(c), we by the square root of the
+`groups.py` says which tokens make a group. Departure: the paper divides by sqrt(c), we by the square root of the
 tokens really in the group. This is the same for full groups and keeps the scale of the last one.
-A factor need not be whole: token t (from 0) belongs to group ceil((t + 1) / c) - 1. For whole factors that is
-floor(t / c), and every factor gives L_c = ceil(L_r / c) groups.
 
 Shape suffixes: B rows, T reasoning tokens, K latents, G tokens of a group, D width, V vocabulary.
 """
@@ -21,19 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from colar.ops import groups
+
 Merge = Literal["sqrt", "mean"]
-
-
-def n_latents(lengths_B: Tensor, c_B: Tensor) -> Tensor:
-    """L_c = ceil(L_r / c) per row, (B,) int64. A row without reasoning tokens has no latents."""
-    return torch.ceil(lengths_B.double() / c_B.double()).long()
-
-
-def groups(n_tokens: int, c_B: Tensor) -> Tensor:
-    """The group that each token position falls in, (B, T) int64."""
-    # float64, as in `n_latents`: at float32 a fractional factor could put a token beyond the last group.
-    positions_T = torch.arange(1, n_tokens + 1, device=c_B.device, dtype=torch.float64)
-    return torch.ceil(positions_T / c_B.double()[:, None]).long() - 1
 
 
 def scale(size: Tensor, merge: Merge = "sqrt") -> Tensor:
@@ -42,57 +29,53 @@ def scale(size: Tensor, merge: Merge = "sqrt") -> Tensor:
     return count.sqrt() if merge == "sqrt" else count
 
 
-def compress(
-    embeds_BTD: Tensor, lengths_B: Tensor, c_B: Tensor, merge: Merge = "sqrt"
-) -> tuple[Tensor, Tensor]:
-    """Merge each row's first `lengths_B[b]` embeddings in groups of `c_B[b]`.
+def compress(embeds_BTD: Tensor, sizes_BK: Tensor, merge: Merge = "sqrt") -> Tensor:
+    """Merge each row's embeddings in groups of `sizes_BK` tokens, from the first one on.
 
-    Returns the latents (B, K, D), zero beyond a row's own count, and that count (B,). `sqrt` divides a
-    group's sum by the square root of its size (keeps the variance of uncorrelated embeddings), `mean` by its
-    size (the paper's mean-pooling ablation). Sums are taken in float32.
+    Returns the latents (B, K, D), zero where a size is 0. `sqrt` divides a group's sum by the square root of its size
+    (keeps the variance of uncorrelated embeddings), `mean` by its size (the paper's mean-pooling ablation). Sums are
+    taken in float32.
     """
     B, T, D = embeds_BTD.shape
-    counts_B = n_latents(lengths_B, c_B)
-    K = int(counts_B.max()) if B else 0
+    K = sizes_BK.shape[1]
     if K == 0:
-        return embeds_BTD.new_zeros(B, 0, D), counts_B
+        return embeds_BTD.new_zeros(B, 0, D)
 
     # Merging is one matrix product: row k of a sample's weights has 1 / scale at the tokens of group k.
     #                t0   t1   t2   t3   t4   (pad)
     #     latent 0   1/s  1/s   0    0    0    0         c = 2, L_r = 5, s = sqrt(2)
     #     latent 1    0    0   1/s  1/s   0    0
     #     latent 2    0    0    0    0    1    0
-    member_BKT, real_BT = _membership(T, K, lengths_B, c_B)
-    member_BKT = member_BKT.float()
-    size_BK1 = member_BKT.sum(-1, keepdim=True)
-    weight_BKT = member_BKT / scale(size_BK1, merge)
+    starts_BK1 = groups.starts(sizes_BK)[..., None]
+    ends_BK1 = starts_BK1 + sizes_BK[..., None]
+    position_T = torch.arange(T, device=embeds_BTD.device)
+    member_BKT = (position_T >= starts_BK1) & (position_T < ends_BK1)
+    weight_BKT = member_BKT.float() / scale(sizes_BK, merge)[..., None]
 
     # A weight of 0 is not enough: 0 times a NaN in the padding would be NaN.
+    real_BT = position_T < sizes_BK.sum(-1, keepdim=True)
     clean_BTD = torch.where(real_BT[..., None], embeds_BTD, 0)
     # Under autocast the product would be taken in bfloat16.
     with torch.autocast(embeds_BTD.device.type, enabled=False):
         latents_BKD = weight_BKT @ clean_BTD.float()
-    return latents_BKD.to(embeds_BTD.dtype), counts_B
+    return latents_BKD.to(embeds_BTD.dtype)
 
 
-def members(ids_BT: Tensor, lengths_B: Tensor, c_B: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """The tokens of each of a row's first K groups: ids (B, K, G) and which of them are real (B, K, G) bool.
+def members(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of each group: ids (B, K, G) and which of them are real (B, K, G) bool.
 
     G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups.
     """
-    B, T = ids_BT.shape
-    member_BKT, _ = _membership(T, K, lengths_B, c_B)
-    size_BK1 = member_BKT.sum(-1, keepdim=True)
-    G = int(size_BK1.max()) if size_BK1.numel() else 0
+    G = int(sizes_BK.max()) if sizes_BK.numel() else 0
     if G == 0:
-        return ids_BT.new_zeros(B, K, 0), member_BKT[..., :0]
-
-    # A group is a run of tokens: its first position, and the G - 1 positions after it.
-    first_BK1 = member_BKT.int().argmax(-1, keepdim=True)
+        nothing = ids_BT.new_zeros(*sizes_BK.shape, 0)
+        return nothing, nothing.bool()
+    # A group is a run of tokens: its first position, and the positions after it.
     offset_G = torch.arange(G, device=ids_BT.device)
-    position_BKG = (first_BK1 + offset_G).clamp(max=T - 1)
+    position_BKG = groups.starts(sizes_BK)[..., None] + offset_G
+    position_BKG = position_BKG.clamp(max=ids_BT.shape[1] - 1)
     ids_BKG = ids_BT.gather(1, position_BKG.flatten(1)).view(position_BKG.shape)
-    real_BKG = offset_G < size_BK1
+    real_BKG = offset_G < sizes_BK[..., None]
     return torch.where(real_BKG, ids_BKG, 0), real_BKG
 
 
@@ -128,11 +111,3 @@ def lattice(probs_BV: Tensor, c_B: Tensor, choose: Callable[[Tensor, int], Tenso
     # Rows with a smaller c than the largest were given tokens too many.
     real_BG = torch.arange(len(ids), device=c_B.device) < size_B[:, None]
     return torch.stack(ids, dim=1), real_BG
-
-
-def _membership(T: int, K: int, lengths_B: Tensor, c_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether token t is in group k, (B, K, T) bool, padding in none; and which tokens are real, (B, T) bool."""
-    real_BT = torch.arange(T, device=lengths_B.device) < lengths_B[:, None]
-    group_B1T = groups(T, c_B)[:, None, :]
-    k_K1 = torch.arange(K, device=lengths_B.device)[:, None]
-    return (group_B1T == k_K1) & real_BT[:, None, :], real_BT

@@ -27,6 +27,7 @@ LATENT = 2
 LABEL = 3
 SNAP = 4
 GROUP = 6
+PHASE = 7
 
 
 def seed_from(*parts: object) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Literal, get_args
 
 from colar.checks import check_choice, check_number, is_number
@@ -18,16 +21,74 @@ class ColarParams:
     """Per-request values."""
 
     compression_factor: float = 2
-    """c: how many reasoning tokens a latent stands for, 1 or more."""
+    """c: how many reasoning tokens a latent stands for, 1 or more. It need not be whole: at 1.5 groups have 1 or 2."""
 
     snap: bool = False
     """Feed back the sum of c token embeddings that the LM head's distribution is nearest to, not the latent head's
     mean: what the model was trained to read, so that small errors do not compound."""
 
+    confidence_threshold: float = 0
+    """A group also ends before a token that is less likely than this: c is then the most tokens, not the number.
+    From 0, where nothing ends a group before its c tokens, to 1. Of head: sequential."""
+
     def __post_init__(self) -> None:
         if self.snap not in (True, False):
             raise ValueError(f"snap must be true or false, got {self.snap!r}")
         check_number("compression_factor", self.compression_factor, 1)
+        check_number("confidence_threshold", self.confidence_threshold, 0, 1)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors that training draws from: some values, or all of a real range, to two decimals."""
+
+    values: tuple[float, ...]
+    """The values, or the two ends of the range."""
+    real: bool = False
+
+    def draw(self, rng: Random) -> float:
+        """One of them; in a list, a value that stands twice is drawn twice as often."""
+        if not self.real:
+            return rng.choice(self.values)
+        # The model reads c in its prompt: two decimals are few enough to be read.
+        return round(rng.uniform(self.least, self.most), 2)
+
+    @property
+    def least(self) -> float:
+        return min(self.values)
+
+    @property
+    def most(self) -> float:
+        return max(self.values)
+
+    def __contains__(self, c: object) -> bool:
+        if self.real:
+            return is_number(c) and self.least <= float(str(c)) <= self.most
+        return c in self.values
+
+    def __str__(self) -> str:
+        if self.real:
+            return f"{self.least:g} to {self.most:g}"
+        return ", ".join(f"{value:g}" for value in sorted(set(self.values)))
+
+    @classmethod
+    def parse(cls, given: Sequence[float] | str) -> Factors:
+        """A list; whole numbers, "1..5"; or a real range, "1.0..5.0". ValueError for anything else."""
+        if isinstance(given, list | tuple):
+            return cls(tuple(given))
+        low, dots, high = str(given).partition("..")
+        try:
+            ends = (float(low), float(high))
+        except ValueError:
+            ends = (1.0, 0.0)
+        if not dots or ends[0] > ends[1]:
+            raise ValueError(
+                'method.compression_factors must be a list, a range of whole numbers such as "1..5", or a real '
+                f'range such as "1.0..5.0", got {given!r}'
+            )
+        if "." in low or "." in high:
+            return cls(ends, real=True)
+        return cls(tuple(range(int(low), int(high) + 1)))
 
 
 @dataclass(frozen=True)
@@ -35,8 +96,8 @@ class ColarConfig:
     """The paper's choices; its ablations are values of these."""
 
     compression_factors: tuple[float, ...] | str = "1..5"
-    """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), or a list, in which
-    a factor that stands twice is drawn twice as often."""
+    """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), a real range such as
+    "1.0..5.0", or a list, in which a factor that stands twice is drawn twice as often."""
     merge: Merge = "sqrt"
     """Scale of a group's sum: "sqrt" of its size, or its "mean" (ablation MP)."""
     head: Head = "gaussian"
@@ -62,6 +123,9 @@ class ColarConfig:
     """Weight of L_comp."""
     latent_weight: float = 1.0
     """Weight of L_latent ("we sum up L_comp and L_latent")."""
+    confidence_thresholds: tuple[float, ...] = (0,)
+    """Values of confidence_threshold drawn from in training, as factors are: groups then end where the model itself is
+    less sure than that. Of head: sequential."""
     sigma_e: float | None = None
     """Scale of the embeddings; null: measured on the backbone at the start and kept here."""
 
@@ -81,22 +145,25 @@ class ColarConfig:
         sigma_e = self.sigma_e
         if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
             raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
-        if not self.factors:
+        if not self.factors.values:
             raise ValueError("method.compression_factors is empty")
-        for c in self.factors:
+        for c in self.factors.values:
             ColarParams(c)
-            if self.head == "sequential" and c != int(c):
-                raise ValueError(f"method.head sequential needs whole compression_factors, got {c:g}")
+        if not self.confidence_thresholds:
+            raise ValueError("method.confidence_thresholds is empty: [0] trains without one")
+        for threshold in self.confidence_thresholds:
+            check_number("method.confidence_thresholds", threshold, 0, 1)
+        if any(self.confidence_thresholds) and self.head != "sequential":
+            raise ValueError(
+                f"method.confidence_thresholds belong to head: sequential; this one is {self.head}"
+            )
 
     @property
-    def factors(self) -> tuple[float, ...]:
-        """The training factors as numbers."""
-        given = self.compression_factors
-        if isinstance(given, list | tuple):
-            return tuple(given)
-        low, dots, high = str(given).partition("..")
-        if not (dots and low.strip().isdigit() and high.strip().isdigit() and int(low) <= int(high)):
-            raise ValueError(
-                f'method.compression_factors must be a list or a range such as "1..5", got {given!r}'
-            )
-        return tuple(range(int(low), int(high) + 1))
+    def factors(self) -> Factors:
+        """The training factors, parsed."""
+        return Factors.parse(self.compression_factors)
+
+    @property
+    def widest(self) -> int:
+        """The most tokens that a group may have."""
+        return math.ceil(self.factors.most)

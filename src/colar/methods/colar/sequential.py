@@ -1,167 +1,173 @@
-"""The sequential head: the tokens of the next group, one after another (ours; the paper's head is in `heads.py`).
+"""The sequential head (ours): chooses the tokens of the next group one after another, and feeds their merged embedding.
 
-    position   question's last          latent 1                 latent 2
-    state      s1 ----> s2              s1 ----> s2              s1               s1 = h, the backbone's hidden state
-                ^ \\     ^ \\
-    label      t1  '-> t2               t3      t4               t5      ###      c = 2, a chain of five tokens
-    fed        latent 1 = (E t1 + E t2) / sqrt(2)   ...                            as the paper merges
+    position    question's last    latent 1     latent 2     ###        answer 1
+    labels      t1 t2              t3 t4        t5 ###       answer 1   EOS           c = 2, a chain of five tokens
 
-A Gaussian around the sum of a group cannot say WHICH tokens come together. Here a small decoder says them in order: the
-first from the backbone's own hidden state, each further one from the state before it and the token chosen before it,
+`group_decoder.py` has the decoder and its formulas. A group ends with its c tokens, with the separator (it is then the
+short last one), or before a token that is less likely than `confidence_threshold`: c is then the most, not the number.
+A model that was never asked to end groups there has not learnt to read what comes out. So training simulates it
+(`confidence_thresholds`): a forward without gradient says how likely the model finds each token of the row's chain, and
+groups end before those that are below the row's threshold. Labels stay the tokens of the whole group, cut or not.
 
-    s_1 = h
-    s_j = s_(j-1) + MLP([norm(s_(j-1)); norm(E t_(j-1))])        the last layer starts at zero
-    t_j from LM head(s_j)
-
-until the group has c tokens, or the separator, which makes it the short last one. The separator in the first place is
-the stop. Trained by cross-entropy alone: of each token given those before it in its group, mean over the group's
-tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
-exact.
-
-Near relatives: MegaByte's local model over a patch (2305.07185), Hydra's sequentially dependent heads (2402.05109),
-Moshi's depth transformer (2410.00037), DeepSeek's multi-token prediction. They lack CoLaR's dynamic c and its merged
-input.
-
-Shape suffixes: B rows, K latents, T reasoning tokens, G places of a group, N labelled positions of a row, M labelled
-positions of all rows, P labels of all rows, L thoughts of all rows, D width, V vocabulary.
+Shape suffixes: B rows, T reasoning tokens, K latents, G places of a group, N labelled positions of a row, L thoughts of
+all rows, X rows with a threshold, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from colar.methods.rollouts import ThoughtActions
+from colar.methods.base import Batch, ThinkState, Thought
+from colar.methods.colar import group_decoder
+from colar.methods.colar.config import ColarConfig, ColarParams
+from colar.methods.colar.fed import Fed, followed_by_answer
+from colar.methods.colar.group_decoder import NOTHING, GroupDecoder, Rules
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
-from colar.ops.ragged import row_mean
+from colar.ops import groups, noise
+from colar.ops.compress import scale
 from colar.ops.sampling import sample_tokens, token_logps
 
-NOTHING = -1
-"""In a group's ids: no token at this place."""
 
+class TokenPredictor:
+    """`head: sequential`."""
 
-class GroupDecoder(nn.Module):
-    """State before a token and that token's embedding -> state before the next token, (..., D) each."""
+    def __init__(self, config: ColarConfig) -> None:
+        self.config = config
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.state_norm = nn.RMSNorm(width)
-        self.token_norm = nn.RMSNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        # The second token is first predicted from the state of the first: a start that CoT weights understand.
-        last = self.mlp[-1]
-        assert isinstance(last, nn.Linear)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        return {"group_decoder": GroupDecoder(lm.width)}
 
-    def forward(self, state: Tensor, token: Tensor) -> Tensor:
-        dtype = self.state_norm.weight.dtype
-        both = torch.cat([self.state_norm(state.to(dtype)), self.token_norm(token.to(dtype))], dim=-1)
-        step: Tensor = self.mlp(both)
-        return state + step.to(state.dtype)
+    def check(self, params: ColarParams) -> str | None:
+        """None, or a warning; ValueError for values that this head cannot work with."""
+        c = params.compression_factor
+        factors = self.config.factors
+        if params.snap:
+            raise ValueError(
+                "snap belongs to the latent head: the sequential head feeds sums of tokens anyway"
+            )
+        # The decoder has never said a token at a place behind those.
+        if c > factors.most:
+            raise ValueError(f"compression_factor {c:g} is above what was trained ({factors.most:g})")
+        if params.confidence_threshold and not any(self.config.confidence_thresholds):
+            return (
+                f"confidence_threshold {params.confidence_threshold:g}: groups that end early were not trained "
+                "(method.confidence_thresholds): expect less"
+            )
+        return None
 
+    def phase(self, seeds_B: Tensor) -> Tensor:
+        """The phase of each row's groups (`ops/groups.py`), (B,)."""
+        return groups.phase(seeds_B)
 
-def windows(
-    chain_ids: Tensor, chain_lengths: Tensor, starts_BK: Tensor, sizes_BK: Tensor, separator_id: int
-) -> tuple[Tensor, Tensor]:
-    """The labels of each group, (B, K, G), and which of them are real: the tokens from its start on, up to its size.
+    # Learning
 
-    A last group that is shorter than its size has the separator as its last label.
-    """
-    B, K = starts_BK.shape
-    G = int(sizes_BK.max()) if sizes_BK.numel() else 0
-    place_G = torch.arange(G, device=chain_ids.device)
-    at_BKG = starts_BK[..., None] + place_G
-    inside_BKG = place_G < sizes_BK[..., None]
-    # One column more than the longest chain: there stands the separator of the longest row.
-    padded_BT = nn.functional.pad(chain_ids, (0, 1))
-    index_BKG = at_BKG.clamp(max=padded_BT.shape[1] - 1)
-    ids_BKG = padded_BT.gather(1, index_BKG.flatten(1)).view(B, K, G)
-    end_B11 = chain_lengths[:, None, None]
-    ids_BKG = torch.where(at_BKG == end_B11, separator_id, ids_BKG)
-    real_BKG = inside_BKG & (at_BKG <= end_B11) & (starts_BK < chain_lengths[:, None])[..., None]
-    return torch.where(real_BKG, ids_BKG, 0), real_BKG
+    def loss(self, lm: LatentLM, batch: Batch, fed: Fed) -> dict[str, Tensor]:
+        """ce: cross-entropy of each token given those before it in its group, and of the answer."""
+        ids_BNG, real_BNG = self._labels(lm, batch, fed)
+        hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
+        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, real_BNG)
+        return {"ce": self.config.comp_weight * ce_B}
 
+    def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
+        """Labels from the last question position on, (B, N, G), and which of them are real."""
+        ids_BKG, real_BKG = self._windows(lm, batch, fed.sizes_BK)
+        if not self.config.supervise_chain:
+            real_BKG = torch.zeros_like(real_BKG)
+        return followed_by_answer(ids_BKG, real_BKG, fed.counts_B, batch)
 
-def states(decoder: nn.Module, lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> Tensor:
-    """The state before each real label, (P, D), position by position and place by place; labels are given."""
-    places = [hidden_MD]
-    for j in range(1, ids_MG.shape[1]):
-        state_MD = places[-1]
-        # Most positions of an answer have one label: the decoder runs where there is one more.
-        more_M = real_MG[:, j]
-        token_XD = lm.embed(ids_MG[more_M, j - 1])
-        next_XD = decoder(state_MD[more_M], token_XD)
-        places.append(torch.zeros_like(state_MD).masked_scatter(more_M[:, None], next_XD))
-    return torch.stack(places, dim=1)[real_MG]
+    def _windows(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens that each group would have if nothing cut it, (B, K, G), and which of them are real."""
+        c_B1 = batch.params["compression_factor"][:, None]
+        phase_B1 = self.phase(batch.seeds)[:, None]
+        step_K = torch.arange(sizes_BK.shape[1], device=sizes_BK.device)
+        return group_decoder.windows(
+            batch.chain_ids,
+            batch.chain_lengths,
+            groups.starts(sizes_BK),
+            groups.most(step_K, c_B1, phase_B1),
+            lm.template.separator_id,
+        )
 
+    @torch.no_grad()
+    def cut(self, lm: LatentLM, batch: Batch, fed: Fed) -> Tensor:
+        """(B, T) bool: the reasoning tokens that the model finds less likely than the row's threshold.
 
-def choose(
-    lm: LatentLM,
-    decoder: nn.Module,
-    hidden_BD: Tensor,
-    first_B: Tensor,
-    sizes_B: Tensor,
-    width: int,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    uniform: Callable[[int], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """The group that begins with `first_B`: ids (B, width), `NOTHING` behind its end, and their log-probs (B, width).
+        `fed` are the groups without any cut: each token is judged given the right tokens before it in its group.
+        """
+        ids_BNG, real_BNG = self._labels(lm, batch, fed)
+        K = fed.sizes_BK.shape[1]
+        hidden_BKD = fed.hidden(lm, batch, n=K)
+        logps_BKG = group_decoder.label_logps(lm, hidden_BKD, ids_BNG[:, :K], real_BNG[:, :K])
+        unsure_BKG = logps_BKG.exp() < batch.params["confidence_threshold"][:, None, None]
+        # From places of groups to positions of the chain; the separator's place is behind the chain.
+        place_G = torch.arange(real_BNG.shape[-1], device=real_BNG.device)
+        position_BKG = groups.starts(fed.sizes_BK)[..., None] + place_G
+        inside_BKG = real_BNG[:, :K] & (position_BKG < batch.chain_lengths[:, None, None])
+        cut_BT = torch.zeros_like(batch.chain_ids, dtype=torch.bool)
+        row = torch.arange(len(cut_BT), device=cut_BT.device)[:, None, None].expand_as(position_BKG)
+        cut_BT[row[inside_BKG], position_BKG[inside_BKG]] = unsure_BKG[inside_BKG]
+        return cut_BT
 
-    `uniform(j)` are the draws for place j, (B,). The separator that ends a group early is among its ids. A row whose
-    first token is the separator has no more places.
-    """
-    ids_BG = torch.full((len(first_B), width), NOTHING, device=first_B.device, dtype=first_B.dtype)
-    logps_BG = torch.zeros(ids_BG.shape, device=first_B.device)
-    ids_BG[:, 0] = first_B
-    state_BD = hidden_BD
-    going_B = (first_B != lm.template.separator_id) & (sizes_B > 1)
-    for j in range(1, width):
-        at = going_B.nonzero()[:, 0]
-        if not len(at):
-            break
-        # Rows of a smaller c, or whose group has ended, cost nothing more.
-        state_XD = decoder(state_BD[at], lm.embed(ids_BG[at, j - 1]))
-        logits_XV = lm.logits(state_XD)
-        chosen_X = sample_tokens(logits_XV, temperature_B[at], top_p_B[at], uniform(j)[at])
-        ids_BG[at, j] = chosen_X
-        logps_BG[at, j] = token_logps(logits_XV, temperature_B[at], chosen_X)
-        state_BD = state_BD.index_copy(0, at, state_XD)
-        going_B[at] = (chosen_X != lm.template.separator_id) & (sizes_B[at] > j + 1)
-    return ids_BG, logps_BG
+    # Reinforcement
 
+    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+        """Exact: a latent is the sum of tokens that were chosen one by one."""
+        if bool((rollouts.params["confidence_threshold"] > 0).any()):
+            raise ValueError(
+                "confidence_threshold must be 0 in outputs that are scored: where a group ended would depend on the "
+                "weights that are trained"
+            )
 
-def thought_logps(lm: LatentLM, decoder: nn.Module, actions: ThoughtActions, temperature_L: Tensor) -> Tensor:
-    """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group."""
-    ids_LG = actions.group_ids
-    real_LG = ids_LG != NOTHING
-    state_PD = states(decoder, lm, actions.hidden, ids_LG.clamp(min=0), real_LG)
-    scaled_PV = lm.logits(state_PD) / temperature_L[:, None].expand_as(ids_LG)[real_LG].float()[:, None]
-    logps_P = scaled_PV.log_softmax(-1).gather(1, ids_LG[real_LG][:, None])[:, 0]
-    return logps_P.new_zeros(ids_LG.shape).masked_scatter(real_LG, logps_P).sum(-1)
+        def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
+            temperature_L = rollouts.temperature[thoughts.row]
+            return group_decoder.thought_logps(lm, thoughts, temperature_L), {}
 
+        return score(lm, rollouts, thought_logps)
 
-def loss(
-    lm: LatentLM,
-    decoder: nn.Module,
-    hidden_BND: Tensor,
-    ids_BNG: Tensor,
-    real_BNG: Tensor,
-) -> Tensor:
-    """Cross-entropy of each real label given those before it in its group, (B,).
+    def sampled_logps(
+        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
+    ) -> Tensor:
+        return info["logp"]
 
-    Mean over a position's labels, then over the row's positions that have any.
-    """
-    labelled_BN = real_BNG.any(-1)
-    ids_MG = ids_BNG[labelled_BN]
-    real_MG = real_BNG[labelled_BN]
-    state_PD = states(decoder, lm, hidden_BND[labelled_BN], ids_MG, real_MG)
-    log_probs_PV = lm.logits(state_PD).log_softmax(-1)
-    losses_P = -log_probs_PV.gather(1, ids_MG[real_MG][:, None])[:, 0]
-    losses_MG = losses_P.new_zeros(real_MG.shape).masked_scatter(real_MG, losses_P)
-    losses_M = losses_MG.sum(-1) / real_MG.sum(-1)
-    losses_BN = losses_M.new_zeros(labelled_BN.shape).masked_scatter(labelled_BN, losses_M)
-    return row_mean(losses_BN, labelled_BN)
+    # Thinking
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        """Choose the group's tokens; the separator in the first place is the stop."""
+        # As CoT would: the likeliest token, or a draw. With c = 1 that is the whole thought.
+        separator_id = lm.template.separator_id
+        logits_BV = state.logits()
+        first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
+        phase_B = groups.phase(state.seed, state.sample)
+        rules = Rules(
+            most=groups.most(state.step, state.params["compression_factor"], phase_B),
+            temperature=state.temperature,
+            top_p=state.top_p,
+            confidence_threshold=state.params["confidence_threshold"],
+            uniform=lambda place: state.uniform(noise.GROUP, place),
+        )
+        ids_BG, logps_BG = group_decoder.choose(lm, state.hidden, first_B, rules, state.wants_info)
+        # The separator that ends a group is no part of it.
+        real_BG = (ids_BG != NOTHING) & (ids_BG != separator_id)
+        total_BD = (real_BG[..., None] * lm.embed(ids_BG.clamp(min=0)).float()).sum(1)
+        embeds_BD = total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
+        info = {}
+        if state.wants_info:
+            logps_BG[:, 0] = token_logps(logits_BV, state.temperature, first_B)
+            # Rows of different c share a batch, and batches are compared: as many columns in all of them.
+            behind = self.config.widest - ids_BG.shape[1]
+            info = {
+                "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
+                "group_logps": nn.functional.pad(logps_BG, (0, behind)),
+                "logp": logps_BG.sum(-1),
+                "stop_probability": logits_BV.softmax(-1)[:, separator_id],
+            }
+        return Thought(
+            embeds=embeds_BD.to(state.hidden.dtype),
+            done=first_B == separator_id,
+            token_ids=torch.full_like(state.step, -1),
+            info=info,
+        )

@@ -1,0 +1,267 @@
+"""The paper's head: predicts the next latent itself, as a Gaussian or a point (section 3.2).
+
+    position    question's last    latent 1    latent 2      ###        answer 1
+    LM head     group 1            group 2     ###           answer 1   EOS
+    head        latent 1           latent 2    -             -          -
+
+At inference the LM head decides BEFORE each latent whether to stop (it chooses the separator). Otherwise the latent
+head's mean, plus `latent_temperature` times sigma times noise, times sigma_e, is fed back.
+
+Shape suffixes: B rows, T reasoning tokens, K latents, G tokens of a group, N labelled positions of a row, M chosen
+positions of all rows, L thoughts of all rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from colar.methods import losses
+from colar.methods.base import Batch, ThinkState, Thought
+from colar.methods.colar import actions
+from colar.methods.colar.config import ColarConfig, ColarParams
+from colar.methods.colar.fed import Fed, followed_by_answer
+from colar.methods.colar.heads import LatentHead, gaussian_logps, latent_loss, without_separator
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
+from colar.model.latent_lm import LatentLM
+from colar.ops import groups, noise, ragged
+from colar.ops.compress import lattice, members, pick_one, scale
+from colar.ops.sampling import sample_tokens, token_logps
+
+
+class LatentPredictor:
+    """`head: gaussian`, `deterministic` or `anchored`."""
+
+    def __init__(self, config: ColarConfig) -> None:
+        self.config = config
+
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        return {"latent_head": LatentHead(lm.width, correction=self.config.head == "anchored")}
+
+    def check(self, params: ColarParams) -> str | None:
+        """None, or a warning; ValueError for values that this head cannot work with."""
+        c = params.compression_factor
+        factors = self.config.factors
+        # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
+        if c != int(c) and c not in factors:
+            raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {factors}")
+        if params.confidence_threshold:
+            raise ValueError(
+                f"confidence_threshold belongs to head: sequential; {self.config.head} gives a group's tokens no "
+                "probability"
+            )
+        return None
+
+    def phase(self, seeds_B: Tensor) -> Tensor:
+        """No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn."""
+        return torch.zeros_like(seeds_B, dtype=torch.float64)
+
+    @property
+    def loss_kind(self) -> Literal["mse", "soft_mse", "nll"]:
+        """The loss of the latent head: a head without a spread has only the squared error."""
+        if self.config.head == "deterministic":
+            return "mse"
+        kind: Literal["soft_mse", "nll"] = self.config.latent_loss
+        return kind
+
+    @property
+    def sigma_e(self) -> float:
+        """The scale of the embeddings, once `prepare` has measured it."""
+        if self.config.sigma_e is None:
+            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
+        return float(self.config.sigma_e)
+
+    # Learning
+
+    def loss(self, lm: LatentLM, batch: Batch, fed: Fed) -> dict[str, Tensor]:
+        """ce: equation 1. latent: equation 2 or 3. Both are weighted by the config."""
+        K = fed.latents_BKD.shape[1]
+        labels_BNG, weights_BNG = self.labels(batch, fed.sizes_BK)
+        hidden_BND = fed.hidden(lm, batch, n=labels_BNG.shape[1])
+
+        # Logits are made at labelled positions only: they are the largest tensor of an update.
+        labelled_BN = losses.labelled(weights_BNG)
+        logits_MV = lm.logits(hidden_BND[labelled_BN])
+        ce_B = losses.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
+
+        latent_BK = ragged.length_mask(fed.counts_B, K)
+        anchor_LV = None
+        if self.config.head == "anchored" and self.config.supervise_chain:
+            # Every latent's position has a label then: the logits that its mean starts from are made already.
+            latent_BN = nn.functional.pad(latent_BK, (0, labelled_BN.shape[1] - K))
+            anchor_LV = logits_MV[latent_BN[labelled_BN]]
+        latent_terms = self._latent_terms(lm, batch, hidden_BND, fed.latents_BKD, latent_BK, anchor_LV)
+        return {"ce": self.config.comp_weight * ce_B, **latent_terms}
+
+    def labels(self, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels of the LM head from the last question position on, (B, N, G), and their weights.
+
+        At the K positions before a latent: the tokens of its group, or one of them. After them: ### answer EOS, one
+        label each, in the first of the G places.
+        """
+        ids_BKG, real_BKG = members(batch.chain_ids, sizes_BK)
+        # The paper's label: one token of the group. The draw is a function of the row's seed, for a resumed run.
+        if self.config.chain_label == "sampled":
+            drawn_BK = noise.uniform(noise.keys(batch.seeds, noise.LABEL), sizes_BK.shape[1])
+            real_BKG = pick_one(real_BKG, drawn_BK)
+        weights_BKG = real_BKG / real_BKG.sum(-1, keepdim=True).clamp(min=1)
+        # The ablation OC: the chain's labels go, the stop after the last latent stays (it is the answer's first label).
+        if not self.config.supervise_chain:
+            weights_BKG = torch.zeros_like(weights_BKG)
+
+        return followed_by_answer(ids_BKG, weights_BKG, groups.counts(sizes_BK), batch)
+
+    def _latent_terms(
+        self,
+        lm: LatentLM,
+        batch: Batch,
+        hidden_BND: Tensor,
+        latents_BKD: Tensor,
+        latent_BK: Tensor,
+        anchor_LV: Tensor | None,
+    ) -> dict[str, Tensor]:
+        """The latent head's loss, and two quantities to log: its spread and its squared error."""
+        K = latent_BK.shape[1]
+        hidden_LD = hidden_BND[:, :K][latent_BK]
+        c_BK = batch.params["compression_factor"][:, None].expand_as(latent_BK)
+        mean_LD, log_std_LD = self._predict(lm, hidden_LD, c_BK[latent_BK], anchor_LV)
+        target_LD = latents_BKD[latent_BK].float() / self.sigma_e
+        config = self.config
+        loss_LD = latent_loss(mean_LD, log_std_LD, target_LD, self.loss_kind, config.alpha, config.nll_beta)
+
+        def mean_of_row(values_L: Tensor) -> Tensor:
+            values_BK = values_L.new_zeros(latent_BK.shape).masked_scatter(latent_BK, values_L)
+            return ragged.row_mean(values_BK, latent_BK)
+
+        # Logged, not trained: soft-MSE and NLL hide how far the mean itself is off.
+        squared_error_LD = (mean_LD.detach() - target_LD).square()
+        return {
+            "latent": config.latent_weight * mean_of_row(loss_LD.mean(-1)),
+            "_sigma": mean_of_row(log_std_LD.detach().exp().mean(-1)),
+            "_latent_mse": mean_of_row(squared_error_LD.mean(-1)),
+        }
+
+    def _predict(
+        self, lm: LatentLM, hidden_LD: Tensor, c_L: Tensor, logits_LV: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation of the next latent in units of sigma_e, (L, D) each.
+
+        `logits_LV` are the LM head's at these hidden states, where they are made already (the anchored head uses them).
+        """
+        mean_LD, log_std_LD = lm.extra["latent_head"](hidden_LD)
+        if self.config.head != "anchored":
+            return mean_LD, log_std_LD
+        if logits_LV is None:
+            logits_LV = lm.logits(hidden_LD)
+        probs_LV = without_separator(logits_LV, lm.template.separator_id)
+        vocabulary_VD = lm.vocabulary().detach()
+        with torch.autocast(hidden_LD.device.type, enabled=False):
+            expected_LD = (probs_LV.to(vocabulary_VD.dtype) @ vocabulary_VD).float()
+        # The LM head's label is the mean of a group's tokens, the latent their sum over its scale.
+        size_L = torch.ceil(c_L)
+        anchor_scale_L = size_L.float() / (scale(size_L, self.config.merge) * self.sigma_e)
+        return mean_LD + anchor_scale_L[:, None] * expected_LD, log_std_LD
+
+    # Reinforcement
+
+    @property
+    def explores(self) -> bool:
+        """Whether latents are drawn (at a latent_temperature above 0)."""
+        return bool(self.config.head != "deterministic")
+
+    def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
+        if bool((rollouts.params["snap"] > 0).any()):
+            raise ValueError(
+                "snap must be false in outputs that are scored: a snapped latent is no draw of the head"
+            )
+
+        def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
+            go_on_L = actions.go_on_logps(thoughts, lm.template.separator_id)
+            if not self.explores:
+                return go_on_L, {}
+            c_L = rollouts.params["compression_factor"][thoughts.row]
+            mean_LD, log_std_LD = self._predict(lm, thoughts.hidden, c_L, thoughts.logits)
+            temperature_L = rollouts.latent_temperature[thoughts.row].float()
+            spread_LD = temperature_L[:, None] * log_std_LD.exp()
+            drawn_LD = thoughts.latents.float() / self.sigma_e
+            density_L = actions.density(drawn_LD, mean_LD, spread_LD, latent_logprob)
+            with torch.no_grad():
+                # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
+                entropy_L = torch.where(temperature_L > 0, actions.entropy(spread_LD), torch.nan)
+                sigma_L = log_std_LD.exp().mean(-1)
+            return go_on_L + density_L, {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
+
+        return score(lm, rollouts, thought_logps)
+
+    def sampled_logps(
+        self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
+    ) -> Tensor:
+        return actions.sampled_logps(info, stopped, latent_logprob)
+
+    # Thinking
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        logits_BV = state.logits()
+        mean_BD, log_std_BD = self._predict(lm, state.hidden, state.params["compression_factor"], logits_BV)
+
+        # The next latent, in units of sigma_e: the mean, or a draw.
+        latent_BD = mean_BD
+        latent_logp_B = torch.zeros_like(mean_BD[:, 0])
+        if self.explores and bool((state.latent_temperature > 0).any()):
+            spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
+            latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
+            latent_logp_B = gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1)
+        embeds_BD = latent_BD * self.sigma_e
+        # Rows that snap share the batch with rows that do not.
+        snap_B = state.params["snap"] > 0
+        if bool(snap_B.any()):
+            embeds_BD = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds_BD)
+
+        # The stop is decided before the latent: a row that is done does not feed what was drawn above.
+        stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
+        return Thought(
+            embeds=embeds_BD.to(state.hidden.dtype),
+            done=self._stops(lm, state, logits_BV, stop_B),
+            token_ids=torch.full_like(state.step, -1),
+            info={
+                "mu": mean_BD,
+                "sigma": log_std_BD.exp(),
+                "stop_probability": stop_B,
+                "stop_logp": self._stop_logp(lm, state, logits_BV, stop_B),
+                "latent_logp": latent_logp_B,  # mean over the dimensions
+            },
+        )
+
+    def _stop_logp(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
+        """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
+        plain = (state.temperature == 0) | (state.temperature == 1)
+        if bool(plain.all()):
+            return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
+        separator_B = torch.full_like(state.step, lm.template.separator_id)
+        return token_logps(logits_BV, state.temperature, separator_B)
+
+    def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
+        """(B,) bool: which rows end their thinking here."""
+        greedy_B = state.temperature == 0
+        by_majority = self.config.stop == "majority"
+        # Greedy rows need no draw and no argmax over the vocabulary then.
+        if by_majority and bool(greedy_B.all()):
+            return stop_B > 0.5
+        ids_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
+        chosen_B = ids_B == lm.template.separator_id
+        return torch.where(greedy_B, stop_B > 0.5, chosen_B) if by_majority else chosen_B
+
+    def _snapped(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
+        """(B, D): the sums of c token embeddings that the LM head stands for; drawn, at temperatures above 0."""
+
+        def choose(mass_BV: Tensor, g: int) -> Tensor:
+            uniform_B = state.uniform(noise.SNAP, g + 1)
+            return sample_tokens(mass_BV.log(), state.temperature, state.top_p, uniform_B)
+
+        probs_BV = without_separator(logits_BV, lm.template.separator_id)
+        ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose)
+        total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
+        return total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)

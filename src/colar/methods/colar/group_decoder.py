@@ -1,0 +1,195 @@
+"""The decoder of the sequential head: the tokens of a group, one after another.
+
+    position   question's last          latent 1                 latent 2
+    state      s1 ----> s2              s1 ----> s2              s1               s1 = h, the backbone's hidden state
+                ^ \\     ^ \\
+    label      t1  '-> t2               t3      t4               t5      ###      c = 2, a chain of five tokens
+    fed        latent 1 = (E t1 + E t2) / sqrt(2)   ...                            as the paper merges
+
+A Gaussian around the sum of a group cannot say WHICH tokens come together. Here a small decoder says them in order: the
+first from the backbone's own hidden state, each further one from the state before it and the token chosen before it,
+
+    s_1 = h
+    s_j = s_(j-1) + MLP([norm(s_(j-1)); norm(E t_(j-1))])        the last layer starts at zero
+    t_j from LM head(s_j)
+
+until the group has c tokens, or the separator, which makes it the short last one. The separator in the first place is
+the stop. Trained by cross-entropy alone: of each token given those before it in its group, mean over the group's
+tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
+exact.
+
+Near relatives: MegaByte's local model over a patch (2305.07185), Hydra's sequentially dependent heads (2402.05109),
+Moshi's depth transformer (2410.00037), DeepSeek's multi-token prediction. They lack CoLaR's dynamic c and its merged
+input.
+
+Shape suffixes: B rows, K latents, T reasoning tokens, G places of a group, N labelled positions of a row, M labelled
+positions of all rows, P labels of all rows, L thoughts of all rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from colar.methods.rollouts import ThoughtActions
+from colar.model.latent_lm import LatentLM
+from colar.ops.ragged import row_mean
+from colar.ops.sampling import sample_tokens, token_logps
+
+NOTHING = -1
+"""In a group's ids: no token at this place."""
+
+
+class GroupDecoder(nn.Module):
+    """State before a token and that token's embedding -> state before the next token, (..., D) each."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.state_norm = nn.RMSNorm(width)
+        self.token_norm = nn.RMSNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        # The second token is first predicted from the state of the first: a start that CoT weights understand.
+        last = self.mlp[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, state: Tensor, token: Tensor) -> Tensor:
+        dtype = self.state_norm.weight.dtype
+        both = torch.cat([self.state_norm(state.to(dtype)), self.token_norm(token.to(dtype))], dim=-1)
+        step: Tensor = self.mlp(both)
+        return state + step.to(state.dtype)
+
+
+def windows(
+    chain_ids: Tensor, chain_lengths: Tensor, starts_BK: Tensor, sizes_BK: Tensor, separator_id: int
+) -> tuple[Tensor, Tensor]:
+    """The labels of each group, (B, K, G), and which of them are real: the tokens from its start on, up to its size.
+
+    A last group that is shorter than its size has the separator as its last label.
+    """
+    B, K = starts_BK.shape
+    G = int(sizes_BK.max()) if sizes_BK.numel() else 0
+    place_G = torch.arange(G, device=chain_ids.device)
+    at_BKG = starts_BK[..., None] + place_G
+    inside_BKG = place_G < sizes_BK[..., None]
+    # One column more than the longest chain: there stands the separator of the longest row.
+    padded_BT = nn.functional.pad(chain_ids, (0, 1))
+    index_BKG = at_BKG.clamp(max=padded_BT.shape[1] - 1)
+    ids_BKG = padded_BT.gather(1, index_BKG.flatten(1)).view(B, K, G)
+    end_B11 = chain_lengths[:, None, None]
+    ids_BKG = torch.where(at_BKG == end_B11, separator_id, ids_BKG)
+    real_BKG = inside_BKG & (at_BKG <= end_B11) & (starts_BK < chain_lengths[:, None])[..., None]
+    return torch.where(real_BKG, ids_BKG, 0), real_BKG
+
+
+def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> Tensor:
+    """The state before each real label, (P, D), position by position and place by place; labels are given."""
+    decoder = lm.extra["group_decoder"]
+    places = [hidden_MD]
+    for place in range(1, ids_MG.shape[1]):
+        state_MD = places[-1]
+        # Most positions of an answer have one label: the decoder runs where there is one more.
+        more_M = real_MG[:, place]
+        token_XD = lm.embed(ids_MG[more_M, place - 1])
+        next_XD = decoder(state_MD[more_M], token_XD)
+        places.append(torch.zeros_like(state_MD).masked_scatter(more_M[:, None], next_XD))
+    return torch.stack(places, dim=1)[real_MG]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the tokens of a group are chosen, and where it ends: columns (B,)."""
+
+    most: Tensor
+    """The tokens of a group that nothing ends before."""
+    temperature: Tensor
+    top_p: Tensor
+    confidence_threshold: Tensor
+    """A group ends before a token that is less likely than this; 0 for none."""
+    uniform: Callable[[int], Tensor]
+    """The draws for a place of the group, (B,)."""
+
+
+def choose(
+    lm: LatentLM, hidden_BD: Tensor, first_B: Tensor, rules: Rules, wants_logps: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The groups that begin with `first_B`: ids (B, G), `NOTHING` behind a group's end, and their log-probs (B, G).
+
+    G is the most tokens that a row may have. The separator that ends a group early is among its ids. A row whose first
+    token is the separator has no more places. Log-probs are 0 at the first place, and everywhere if nobody wants them.
+    """
+    decoder = lm.extra["group_decoder"]
+    ids: list[Tensor] = [first_B]
+    logps: list[Tensor] = [torch.zeros(first_B.shape, device=first_B.device)]
+    state_BD = hidden_BD
+    going_B = (first_B != lm.template.separator_id) & (rules.most > 1)
+    for place in range(1, int(rules.most.max())):
+        # Rows of a smaller c, or whose group has ended, cost nothing more.
+        at = going_B.nonzero()[:, 0]
+        if not len(at):
+            break
+        state_XD = decoder(state_BD[at], lm.embed(ids[-1][at]))
+        logits_XV = lm.logits(state_XD)
+        temperature_X = rules.temperature[at]
+        chosen_X = sample_tokens(logits_XV, temperature_X, rules.top_p[at], rules.uniform(place)[at])
+        threshold_X = rules.confidence_threshold[at]
+        gated = bool((threshold_X > 0).any())
+        kept_X = torch.ones_like(chosen_X, dtype=torch.bool)
+        logps_B = torch.zeros_like(logps[0])
+        if gated or wants_logps:
+            # A softmax over the vocabulary: only where somebody looks at it.
+            logps_X = token_logps(logits_XV, temperature_X, chosen_X)
+            kept_X = logps_X.exp() >= threshold_X
+            logps_B[at] = torch.where(kept_X, logps_X, 0)
+        ids_B = torch.full_like(first_B, NOTHING)
+        ids_B[at] = torch.where(kept_X, chosen_X, NOTHING)
+        ids.append(ids_B)
+        logps.append(logps_B)
+        state_BD = state_BD.index_copy(0, at, state_XD)
+        going_B[at] = kept_X & (chosen_X != lm.template.separator_id) & (rules.most[at] > place + 1)
+    return torch.stack(ids, dim=1), torch.stack(logps, dim=1)
+
+
+def thought_logps(lm: LatentLM, actions: ThoughtActions, temperature_L: Tensor) -> Tensor:
+    """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group."""
+    ids_LG = actions.group_ids
+    real_LG = ids_LG != NOTHING
+    return label_logps(lm, actions.hidden, ids_LG.clamp(min=0), real_LG, temperature_L).sum(-1)
+
+
+def label_logps(
+    lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, temperature: Tensor | None = None
+) -> Tensor:
+    """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
+
+    hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default.
+    """
+    G = ids.shape[-1]
+    real_MG = real.reshape(-1, G)
+    ids_MG = ids.reshape(-1, G)
+    state_PD = states(lm, hidden.reshape(len(ids_MG), -1), ids_MG, real_MG)
+    logits_PV = lm.logits(state_PD)
+    if temperature is not None:
+        temperature_MG = temperature.reshape(-1, 1).expand(-1, G)
+        logits_PV = logits_PV / temperature_MG[real_MG].float()[:, None]
+    label_P1 = ids_MG[real_MG][:, None]
+    logps_P = logits_PV.log_softmax(-1).gather(1, label_P1)[:, 0]
+    logps_MG = logps_P.new_zeros(real_MG.shape).masked_scatter(real_MG, logps_P)
+    return logps_MG.view(ids.shape)
+
+
+def loss(lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, real_BNG: Tensor) -> Tensor:
+    """Cross-entropy of each real label given those before it in its group, (B,).
+
+    Mean over a position's labels, then over the row's positions that have any.
+    """
+    labelled_BN = real_BNG.any(-1)
+    real_MG = real_BNG[labelled_BN]
+    losses_MG = -label_logps(lm, hidden_BND[labelled_BN], ids_BNG[labelled_BN], real_MG)
+    losses_M = losses_MG.sum(-1) / real_MG.sum(-1)
+    losses_BN = losses_M.new_zeros(labelled_BN.shape).masked_scatter(labelled_BN, losses_M)
+    return row_mean(losses_BN, labelled_BN)
