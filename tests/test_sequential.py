@@ -49,7 +49,7 @@ def encoded(lm: LatentLM, method: Colar) -> list[Row]:
 
 
 @torch.no_grad()
-def naive(lm: LatentLM, row: Row, c: int) -> float:
+def naive(lm: LatentLM, row: Row, c: int, widest: int = 0, ahead: float = 0) -> float:
     """One row's loss: groups, places and labels in plain loops, a forward of its own."""
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     embed = lambda ids: lm.embed(torch.tensor(ids))  # noqa: E731
@@ -59,17 +59,17 @@ def naive(lm: LatentLM, row: Row, c: int) -> float:
     hidden = lm.hidden(torch.stack(fed)[None])[0, len(row.question) - 1 :]
     labels = []
     for s in starts:
-        group = row.chain[s : s + c]
-        labels.append(group if len(group) == c else [*group, separator])
+        labels.append([*row.chain, separator][s : s + max(c, widest)])
     labels += [[token] for token in row.answer]
     means = []
     for k, group in enumerate(labels):
-        state, losses = hidden[k], []
+        state, losses, weights = hidden[k], [], []
         for j, token in enumerate(group):
             if j:
                 state = decoder(state, lm.embed(torch.tensor(group[j - 1])))
-            losses.append(-lm.logits(state).log_softmax(-1)[token].item())
-        means.append(sum(losses) / len(losses))
+            weights.append(1 if j < c else ahead)
+            losses.append(-weights[-1] * lm.logits(state).log_softmax(-1)[token].item())
+        means.append(sum(losses) / sum(weights))
     return sum(means) / len(means)
 
 
@@ -82,6 +82,16 @@ def test_the_loss_is_a_naive_loop_over_groups_and_places(family: str, c: int) ->
     assert set(found) == {"ce"}
     expected = [naive(lm, row, c) for row in rows]
     assert found["ce"].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("c", [1, 2, 5])
+def test_labels_behind_the_group_have_a_weight_of_their_own(c: int) -> None:
+    """Whatever the row's c, each position is also taught the tokens that a group of the largest factor would have."""
+    lm, method = made(compression_factors=[1, 2, 5], lookahead_weight=0.2)
+    rows = [dataclasses.replace(row, params=ColarParams(c)) for row in encoded(lm, method)]
+    found = method.loss(lm, Batch.collate(rows))["ce"].tolist()
+    assert found == pytest.approx([naive(lm, row, c, 5, 0.2) for row in rows], rel=1e-4)
+    assert found != pytest.approx([naive(lm, row, c) for row in rows], rel=1e-4) or c == 5
 
 
 def test_rows_of_different_c_share_a_batch() -> None:

@@ -123,6 +123,9 @@ class ColarConfig:
     """Weight of L_comp."""
     latent_weight: float = 1.0
     """Weight of L_latent ("we sum up L_comp and L_latent")."""
+    lookahead_weight: float = 0.0
+    """Weight of the labels behind a group, up to the largest trained factor; the group's own have 1. Of head:
+    sequential."""
     confidence_thresholds: tuple[float, ...] = (0,)
     """Values of confidence_threshold drawn from in training, as factors are: groups then end where the model itself is
     less sure than that. Of head: sequential."""
@@ -140,7 +143,7 @@ class ColarConfig:
             raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
         if self.nll_beta and self.latent_loss != "nll":
             raise ValueError(f"method.nll_beta is a value of latent_loss nll; this one is {self.latent_loss}")
-        for name in ("alpha", "comp_weight", "latent_weight"):
+        for name in ("alpha", "comp_weight", "latent_weight", "lookahead_weight"):
             check_number(f"method.{name}", getattr(self, name), 0)
         sigma_e = self.sigma_e
         if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
@@ -153,10 +156,14 @@ class ColarConfig:
             raise ValueError("method.confidence_thresholds is empty: [0] trains without one")
         for threshold in self.confidence_thresholds:
             check_number("method.confidence_thresholds", threshold, 0, 1)
-        if any(self.confidence_thresholds) and self.head != "sequential":
-            raise ValueError(
-                f"method.confidence_thresholds belong to head: sequential; this one is {self.head}"
-            )
+        if self.head != "sequential":
+            self._check_without("confidence_thresholds", any(self.confidence_thresholds))
+            self._check_without("lookahead_weight", self.lookahead_weight > 0)
+
+    def _check_without(self, name: str, given: bool) -> None:
+        """Reject an option of the sequential head for another one."""
+        if given:
+            raise ValueError(f"method.{name} is an option of head: sequential; this one is {self.head}")
 
     @property
     def factors(self) -> Factors:

@@ -182,14 +182,15 @@ def label_logps(
     return logps_MG.view(ids.shape)
 
 
-def loss(lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, real_BNG: Tensor) -> Tensor:
-    """Cross-entropy of each real label given those before it in its group, (B,).
+def loss(lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
+    """Cross-entropy of each label given those before it in its group, (B,).
 
-    Mean over a position's labels, then over the row's positions that have any.
+    Weighted mean over a position's labels, then mean over the row's positions that have any.
     """
+    real_BNG = weights_BNG > 0
     labelled_BN = real_BNG.any(-1)
-    real_MG = real_BNG[labelled_BN]
-    losses_MG = -label_logps(lm, hidden_BND[labelled_BN], ids_BNG[labelled_BN], real_MG)
-    losses_M = losses_MG.sum(-1) / real_MG.sum(-1)
+    weights_MG = weights_BNG[labelled_BN]
+    losses_MG = -label_logps(lm, hidden_BND[labelled_BN], ids_BNG[labelled_BN], real_BNG[labelled_BN])
+    losses_M = (weights_MG * losses_MG).sum(-1) / weights_MG.sum(-1)
     losses_BN = losses_M.new_zeros(labelled_BN.shape).masked_scatter(labelled_BN, losses_M)
     return row_mean(losses_BN, labelled_BN)

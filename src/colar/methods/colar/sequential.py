@@ -9,6 +9,10 @@ A model that was never asked to end groups there has not learnt to read what com
 (`confidence_thresholds`): a forward without gradient says how likely the model finds each token of the row's chain, and
 groups end before those that are below the row's threshold. Labels stay the tokens of the whole group, cut or not.
 
+Every position can also be taught the tokens behind its group, with a smaller weight (`lookahead_weight`), as
+multi-token prediction does (Gloeckle et al. 2024, DeepSeek-V3). Rows of a small c then teach the decoder what rows of a
+large c need, at no further forward of the backbone.
+
 Shape suffixes: B rows, T reasoning tokens, K latents, G places of a group, N labelled positions of a row, L thoughts of
 all rows, X rows with a threshold, D width, V vocabulary.
 """
@@ -27,8 +31,8 @@ from colar.methods.colar.fed import Fed, followed_by_answer
 from colar.methods.colar.group_decoder import NOTHING, GroupDecoder, Rules
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
-from colar.ops import groups, noise
-from colar.ops.compress import scale
+from colar.ops import groups, noise, ragged
+from colar.ops.compress import members, scale
 from colar.ops.sampling import sample_tokens, token_logps
 
 
@@ -67,30 +71,35 @@ class TokenPredictor:
 
     def loss(self, lm: LatentLM, batch: Batch, fed: Fed) -> dict[str, Tensor]:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
-        ids_BNG, real_BNG = self._labels(lm, batch, fed)
+        ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
-        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, real_BNG)
+        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG)
         return {"ce": self.config.comp_weight * ce_B}
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
-        """Labels from the last question position on, (B, N, G), and which of them are real."""
-        ids_BKG, real_BKG = self._windows(lm, batch, fed.sizes_BK)
-        if not self.config.supervise_chain:
-            real_BKG = torch.zeros_like(real_BKG)
-        return followed_by_answer(ids_BKG, real_BKG, fed.counts_B, batch)
+        """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
 
-    def _windows(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens that each group would have if nothing cut it, (B, K, G), and which of them are real."""
+        A group's labels are the tokens that it would have if nothing cut it, and behind them, with `lookahead_weight`,
+        those that a group of the largest factor would have.
+        """
+        K = fed.sizes_BK.shape[1]
         c_B1 = batch.params["compression_factor"][:, None]
         phase_B1 = self.phase(batch.seeds)[:, None]
-        step_K = torch.arange(sizes_BK.shape[1], device=sizes_BK.device)
-        return group_decoder.windows(
+        step_K = torch.arange(K, device=c_B1.device)
+        own_BK = groups.most(step_K, c_B1, phase_B1)
+        ahead = self.config.lookahead_weight
+        ids_BKG, real_BKG = group_decoder.windows(
             batch.chain_ids,
             batch.chain_lengths,
-            groups.starts(sizes_BK),
-            groups.most(step_K, c_B1, phase_B1),
+            groups.starts(fed.sizes_BK),
+            own_BK.clamp(min=self.config.widest) if ahead else own_BK,
             lm.template.separator_id,
         )
+        place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
+        weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
+        if not self.config.supervise_chain:
+            weights_BKG = torch.zeros_like(weights_BKG)
+        return followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
 
     @torch.no_grad()
     def cut(self, lm: LatentLM, batch: Batch, fed: Fed) -> Tensor:
@@ -98,19 +107,15 @@ class TokenPredictor:
 
         `fed` are the groups without any cut: each token is judged given the right tokens before it in its group.
         """
-        ids_BNG, real_BNG = self._labels(lm, batch, fed)
-        K = fed.sizes_BK.shape[1]
-        hidden_BKD = fed.hidden(lm, batch, n=K)
-        logps_BKG = group_decoder.label_logps(lm, hidden_BKD, ids_BNG[:, :K], real_BNG[:, :K])
-        unsure_BKG = logps_BKG.exp() < batch.params["confidence_threshold"][:, None, None]
-        # From places of groups to positions of the chain; the separator's place is behind the chain.
-        place_G = torch.arange(real_BNG.shape[-1], device=real_BNG.device)
-        position_BKG = groups.starts(fed.sizes_BK)[..., None] + place_G
-        inside_BKG = real_BNG[:, :K] & (position_BKG < batch.chain_lengths[:, None, None])
-        cut_BT = torch.zeros_like(batch.chain_ids, dtype=torch.bool)
-        row = torch.arange(len(cut_BT), device=cut_BT.device)[:, None, None].expand_as(position_BKG)
-        cut_BT[row[inside_BKG], position_BKG[inside_BKG]] = unsure_BKG[inside_BKG]
-        return cut_BT
+        ids_BKG, real_BKG = members(batch.chain_ids, fed.sizes_BK)
+        hidden_BKD = fed.hidden(lm, batch, n=ids_BKG.shape[1])
+        logps_BKG = group_decoder.label_logps(lm, hidden_BKD, ids_BKG, real_BKG)
+        threshold_B1 = batch.params["confidence_threshold"][:, None]
+        # A row's groups, one after another, are its chain.
+        logps_BT = torch.zeros(batch.chain_ids.shape, device=logps_BKG.device)
+        chain_BT = ragged.length_mask(batch.chain_lengths, logps_BT.shape[1])
+        logps_BT[chain_BT] = logps_BKG[real_BKG]
+        return logps_BT.exp() < threshold_B1
 
     # Reinforcement
 
