@@ -66,8 +66,9 @@ class Colar(base.Method):
         return self.predictor.modules(lm)
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        # The targets are made of the embeddings: they must not move while they are aimed at.
-        lm.freeze_embeddings()
+        # The latent head's targets are made of the embeddings: they must not move while they are aimed at.
+        if isinstance(self.predictor, LatentPredictor):
+            lm.freeze_embeddings()
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
         return examples
