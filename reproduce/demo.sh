@@ -18,20 +18,17 @@ trap 'kill $control 2>/dev/null || true' EXIT
 echo "training cot" >&2
 OMP_NUM_THREADS=$half colar train tiny/cot --output "$out/cot" >/dev/null
 echo "training colar from its weights" >&2
-OMP_NUM_THREADS=$cores colar train tiny/colar --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
+OMP_NUM_THREADS=$half colar train tiny/sequential --label "" --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
 echo "waiting for no_cot" >&2
 wait $control || { tail -n 5 "$out/no_cot.log" >&2; exit 1; }
 trap - EXIT
 
+# Two problems, then the table and the picture: what is printed last is a screenful.
+colar data prepare arithmetic --splits test --limit 2 --output "$out/problems" >/dev/null
+problems=$(colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compression_factor 2 5 --show-latents \
+  --max_latents 64 --max_completion_length 8 2>/dev/null)
 OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/colar/best" "$out/no_cot/best" --data arithmetic --limit 512 \
-  --compression_factor 1 2 3 4 5 --decoding greedy sampled --seeds 0 1 2 \
-  --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report"
-
+  --compression_factor 1 2 3 4 5 --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report"
 echo
-echo "Three of the test problems at c = 1, 2 and 5; each [latent] is shown by the tokens that it is nearest to."
-colar data prepare arithmetic --splits test --limit 3 --output "$out/problems" >/dev/null
-colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compression_factor 1 2 5 --show-latents \
-  --max_latents 64 --max_completion_length 8 2>/dev/null
-echo
-echo "table    $out/report/report.md"
-echo "picture  $out/report/accuracy_vs_length.png"
+echo "Two of the test problems at c = 2 and 5; in brackets the tokens of each thought."
+echo "$problems"
