@@ -23,12 +23,14 @@ echo "waiting for no_cot" >&2
 wait $control || { tail -n 5 "$out/no_cot.log" >&2; exit 1; }
 trap - EXIT
 
-# Two problems, then the table and the picture: what is printed last is a screenful.
-colar data prepare arithmetic --splits test --limit 2 --output "$out/problems" >/dev/null
-problems=$(colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compression_factor 2 5 --show-latents \
-  --max_latents 64 --max_completion_length 8 2>/dev/null)
+# What is printed last is a screenful: of the report its first table (report.md has all), and two problems.
 OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/colar/best" "$out/no_cot/best" --data arithmetic --limit 512 \
-  --compression_factor 1 2 3 4 5 --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report"
+  --compression_factor 1 2 3 4 5 --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report" |
+  sed '/^Paired differences/,$d'
+echo "Two of the test problems at c = 2 and c = 5; the tokens of each thought in brackets:"
+colar data prepare arithmetic --splits test --limit 2 --output "$out/problems" >/dev/null
+colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compression_factor 2 5 --show-latents \
+  --max_latents 64 --max_completion_length 8 2>/dev/null
 echo
-echo "Two of the test problems at c = 2 and 5; in brackets the tokens of each thought."
-echo "$problems"
+echo "table    $out/report/report.md"
+echo "picture  $out/report/accuracy_vs_length.png"
