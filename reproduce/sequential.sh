@@ -46,6 +46,9 @@ for seed in "${seeds[@]}"; do
   train "$seed" gated3 sequential "${start[@]}" --label "sequential, gated, c to 3" \
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 2, 2, 3, 3]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 2}, {compression_factor: 3}]"
+done
+for seed in "${seeds[0]}"; do # the first seed only: one c alone is a look at what drawing it costs
+  start=(--model.init_from "$(trained "$seed" cot-init)/best")
   for c in 2 5; do
     train "$seed" "only$c" sequential "${start[@]}" --label "sequential, one c" \
       --method.compression_factors "[$c]" --validation.params "[{compression_factor: $c}]"
@@ -74,8 +77,8 @@ for seed in "${seeds[@]}"; do
   ask "$seed" gated "tiny=$at/gated/best" -- --compression_factor 1 2 3 4 5 --confidence_threshold 0 "${gates[@]}"
   ask "$seed" gated3- "tiny=$at/gated3/best" -- --compression_factor 1 2 3 --confidence_threshold 0 "${gates[@]}"
   ask "$seed" ungated "tiny=$at/drawn/best" -- --compression_factor 2 3 5 --confidence_threshold 0.7 0.9
-  for c in 2 5; do ask "$seed" "only$c-" "tiny=$at/only$c/best" -- --compression_factor "$c"; done
 done
+for c in 2 5; do ask "${seeds[0]}" "only$c-" "tiny=$out/seed${seeds[0]}/only$c/best" -- --compression_factor "$c"; done
 run_all "answering the test questions"
 
 # The paper's head answered the same questions in table1.sh: its greedy records are committed.
