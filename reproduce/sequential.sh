@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The sequential head at the tiny scale, beside CoT and the paper's head: the rows, updates, test sets and seeds of
-# table1.sh. Ways to train it: c drawn from 1 to 5; any real c from 1 to 5; groups that the model's own confidence ends. CoT weights and CoT are taken from runs/arena (ARENA) where table1.sh has trained them, the
-# paper's head from the committed records of results/arena-tiny. Everything is left in runs/sequential (or the folder
-# given). Stopped and run again, it resumes.
+# table1.sh. Three ways to train it: c drawn from 1 to 5; any real c from 1 to 5; groups that the model's own confidence
+# ends. CoT weights and CoT are taken from runs/arena (ARENA) where table1.sh has trained them, the paper's head from the
+# committed records of results/arena-tiny. Everything is left in runs/sequential (or the folder given). Stopped and run
+# again, it resumes.
 #
 #   reproduce/sequential.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
 set -euo pipefail
