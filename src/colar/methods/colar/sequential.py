@@ -108,6 +108,8 @@ class TokenPredictor:
         `fed` are the groups without any cut: each token is judged given the right tokens before it in its group.
         """
         ids_BKG, real_BKG = members(batch.chain_ids, fed.sizes_BK)
+        if not ids_BKG.numel():  # no row of the batch has any reasoning
+            return torch.zeros_like(batch.chain_ids, dtype=torch.bool)
         hidden_BKD = fed.hidden(lm, batch, n=ids_BKG.shape[1])
         logps_BKG = group_decoder.label_logps(lm, hidden_BKD, ids_BKG, real_BKG)
         threshold_B1 = batch.params["confidence_threshold"][:, None]
