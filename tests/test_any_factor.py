@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import shutil
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,6 +15,9 @@ import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import Tensor
 
+from colar import files
+from colar.analysis import retrieval
+from colar.cli import main
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
@@ -19,8 +25,11 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarConfig, ColarParams
 from colar.methods.colar.config import Factors
+from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
+from colar.training.grpo import rollout
+from colar.training.grpo.config import GrpoConfig
 
 GREEDY = Decoding(max_latents=7, max_completion_length=4)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=7, max_completion_length=4)
@@ -489,9 +498,6 @@ def test_wrong_thresholds_of_training_are_refused(config: Any, message: str) -> 
 
 
 def test_scored_outputs_have_no_threshold() -> None:
-    from colar.training.grpo import rollout
-    from colar.training.grpo.config import GrpoConfig
-
     lm, method = thinker()
     config = GrpoConfig(
         num_generations=2, max_latents=4, max_completion_length=3, compression_factors=(1.5, 2.75)
@@ -505,3 +511,176 @@ def test_scored_outputs_have_no_threshold() -> None:
     tensors.params["confidence_threshold"][1] = 0.5
     with pytest.raises(ValueError, match="confidence_threshold must be 0 in outputs that are scored"):
         method.logps(lm, tensors, "mean")
+
+
+def test_a_group_that_ended_unsure_is_read_as_such() -> None:
+    lm, method = thinker()
+    seen = set()
+    for request in requests():
+        done = reference.complete(lm, method, request)
+        phase = phase_of(request.seed, request.sample)
+        for k, (reading, info) in enumerate(zip(retrieval.read(lm, done, 3), done.info, strict=True)):
+            ids = ids_of(info)
+            assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
+            full = len(ids) == most_of(k, request.params.compression_factor, phase)
+            assert reading.unsure == (not full and ids[-1] != lm.template.separator_id)
+            assert request.params.confidence_threshold or not reading.unsure
+            seen.add(reading.unsure)
+    assert seen == {True, False}
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained sequential head on the built-in backbone, for c from 1 to 3."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "sequential"
+    lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+    method = registry.build("colar", {"head": "sequential", "compression_factors": "1.0..3.0"})
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    pretrained.save(lm, method, folder, {"seed": 7, "label": ""}, "# card\n")
+    return folder
+
+
+SHORT = ["--max_latents", "5", "--max_completion_length", "3"]
+GRID = ["--compression_factor", "1.5", "3", "--confidence_threshold", "0", "1"]
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "diagnose"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["--confidence_threshold", "0.5", "1.5"], "confidence_threshold must be a number, from 0 to 1, got 1.5"),
+        (["--confidence_threshold", "-0.1"], "confidence_threshold must be a number, from 0 to 1, got -0.1"),
+        (["--confidence_threshold", "nan"], "confidence_threshold must be a number, from 0 to 1, got nan"),
+        (["--compression_factor", "0.9"], "compression_factor must be a number, 1 or more, got 0.9"),
+        (["--ratio", "2"], "ratio must be a number, from 1e-06 to 1, got 2"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_fail_before_a_model_is_looked_for(
+    command: str, values: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["q"] if command == "generate" else ["--limit", "2", "--output", str(tmp_path / "out")]
+    assert main([command, "no/such/folder/here", *rest, *values]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_a_checkpoint_cannot_do_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(checkpoint), "q", "--compression_factor", "4", *SHORT]) == 2
+    assert "compression_factor 4 is above what was trained (3)" in capsys.readouterr().err
+    assert main(["generate", str(checkpoint), "q", "--confidence_threshold", "0.5", *SHORT]) == 0
+    assert "groups that end early were not trained" in capsys.readouterr().err
+
+
+def test_generate_answers_at_every_threshold(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"question": "2 + 2?"}) + "\n")
+    asked = ["generate", str(checkpoint), "--input", str(questions), *GRID, "--show_latents", *SHORT]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    unsure = {}
+    for section in out.strip().split("\n\n"):
+        asked_with = section.splitlines()[0].partition("  [")[2]
+        unsure[asked_with.rstrip("]")] = section.count("?]")
+    assert unsure.pop("compression_factor 1.5") == unsure.pop("compression_factor 3") == 0
+    # A threshold of 1 holds back all but a group's first token: at c = 1.5 every other group has no more anyway.
+    assert unsure.pop("compression_factor 1.5, confidence_threshold 1") in (2, 3)
+    assert unsure == {"compression_factor 3, confidence_threshold 1": 5}
+
+    answers = tmp_path / "answers.jsonl"
+    assert main([*asked, "--output", str(answers)]) == 0
+    rows = [row for _, row in files.read_jsonl(answers)]
+    pairs = {(row["params"]["compression_factor"], row["params"]["confidence_threshold"]) for row in rows}
+    assert pairs == {(1.5, 0), (1.5, 1), (3, 0), (3, 1)}
+    for row in rows:
+        sizes = [len(thought) for thought in row["thoughts"]]
+        assert len(sizes) == row["length"]
+        if row["params"]["confidence_threshold"] == 1:
+            assert set(sizes) == {1}
+        else:
+            assert max(sizes) == math.ceil(row["params"]["compression_factor"])
+
+
+def test_thoughts_fit_a_terminal(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["generate", str(checkpoint), "How many?", "--compression_factor", "3", "--show_latents"]
+    assert main([*asked, "--max_latents", "12", "--max_completion_length", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    numbers = [line[:4].strip() for line in lines[:-1]]
+    assert [number for number in numbers if number] == [str(n) for n in range(1, 13)]
+    assert max(len(line) for line in lines) <= 80
+    assert sum("near:" in line for line in lines) == 12
+
+
+def test_a_report_keeps_thresholds_apart(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report"
+    asked = ["evaluate", f"m={checkpoint}", "--limit", "3", *GRID, "--output", str(out), *SHORT]
+    assert main(asked) == 0
+    report = json.loads((out / "report.json").read_text())
+    rows = {
+        (row["compression_factor"], row["label"]) for row in report["rows"] if row["dataset"] == "arithmetic"
+    }
+    gated = "confidence_threshold=1"
+    assert rows == {(1.5, ""), (1.5, gated), (3, ""), (3, gated)}
+    assert all(row["n"] == 3 for row in report["rows"])
+    assert len(list(files.read_jsonl(out / "records.jsonl"))) == 12
+    table = (out / "report.md").read_text()
+    assert "c=1.5 (confidence_threshold=1)" in table
+    # Another threshold, asked for later, joins them.
+    capsys.readouterr()
+    assert main([*asked, "--confidence_threshold", "0.25"]) == 0
+    again = json.loads((out / "report.json").read_text())
+    labels = {row["label"] for row in again["rows"]}
+    assert labels == {"", gated, "confidence_threshold=0.25"}
+
+
+def test_diagnose_tells_thresholds_apart(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "diagnosis"
+    asked = ["diagnose", f"m={checkpoint}", "--limit", "3", *GRID, "--output", str(out), *SHORT]
+    assert main(asked) == 0
+    rows = json.loads((out / "diagnosis.json").read_text())["rows"]
+    assert [(row["compression_factor"], row["variant"]) for row in rows] == [
+        (1.5, ""), (1.5, "confidence_threshold=1"), (3, ""), (3, "confidence_threshold=1"),
+    ]  # fmt: skip
+    # A threshold of 1: one token a group, as many groups as tokens.
+    assert rows[1]["reference_length"] == rows[3]["reference_length"] > rows[0]["reference_length"]
+    assert len(rows[1]["write_by_place"]) == 1
+    assert "| m (confidence_threshold=1) | 1.5 |" in (out / "diagnosis.md").read_text()
+
+
+# Checkpoints of other versions
+
+
+def saved_config(folder: Path) -> Any:
+    return json.loads((folder / "colar.json").read_text())
+
+
+def test_a_checkpoint_from_before_thresholds_loads(checkpoint: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(checkpoint, old)
+    info = saved_config(old)
+    for key in ("confidence_thresholds", "lookahead_weight"):
+        del info["method"]["config"][key]
+    info["method"]["config"]["own_latents"] = 0.0
+    (old / "colar.json").write_text(json.dumps(info))
+    _, method = pretrained.load(old)
+    assert method.config.confidence_thresholds == (0,)
+    assert method.config == pretrained.load(checkpoint)[1].config
+
+
+def test_a_removed_option_says_what_to_do(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(checkpoint, old)
+    info = saved_config(old)
+    info["method"]["config"]["own_latents"] = 0.5
+    (old / "colar.json").write_text(json.dumps(info))
+    assert main(["generate", str(old), "q", *SHORT]) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "own_latents" in text]
+    assert "load it with the version that trained it, or train again without" in line

@@ -169,6 +169,7 @@ class TokenPredictor:
             info = {
                 "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
                 "group_logps": nn.functional.pad(logps_BG, (0, behind)),
+                "group_most": rules.most,
                 "logp": logps_BG.sum(-1),
                 "stop_probability": logits_BV.softmax(-1)[:, separator_id],
             }
