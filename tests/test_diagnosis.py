@@ -1,5 +1,6 @@
 """Forced thoughts against the reference engine, groups and classes by hand, and a model that knows its problems."""
 
+import math
 from random import Random
 
 import pytest
@@ -8,13 +9,25 @@ from families import EXAMPLES, tiny_lm
 
 from colar.analysis import diagnosis
 from colar.analysis.controls import Forced
-from colar.analysis.diagnosis import Token, classify, reference_groups, reference_rows, reference_thoughts
+from colar.analysis.diagnosis import (
+    Place,
+    Token,
+    classify,
+    groups_thought,
+    places,
+    reference_groups,
+    reference_rows,
+    reference_thoughts,
+    reference_tokens,
+    write_shares,
+)
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, variant
 from colar.methods.colar.method import ColarParams
+from colar.ops import groups, noise
 
 LIMITS = Decoding(max_latents=30, max_completion_length=6)
 CHAIN = Example("x", "3 pens and 4 pens, twice?", ("<<3+4=7>>", "<<7*2=14>>"), "14")
@@ -66,7 +79,7 @@ def test_reference_rows_ask_as_the_engine_does():
 def test_a_token_after_the_equals_sign_is_a_result():
     lm, method = build("colar")
     row = method.encode(lm.template, CHAIN, Random(0), 0.0)
-    flat = [token for group in reference_groups(lm, row, 3) for token in group]
+    flat = reference_tokens(lm, row)
     assert [token.token_id for token in flat] == row.chain
     results = "".join(lm.template.token(token.token_id) for token in flat if token.is_result)
     assert results == "714"
@@ -134,7 +147,7 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
     assert found["length"] == found["reference_length"]
     assert found["classes"]["right"] == 1.0
     row = {"model": "m", "compression_factor": None, "variant": "", **found}
-    assert diagnosis.table([row]).row_count == 1
+    assert [table.row_count for table in diagnosis.tables([row])] == [1, 1]
     assert (
         diagnosis.markdown([row])
         .splitlines()[2]
@@ -154,3 +167,251 @@ def test_thoughts_that_stand_for_no_tokens_are_refused(name):
         diagnosis.diagnose(lm, method, EXAMPLES, method.Params(), LIMITS)
     with pytest.raises(ValueError, match="none of these rows has a reference chain"):
         diagnosis.diagnose(lm, method, [Example("t/2", "Bo is 9.", (), "9")], method.Params(), LIMITS)
+
+
+# Factors that are not whole, thoughts that are chosen as tokens
+
+
+SEPARATOR = 5
+
+
+def chosen(token_ids):
+    """What a method says of a thought that it chose as these tokens, in a group of four places."""
+    return {"group_ids": torch.tensor([*token_ids, *[-1] * (4 - len(token_ids))])}
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([1, 2], [(0, "other", True), (1, "result", True)]),
+        ([1, 9], [(0, "other", True), (1, "result", False)]),
+        ([9, 2], [(0, "other", False)]),
+        ([SEPARATOR], [(0, "other", False)]),
+        ([1, SEPARATOR], [(0, "other", True), (1, "result", False)]),
+        ([1, 2, SEPARATOR], [(0, "other", True), (1, "result", True), (2, "end", True)]),
+        ([1, 2, 7], [(0, "other", True), (1, "result", True), (2, "end", False)]),
+        ([1], [(0, "other", True)]),
+    ],
+)
+def test_places_are_judged_up_to_the_first_wrong_token(ids, expected):
+    lm, _ = build("cot")
+    lm.template.separator_id = SEPARATOR
+    assert places(lm, [PLAN, RESULT], ids) == [Place(*each) for each in expected]
+
+
+def test_shares_by_place_by_hand():
+    right = [Place(0, "other", True), Place(1, "result", True)]
+    second_wrong = [Place(0, "other", True), Place(1, "result", False)]
+    ended = [Place(0, "result", True), Place(1, "end", True), Place(2, "other", True)]
+    first_wrong = [Place(0, "other", False)]
+    found = write_shares([right, second_wrong, ended, first_wrong, first_wrong])
+    assert found["write_by_place"] == [3 / 5, 2 / 3, 1]
+    assert found["write_joint"] == 2 / 5
+    assert found["write_by_kind"] == {"result": 2 / 3, "other": 3 / 5, "end": 1}
+    assert write_shares([right])["write_by_kind"]["end"] is None
+    assert write_shares([]) == {"write_by_place": None, "write_by_kind": None, "write_joint": None}
+
+
+FACTORS = (1, 1.5, 2, 2.75, 3)
+TAUGHT = (EXAMPLES[0], EXAMPLES[1], EXAMPLES[4])
+
+
+def taught(steps):
+    """A sequential head that was taught three problems for some steps."""
+    torch.manual_seed(0)
+    lm = tiny_lm("llama", scale=0.1)
+    method = registry.build("colar", {"head": "sequential", "compression_factors": FACTORS})
+    pretrained.attach(lm, method, seed=3)
+    method.prepare(lm, TAUGHT)
+    optimiser = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0.0)
+    for step in range(steps):
+        rows = [
+            method.encode(lm.template, example, Random(step * 10 + i), 0.0)
+            for i, example in enumerate(TAUGHT)
+        ]
+        # Rates that go to zero: the last updates forget nothing.
+        optimiser.param_groups[0]["lr"] = 5e-3 * (1 - step / steps)
+        optimiser.zero_grad()
+        sum(method.loss(lm, Batch.collate(rows)).values()).mean().backward()
+        optimiser.step()
+    return lm.eval(), method
+
+
+@pytest.fixture(scope="module")
+def beginner():
+    return taught(40)
+
+
+@pytest.fixture(scope="module")
+def expert():
+    return taught(160)
+
+
+def most(k, c, phase):
+    return math.floor((k + 1) * c + phase) - math.floor(k * c + phase)
+
+
+@torch.no_grad()
+def brute_force(lm, method, example, params):
+    """(said, right, kind) of each place after a right prefix, group by group: plain loops over one row's tokens."""
+    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
+    embed = lambda ids: lm.embed(torch.tensor(ids))  # noqa: E731
+    question = lm.template.question(example.question, method.prompt(params))
+    steps = lm.template.steps(example.steps)
+    kinds = []
+    for step in steps:
+        texts = [lm.template.token(token) for token in step]
+        equals = max(i for i, text in enumerate(texts) if "=" in text)
+        kinds += ["result" if i > equals and text.strip(" >") else "other" for i, text in enumerate(texts)]
+    chain, kinds = [token for step in steps for token in step], [*kinds, "end"]
+    phase = groups.phase(torch.tensor([noise.seed_from(0, example.id)])).item()
+    fed, start, k, judged = list(embed(question)), 0, 0, []
+    while start < len(chain):
+        size = most(k, params.compression_factor, phase)
+        labels = [*chain, separator][start : start + size]
+        state, group = lm.hidden(torch.stack(fed)[None])[0, -1], []
+        for j, label in enumerate(labels):
+            if j:
+                state = decoder(state, embed([labels[j - 1]])[0])
+            probabilities = lm.logits(state).softmax(-1)
+            said = int(probabilities.argmax())
+            if j and probabilities[said] < params.confidence_threshold:
+                break
+            group.append((j, kinds[start + j], said == label))
+            if said != label:
+                break
+        judged.append(group)
+        taken = chain[start : start + size]
+        fed.append(embed(taken).sum(0) / math.sqrt(len(taken)))
+        start += len(taken)
+        k += 1
+    return judged
+
+
+@pytest.mark.parametrize("c", FACTORS)
+def test_writing_by_place_equals_a_count(beginner, c):
+    lm, method = beginner
+    params = ColarParams(c)
+    expected, found = [], []
+    for example, record in zip(TAUGHT, diagnosis.write(lm, method, TAUGHT, params), strict=True):
+        expected += brute_force(lm, method, example, params)
+        found += record["places"]
+        # All tokens right, order included, is more than all tokens there.
+        joint = sum(all(place.right for place in group) for group in record["places"])
+        assert joint <= record["right"]
+        assert len(record["places"]) == record["groups"]
+    assert [[(p.place, p.kind, p.right) for p in group] for group in found] == expected
+    shares = write_shares(found)
+    assert len(shares["write_by_place"]) <= math.ceil(c)
+    assert 0.1 < shares["write_by_place"][0] < 1
+    assert shares["write_joint"] == sum(all(right for *_, right in group) for group in expected) / len(
+        expected
+    )
+    said = [group[0][2] for group in expected]
+    assert shares["write_by_place"][0] == sum(said) / len(said)
+
+
+def test_tokens_that_a_threshold_holds_back_are_not_counted(beginner):
+    """Whole c, so that all groups that the reference has are those of training without a cut where none is unsure."""
+    lm, method = beginner
+    counts = []
+    for threshold in (0, 0.3, 1):
+        params = ColarParams(3, confidence_threshold=threshold)
+        records = list(diagnosis.write(lm, method, TAUGHT, params))
+        judged = [place for record in records for group in record["places"] for place in group]
+        counts.append([sum(place.place == j for place in judged) for j in range(3)])
+        chains = sum(len(reference_tokens(lm, row)) for row in reference_rows(lm, method, TAUGHT, params))
+        if threshold == 1:
+            # One token a group: as many groups as tokens, each right or wrong by its first place.
+            assert sum(record["groups"] for record in records) == chains
+            assert counts[-1] == [chains, 0, 0]
+            assert all(
+                record["right"] == sum(group[0].right for group in record["places"]) for record in records
+            )
+    assert counts[0][1] > counts[1][1] > 0
+
+
+@pytest.mark.parametrize("threshold", [0, 0.5])
+@pytest.mark.parametrize("c", FACTORS)
+def test_who_knows_its_problems_knows_them_in_groups_of_any_size(expert, c, threshold):
+    """Reference, writing and thinking agree on every group's size: their phases are the same."""
+    lm, method = expert
+    limits = Decoding(max_latents=40, max_completion_length=12)
+    params = ColarParams(c, confidence_threshold=threshold)
+    found, lines = diagnosis.diagnose(lm, method, TAUGHT, params, limits)
+    assert [found[name] for name in ("read", "write_group", "write_chain", "stop", "free")] == [1.0] * 5
+    assert found["length"] == found["reference_length"]
+    assert found["classes"]["right"] == 1.0
+    assert set(found["write_by_place"]) == {1.0}
+    assert len(found["write_by_place"]) == math.ceil(c)
+    assert found["write_joint"] == 1.0
+    assert {line["class"] for line in lines} == {"right"}
+
+
+def test_reference_groups_are_those_of_training(beginner):
+    lm, method = beginner
+    sizes = set()
+    for example in EXAMPLES:
+        (row,) = reference_rows(lm, method, [example], ColarParams(1.5))
+        phase = groups.phase(torch.tensor([row.seed])).item()
+        found = reference_groups(lm, method, row)
+        assert [token.token_id for group in found for token in group] == row.chain
+        for k, group in enumerate(found[:-1]):
+            assert len(group) == most(k, 1.5, phase)
+            sizes.add((len(group), k % 2))
+    # Rows differ in their phase: some begin with one token, others with two.
+    assert sizes == {(1, 0), (2, 0), (1, 1), (2, 1)}
+
+
+class Thought:
+    """As much of a completion as `groups_thought` reads."""
+
+    def __init__(self, *infos):
+        self.info = list(infos)
+
+
+def test_a_chosen_thought_stands_for_as_many_tokens_as_it_has():
+    lm, _ = build("cot")
+    lm.template.separator_id = SEPARATOR
+    a, b, c = PLAN, RESULT, Token(3, False)
+    training = [[a, b], [c]]
+    assert groups_thought(lm, training, Thought()) == training
+    assert groups_thought(lm, training, Thought({"sigma": torch.ones(2)})) == training
+    assert groups_thought(lm, training, Thought(chosen([1]), chosen([2, 3]))) == [[a], [b, c]]
+    assert groups_thought(lm, training, Thought(chosen([1, 2]))) == [[a, b], [c]]
+    # A separator too early stands where a token should be; the one behind the chain stands for nothing.
+    assert groups_thought(lm, training, Thought(chosen([1, SEPARATOR]), chosen([2, 3]))) == [[a, b], [b, c]]
+    assert groups_thought(lm, training, Thought(chosen([1, 2]), chosen([3, SEPARATOR]))) == [[a, b], [c]]
+    # Thoughts behind the chain's end have no group.
+    assert groups_thought(lm, training, Thought(chosen([1, 2, 3]), chosen([9]))) == [[a, b, c]]
+
+
+def test_places_have_columns_where_any_row_has_them():
+    lm, method = build("colar")
+    latent, _ = diagnosis.diagnose(lm, method, EXAMPLES, ColarParams(2), LIMITS)
+    assert latent["write_by_place"] is None
+    assert latent["write_by_kind"] is None
+    assert latent["write_joint"] is None
+    one = {"model": "paper", "compression_factor": 2, "variant": "", **latent}
+    # As before there was such a thing: rows of an older diagnosis.json have no such keys.
+    old = {
+        key: value
+        for key, value in one.items()
+        if key not in ("write_by_place", "write_by_kind", "write_joint")
+    }
+    assert diagnosis.markdown([old]) == diagnosis.markdown([one])
+    assert diagnosis.markdown([one]).splitlines()[0].endswith("| wrong result | misread |")
+    other = {
+        **one,
+        "model": "ours",
+        "compression_factor": 1.5,
+        "write_by_place": [0.5, 0.25],
+        "write_joint": 0.125,
+    }
+    lines = diagnosis.markdown([one, other]).splitlines()
+    assert lines[0].endswith("| misread | t1 | t2 | joint |")
+    assert lines[2].endswith("| - | - | - |")
+    assert lines[3].startswith("| ours | 1.5 |")
+    assert lines[3].endswith("| 50.0 | 25.0 | 12.5 |")
+    assert len(diagnosis.tables([one])) == 2
+    assert len(diagnosis.tables([one, other])) == 3

@@ -133,6 +133,9 @@ class Forced(Method):
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.method.thoughts(lm, batch)
 
+    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
+        return self.method.group_sizes(lm, batch)
+
     def trained(self, params: Any) -> str | None:
         return self.method.trained(params)
 

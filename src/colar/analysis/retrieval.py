@@ -38,6 +38,8 @@ class Reading:
     stop_probability: float | None = None
     chosen: tuple[tuple[str, float], ...] = ()
     """The tokens that a latent was chosen as, each with its probability; empty where none were chosen."""
+    unsure: bool = False
+    """Whether these are fewer than its group may have, because the next one was unsure (`confidence_threshold`)."""
 
 
 @torch.no_grad()
@@ -73,7 +75,9 @@ def read(lm: LatentLM, completion: Completion, k: int) -> list[Reading]:
         info = completion.info[place]
         sigma = info["sigma"].mean().item() if "sigma" in info else None
         stop = info["stop_probability"].item() if "stop_probability" in info else None
-        readings.append(Reading(None, nearest[place], sigma, stop, _chosen(lm, info)))
+        chosen = _chosen(lm, info)
+        unsure = bool(chosen) and _ended_unsure(lm, info)
+        readings.append(Reading(None, nearest[place], sigma, stop, chosen, unsure))
     return readings
 
 
@@ -86,3 +90,9 @@ def _chosen(lm: LatentLM, info: Mapping[str, Tensor]) -> tuple[tuple[str, float]
         if token_id >= 0:
             found.append((lm.template.token(token_id), math.exp(logp)))
     return tuple(found)
+
+
+def _ended_unsure(lm: LatentLM, info: Mapping[str, Tensor]) -> bool:
+    """Whether a group ended neither with the separator nor with the most tokens that it may have."""
+    ids = [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
+    return len(ids) < int(info["group_most"]) and ids[-1] != lm.template.separator_id

@@ -7,6 +7,7 @@ from typing import Any
 
 from colar import files, progress
 from colar.cli.shared import (
+    check_params,
     checkpoint_options,
     data_options,
     limit_options,
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from colar.methods.base import variant
 
     output = files.require_writable(args.output)
+    check_params(args)
     examples = sources.load(
         args.data, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
         skip_malformed=args.skip_malformed, options=options(args.options, args.data),
@@ -78,5 +80,7 @@ def run(args: argparse.Namespace) -> None:
     )
     files.write_jsonl(output / "thoughts.jsonl", problems)
     files.write_text(output / "diagnosis.md", diagnosis.markdown(rows))
-    Console(width=150).print(diagnosis.table(rows))
+    console = Console()
+    for table in diagnosis.tables(rows):
+        console.print(table)
     progress.say(f"wrote {output}/diagnosis.md, {output}/diagnosis.json and {output}/thoughts.jsonl")

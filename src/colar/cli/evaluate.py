@@ -10,6 +10,7 @@ from colar import files
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
+    check_params,
     checkpoint_options,
     data_options,
     limit_options,
@@ -77,6 +78,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     from colar.evaluation.inputs import name_checkpoints
     from colar.model import checkpoint
 
+    check_params(args)
     limits = evaluate.Limits(**limits_of(args), batch_size=args.batch_size, compile=args.compile)
     datasets = _datasets(args)
     checkpoints = name_checkpoints([named(text) for text in args.checkpoints], args.label)

@@ -13,6 +13,7 @@ from colar.checks import check_same_run
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
+    check_params,
     collector_off,
     limit_options,
     limits_of,
@@ -23,6 +24,10 @@ from colar.cli.shared import (
 )
 
 STANDS_OUT = 0.6
+WIDTH = 80
+"""Characters of a line that shows thoughts: what does not fit goes to the next one."""
+UNSURE = "?"
+"""Behind the tokens of a group that ended because the next one was unsure."""
 
 
 def add_parser(commands: Any, method_options: bool) -> None:
@@ -40,7 +45,9 @@ def add_parser(commands: Any, method_options: bool) -> None:
     if method_options:
         params_options(generate)
     generate.add_argument(
-        "--show_latents", action="store_true", help="show each thought, a latent as its nearest tokens"
+        "--show_latents",
+        action="store_true",
+        help="show each thought: a latent as the tokens it was chosen as, if any, and its nearest tokens",
     )
     generate.add_argument("--neighbours", type=int, default=5, help="tokens shown for a latent")
     generate.add_argument("--decoding", default="greedy", choices=["greedy", "sampled"], help=DECODING_HELP)
@@ -64,6 +71,7 @@ def run(args: argparse.Namespace) -> None:
     with collector_off():
         from colar.engine.engine import Engine
 
+    check_params(args)
     decoding = _decoding(args)
     rows = _questions(args)
     if args.output:
@@ -186,9 +194,11 @@ def _answer(lm: Any, completion: Any, args: argparse.Namespace) -> dict[str, Any
     if args.show_latents:
         thoughts: list[Any] = []
         for reading in retrieval.read(lm, completion, args.neighbours):
-            # A thought is a token, or a latent with the tokens nearest to it.
+            # A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it.
             if reading.token is not None:
                 thoughts.append(reading.token)
+            elif reading.chosen:
+                thoughts.append([token for token, _ in reading.chosen])
             else:
                 thoughts.append([neighbour.token for neighbour in reading.neighbours])
         row["thoughts"] = thoughts
@@ -201,13 +211,16 @@ def _print_completion(lm: Any, completion: Any, expected: str | None, args: argp
 
     readings = retrieval.read(lm, completion, args.neighbours)
     if args.input:
-        # Many questions: all thoughts of one in a line, each by the tokens that stand out.
+        # Many questions: all thoughts of one in few lines, each by the tokens that stand out.
         print(f"\n{completion.request.question}{_asked_with(completion.request.params)}")
-        if readings:
-            print("  " + "  ".join(f"[{' '.join(_short(reading))}]" for reading in readings))
+        for line in _wrapped([f"[{' '.join(_short(reading))}]" for reading in readings]):
+            print(f"  {line}")
     else:
         for number, reading in enumerate(readings, start=1):
-            print(f"{number:4d}  {_long(reading)}")
+            first, *rest = _long(reading)
+            print(f"{number:4d}  {first}")
+            for line in rest:
+                print(f"      {line}")
     answer = completion.text
     if expected is not None:
         answer += f"   (expected {expected})"
@@ -220,28 +233,44 @@ def _asked_with(params: Any) -> str:
     """`  [compression_factor 2, snap]`, or nothing where a method has no per-request values."""
     shown = []
     for name, value in dataclasses.asdict(params).items():
+        # What is off (false, 0) is not shown.
         if value is True:
             shown.append(name)
-        elif value is not False:
+        elif value:
             shown.append(f"{name} {value:g}")
     return f"  [{', '.join(shown)}]" if shown else ""
 
 
-def _long(reading: Any) -> str:
+def _long(reading: Any) -> list[str]:
     """A token, or a latent's nearest tokens with their cosines, and its spread where it has one.
 
-    The tokens that a latent was chosen as come first, with their probabilities.
+    The tokens that a latent was chosen as come first, with their probabilities; a line of its own has what is near
+    where both do not fit into one.
     """
     if reading.token is not None:
-        return repr(reading.token)
+        return [repr(reading.token)]
+    near = [f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours]
     if reading.chosen:
-        chosen = "  ".join(f"{token!r} {probability:.2f}" for token, probability in reading.chosen)
-        near = "  ".join(f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours)
-        return f"{chosen}   near: {near}"
-    near = "  ".join(f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours)
-    if reading.sigma is None:
-        return near
-    return f"{near}   sigma {reading.sigma:.2f}"
+        chosen = [f"{token!r} {probability:.2f}" for token, probability in reading.chosen]
+        if reading.unsure:
+            chosen.append(UNSURE)
+        both = f"{'  '.join(chosen)}   near: {'  '.join(near)}"
+        if len(both) <= WIDTH - 6:
+            return [both]
+        return [*_wrapped(chosen), *_wrapped(["near:", *near])]
+    spread = "" if reading.sigma is None else f"   sigma {reading.sigma:.2f}"
+    return ["  ".join(near) + spread]
+
+
+def _wrapped(words: list[str]) -> list[str]:
+    """The words in as few lines as they need beside an indent, two spaces between two of them."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 2 + len(word) <= WIDTH - 6:
+            lines[-1] += f"  {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _short(reading: Any) -> list[str]:
@@ -249,6 +278,6 @@ def _short(reading: Any) -> list[str]:
     if reading.token is not None:
         return [reading.token.strip()]
     if reading.chosen:
-        return [token.strip() for token, _ in reading.chosen]
+        return [token.strip() for token, _ in reading.chosen] + [UNSURE] * reading.unsure
     least = STANDS_OUT * reading.neighbours[0].cosine
     return [n.token.strip() for n in reading.neighbours if n.cosine >= least]

@@ -221,6 +221,15 @@ def _device(args: argparse.Namespace) -> str:
     return device
 
 
+def check_params(args: argparse.Namespace) -> None:
+    """Reject per-request values that are out of range, before a model is loaded."""
+    from colar.methods import registry
+
+    for name in registry.param_names():
+        for value in getattr(args, name) or ():
+            registry.check_param(name, value)
+
+
 def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> list[Any]:
     """Every combination of the given per-request values that this method has; its defaults where none is given.
 

@@ -59,6 +59,22 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
     return typed(method.Params, values, f"{method.name} request")
 
 
+def check_param(name: str, value: Any) -> None:
+    """Reject a per-request value that none of the methods that have it would take: ValueError, before one is loaded."""
+    refused = None
+    for method in METHODS.values():
+        if name not in {f.name for f in dataclasses.fields(method.Params)}:
+            continue
+        try:
+            typed(method.Params, {name: value}, f"{method.name} request")
+        except ValueError as error:
+            refused = error
+        else:
+            return
+    if refused is not None:
+        raise refused
+
+
 def param_names() -> list[str]:
     """Every per-request value that some method has."""
     return list(param_types())

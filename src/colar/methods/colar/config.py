@@ -77,16 +77,18 @@ class Factors:
         if isinstance(given, list | tuple):
             return cls(tuple(given))
         low, dots, high = str(given).partition("..")
+        real = "." in low or "." in high
+        ends: tuple[float, float]
         try:
-            ends = (float(low), float(high))
+            ends = (float(low), float(high)) if real else (int(low), int(high))
         except ValueError:
-            ends = (1.0, 0.0)
+            ends = (1, 0)
         if not dots or ends[0] > ends[1]:
             raise ValueError(
                 'method.compression_factors must be a list, a range of whole numbers such as "1..5", or a real '
                 f'range such as "1.0..5.0", got {given!r}'
             )
-        if "." in low or "." in high:
+        if real:
             return cls(ends, real=True)
         return cls(tuple(range(int(low), int(high) + 1)))
 
@@ -152,6 +154,10 @@ class ColarConfig:
             raise ValueError("method.compression_factors is empty")
         for c in self.factors.values:
             ColarParams(c)
+        if not isinstance(self.confidence_thresholds, list | tuple):
+            raise ValueError(
+                f"method.confidence_thresholds must be a list of numbers, got {self.confidence_thresholds!r}"
+            )
         if not self.confidence_thresholds:
             raise ValueError("method.confidence_thresholds is empty: [0] trains without one")
         for threshold in self.confidence_thresholds:

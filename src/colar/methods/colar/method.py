@@ -77,13 +77,16 @@ class Colar(base.Method):
         return f"(Thinking speed: {params.compression_factor:g})"
 
     def trained(self, params: ColarParams) -> str | None:
-        warning = self.predictor.check(params)
+        warnings = []
         c, factors = params.compression_factor, self.config.factors
-        if c in factors:
-            return warning
         # A pretrained model's chains interpolate between its factors, a small model's do not (results/c-curves): the
         # caller is warned.
-        return f"compression_factor {c:g} was not trained (trained: {factors}): expect less"
+        if c not in factors:
+            warnings.append(f"compression_factor {c:g} was not trained (trained: {factors}): expect less")
+        own = self.predictor.check(params)
+        if own:
+            warnings.append(own)
+        return "; ".join(warnings) or None
 
     # Learning
 

@@ -108,6 +108,8 @@ class TokenPredictor:
         `fed` are the groups without any cut: each token is judged given the right tokens before it in its group.
         """
         ids_BKG, real_BKG = members(batch.chain_ids, fed.sizes_BK)
+        if not ids_BKG.numel():  # no row of the batch has any reasoning
+            return torch.zeros_like(batch.chain_ids, dtype=torch.bool)
         hidden_BKD = fed.hidden(lm, batch, n=ids_BKG.shape[1])
         logps_BKG = group_decoder.label_logps(lm, hidden_BKD, ids_BKG, real_BKG)
         threshold_B1 = batch.params["confidence_threshold"][:, None]
@@ -167,6 +169,7 @@ class TokenPredictor:
             info = {
                 "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
                 "group_logps": nn.functional.pad(logps_BG, (0, behind)),
+                "group_most": rules.most,
                 "logp": logps_BG.sum(-1),
                 "stop_probability": logits_BV.softmax(-1)[:, separator_id],
             }

@@ -1,0 +1,686 @@
+"""Factors that need not be whole, and groups that end by confidence: losses, thoughts and draws by plain loops."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from torch import Tensor
+
+from colar import files
+from colar.analysis import retrieval
+from colar.cli import main
+from colar.engine import reference
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request
+from colar.methods import pretrained, registry
+from colar.methods.base import Batch, Row
+from colar.methods.colar import Colar, ColarConfig, ColarParams
+from colar.methods.colar.config import Factors
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+from colar.ops import groups
+from colar.training.grpo import rollout
+from colar.training.grpo.config import GrpoConfig
+
+GREEDY = Decoding(max_latents=7, max_completion_length=4)
+SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=7, max_completion_length=4)
+WHOLE = [1, 2, 3, 4, 5]
+
+
+def made(family: str = "llama", live: bool = False, **config: Any) -> tuple[LatentLM, Colar]:
+    """A random model whose decoder does something: it would start as the identity."""
+    lm, method = tiny_lm(family), registry.build("colar", {"head": "sequential", **config})
+    assert isinstance(method, Colar)
+    pretrained.attach(lm, method, seed=1)
+    torch.manual_seed(2)
+    torch.nn.init.normal_(lm.extra["group_decoder"].mlp[-1].weight, std=0.3)
+    method.prepare(lm, EXAMPLES)
+    return (liven(lm) if live else lm), method
+
+
+def encoded(lm: LatentLM, method: Colar, times: int = 1) -> list[Row]:
+    rows = []
+    for i in range(times * len(EXAMPLES)):
+        rows.append(method.encode(lm.template, EXAMPLES[i % len(EXAMPLES)], Random(i), 0.0))
+    return rows
+
+
+def phase_of(seed: int, sample: int = 0) -> float:
+    return groups.phase(torch.tensor([seed]), torch.tensor([sample])).item()
+
+
+def most_of(k: int, c: float, phase: float) -> int:
+    return math.floor((k + 1) * c + phase) - math.floor(k * c + phase)
+
+
+# The loss by a loop
+
+
+def naive_sizes(n: int, c: float, phase: float, marked: set[int]) -> list[int]:
+    """Group after group, token after token; a group also ends before a token that is marked."""
+    sizes: list[int] = []
+    t = 0
+    while t < n:
+        size = 1
+        while size < most_of(len(sizes), c, phase) and t + size < n and t + size not in marked:
+            size += 1
+        sizes.append(size)
+        t += size
+    return sizes
+
+
+def naive_windows(
+    chain: list[int], sizes: list[int], c: float, phase: float, separator: int
+) -> list[list[int]]:
+    """What each group's position is asked for: all tokens that it might have had, cut or not."""
+    windows, start = [], 0
+    for k, size in enumerate(sizes):
+        most = most_of(k, c, phase)
+        window = chain[start : start + most]
+        windows.append(window if len(window) == most else [*window, separator])
+        start += size
+    return windows
+
+
+def embed(lm: LatentLM, ids: list[int]) -> Tensor:
+    return lm.embed(torch.tensor(ids))
+
+
+def naive_hidden(lm: LatentLM, row: Row, sizes: list[int]) -> Tensor:
+    """A forward over the question, these groups' latents and the answer: states from the question's end on."""
+    fed, start = [*embed(lm, row.question)], 0
+    for size in sizes:
+        fed.append(embed(lm, row.chain[start : start + size]).sum(0) / math.sqrt(size))
+        start += size
+    fed += [*embed(lm, row.answer)]
+    return lm.hidden(torch.stack(fed)[None])[0, len(row.question) - 1 :]
+
+
+def naive_logps(lm: LatentLM, state: Tensor, labels: list[int]) -> list[float]:
+    """Log-prob of each label of one position, given those before it."""
+    logps = []
+    for j, token in enumerate(labels):
+        if j:
+            state = lm.extra["group_decoder"](state, embed(lm, [labels[j - 1]])[0])
+        logps.append(lm.logits(state).log_softmax(-1)[token].item())
+    return logps
+
+
+@torch.no_grad()
+def naive(lm: LatentLM, row: Row) -> tuple[float, list[int]]:
+    """One row's loss, and the sizes of its groups."""
+    params, separator, chain = row.params, lm.template.separator_id, row.chain
+    c, phase = params.compression_factor, phase_of(row.seed)
+    sizes = naive_sizes(len(chain), c, phase, set())
+    if params.confidence_threshold > 0:
+        # The model's own probabilities, group by group, on the groups that nothing cuts.
+        hidden, marked, start = naive_hidden(lm, row, sizes), set(), 0
+        for k, window in enumerate(naive_windows(chain, sizes, c, phase, separator)):
+            for j, logp in enumerate(naive_logps(lm, hidden[k], window)):
+                if math.exp(logp) < params.confidence_threshold:
+                    marked.add(start + j)
+            start += sizes[k]
+        sizes = naive_sizes(len(chain), c, phase, marked)
+    hidden = naive_hidden(lm, row, sizes)
+    labels = naive_windows(chain, sizes, c, phase, separator) + [[token] for token in row.answer]
+    means = []
+    for k, label in enumerate(labels):
+        logps = naive_logps(lm, hidden[k], label)
+        means.append(-sum(logps) / len(logps))
+    return sum(means) / len(means), sizes
+
+
+def sizes_of(found: Tensor, row: int) -> list[int]:
+    return [size for size in found[row].tolist() if size]
+
+
+@pytest.mark.parametrize("factors", ["1.0..5.0", [1.25], [1.5, 2.75]], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_of_a_real_c_is_a_naive_loop(family: str, factors: Any) -> None:
+    lm, method = made(family, compression_factors=factors)
+    rows = encoded(lm, method)
+    batch = Batch.collate(rows)
+    found, sizes = method.loss(lm, batch)["ce"].tolist(), method.group_sizes(lm, batch)
+    for i, row in enumerate(rows):
+        expected, expected_sizes = naive(lm, row)
+        assert sizes_of(sizes, i) == expected_sizes
+        assert found[i] == pytest.approx(expected, rel=1e-4)
+
+
+THRESHOLDS = [0, 1e-9, 1e-4, 0.3]
+"""Random models are sure of little: those in the middle cut some groups and leave others."""
+
+
+@pytest.mark.parametrize("factors", [[1.5, 2, 2.75, 5]], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_with_a_threshold_is_a_naive_loop(family: str, factors: Any) -> None:
+    lm, method = made(family, compression_factors=factors, confidence_thresholds=THRESHOLDS)
+    rows = encoded(lm, method, times=6)
+    assert {row.params.confidence_threshold for row in rows} == set(THRESHOLDS)
+    batch = Batch.collate(rows)
+    found, sizes = method.loss(lm, batch)["ce"].tolist(), method.group_sizes(lm, batch)
+    kinds = set()
+    for i, row in enumerate(rows):
+        expected, expected_sizes = naive(lm, row)
+        assert sizes_of(sizes, i) == expected_sizes, (i, row.params)
+        assert found[i] == pytest.approx(expected, rel=1e-4)
+        uncut = naive_sizes(len(row.chain), row.params.compression_factor, phase_of(row.seed), set())
+        every = len(expected_sizes) == len(row.chain)
+        kinds.add("none" if expected_sizes == uncut else "all" if every else "some")
+    # Or else the test could not tell one kind of threshold from another.
+    assert kinds == {"none", "some", "all"}
+
+
+def test_rows_with_and_without_a_threshold_share_a_batch() -> None:
+    lm, method = made(compression_factors="1.0..5.0", confidence_thresholds=THRESHOLDS)
+    rows = encoded(lm, method, times=3)
+    together = method.loss(lm, Batch.collate(rows))["ce"]
+    embeds, counts = method.thoughts(lm, Batch.collate(rows))
+    for i, row in enumerate(rows):
+        alone = Batch.collate([row])
+        torch.testing.assert_close(method.loss(lm, alone)["ce"], together[i : i + 1], rtol=1e-4, atol=1e-5)
+        fed, n = method.thoughts(lm, alone)
+        assert n[0] == counts[i]
+        torch.testing.assert_close(fed[0], embeds[i, : fed.shape[1]])
+
+
+def test_a_threshold_trains_rows_without_any_reasoning() -> None:
+    """A batch may hold nothing but questions that are answered at once."""
+    lm, method = made(compression_factors=[3], confidence_thresholds=[0.5])
+    rows = [method.encode(lm.template, EXAMPLES[2], Random(i), 0.0) for i in range(2)]
+    assert all(not row.chain for row in rows)
+    found = method.loss(lm, Batch.collate(rows))["ce"].tolist()
+    assert found == pytest.approx([naive(lm, row)[0] for row in rows], rel=1e-4)
+
+
+def test_cuts_carry_no_gradient_and_the_loss_does() -> None:
+    lm, method = made(compression_factors=[3], confidence_thresholds=[1e-4])
+    batch = Batch.collate(encoded(lm, method))
+    assert not method.thoughts(lm, batch)[0].requires_grad
+    method.loss(lm, batch)["ce"].sum().backward()
+    assert lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0
+
+
+# Thinking
+
+
+def requests() -> list[Request]:
+    """Whole and other factors, thresholds, and decodings, all in one list."""
+    asked = []
+    factors = (1, 1.25, 1.5, 2, 2.75, 5)
+    thresholds = (0, 0.3, 0.9, 0.05)
+    for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        for i in range(24):
+            params = ColarParams(factors[i % 6], confidence_threshold=thresholds[i // 6])
+            question = EXAMPLES[(i + i // 6) % 6].question
+            asked.append(Request(f"{mode}/{i}", question, params, decoding, i, i % 3, keep_latents=True))
+    return asked
+
+
+def thinker(family: str = "llama") -> tuple[LatentLM, Colar]:
+    return made(family, live=True, compression_factors="1.0..5.0", confidence_thresholds=[0, 0.5])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_equals_the_reference(family: str) -> None:
+    lm, method = thinker(family)
+    asked = requests()
+    expected = [reference.complete(lm, method, request) for request in asked]
+    assert len({done.length for done in expected}) > 1
+    for max_batch, order in ((1, asked), (3, asked), (64, asked), (3, asked[::-1])):
+        found = Engine(lm, method, max_batch).generate(order)
+        if order is not asked:
+            found = found[::-1]
+        for mine, theirs in zip(found, expected, strict=True):
+            where = (max_batch, mine.request.id)
+            assert (mine.token_ids, mine.length) == (theirs.token_ids, theirs.length), where
+            for one, other in zip(mine.info, theirs.info, strict=True):
+                assert one["group_ids"].tolist() == other["group_ids"].tolist(), where
+                torch.testing.assert_close(one["logp"], other["logp"], rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_asked_for_by_others_changes_nothing() -> None:
+    """The same requests beside others of other factors, thresholds and decodings."""
+    lm, method = thinker()
+    asked = requests()
+    mine = [asked[i] for i in (2, 9, 14, 26, 40)]
+    alone = Engine(lm, method, 64).generate(mine)
+    mixed = {
+        done.request.id: done for done in Engine(lm, method, 7).generate([*asked[::2], *mine, *asked[1::2]])
+    }
+    for done in alone:
+        other = mixed[done.request.id]
+        assert (done.token_ids, done.length) == (other.token_ids, other.length)
+        kept = [info["group_ids"].tolist() for info in done.info]
+        assert kept == [info["group_ids"].tolist() for info in other.info]
+
+
+def ids_of(info: Any) -> list[int]:
+    return [i for i in info["group_ids"].tolist() if i >= 0]
+
+
+def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure() -> None:
+    lm, method = thinker()
+    separator = lm.template.separator_id
+    seen = set()
+    for request in [dataclasses.replace(each, sample=s) for each in requests() for s in range(4)]:
+        done = reference.complete(lm, method, request)
+        c, threshold = request.params.compression_factor, request.params.confidence_threshold
+        phase = phase_of(request.seed, request.sample)
+        for k, info in enumerate(done.info):
+            ids = ids_of(info)
+            most = groups.most(torch.tensor(k), torch.tensor(c), torch.tensor(phase).double()).item()
+            assert most == most_of(k, c, phase)
+            stopped = ids[-1] == separator
+            assert ids[0] != separator
+            assert separator not in ids[:-1]
+            assert len(ids) <= most
+            early = len(ids) < most and not stopped
+            # Without a threshold nothing but the separator ends a group before its size.
+            assert threshold or not early
+            later = info["group_logps"][1 : len(ids)].exp()
+            assert bool((later >= threshold).all())
+            assert info["logp"] == pytest.approx(info["group_logps"][: len(ids)].sum().item(), rel=1e-5)
+            assert bool((info["group_logps"][len(ids) :] == 0).all())
+            kept = ids[:-1] if stopped else ids
+            expected = embed(lm, kept).sum(0) / math.sqrt(len(kept))
+            torch.testing.assert_close(done.latents[k], expected)
+            seen.add((threshold > 0, "early" if early else "separator" if stopped else "full"))
+            if threshold:
+                seen.add("unsure")
+    assert {(True, "early"), (True, "full"), (False, "separator"), (False, "full")} <= seen
+
+
+def test_a_group_ends_before_a_token_that_is_below_the_threshold() -> None:
+    """The first thought with a threshold is that without one, up to the first unsure token behind its first place."""
+    lm, method = thinker()
+    cut = set()
+    for request in requests():
+        if request.decoding != GREEDY:
+            continue
+        whole = dataclasses.replace(
+            request, params=dataclasses.replace(request.params, confidence_threshold=0)
+        )
+        free, gated = reference.complete(lm, method, whole), reference.complete(lm, method, request)
+        if not free.info:
+            assert not gated.info
+            continue
+        ids, logps = ids_of(free.info[0]), free.info[0]["group_logps"].tolist()
+        kept = 1
+        while kept < len(ids) and math.exp(logps[kept]) >= request.params.confidence_threshold:
+            kept += 1
+        assert ids_of(gated.info[0]) == ids[:kept]
+        cut.add(kept < len(ids))
+    assert cut == {True, False}
+
+
+@torch.no_grad()
+def test_a_threshold_of_1_thinks_token_by_token() -> None:
+    """The tokens of a chain of thought from the same prompt: one token a forward, whatever c is."""
+    lm, method = thinker()
+    lengths = set()
+    for example in EXAMPLES:
+        for c in (1.5, 3, 5):
+            params = ColarParams(c, confidence_threshold=1)
+            done = reference.complete(
+                lm, method, Request("x", example.question, params, GREEDY, keep_latents=True)
+            )
+            fed = embed(lm, lm.template.question(example.question, method.prompt(params)))
+            chain: list[int] = []
+            while len(chain) < GREEDY.max_latents:
+                token = int(lm.logits(lm.hidden(fed[None])[0, -1]).argmax())
+                if token == lm.template.separator_id:
+                    break
+                chain.append(token)
+                fed = torch.cat([fed, embed(lm, [token])])
+            assert [ids_of(info) for info in done.info] == [[token] for token in chain]
+            lengths.add(len(chain))
+    assert len(lengths) > 1
+
+
+# What training draws
+
+
+def test_a_real_range_is_drawn_to_two_decimals() -> None:
+    lm, method = made(compression_factors="1.0..5.0")
+    draws = []
+    for i in range(300):
+        rng, again = Random(i), Random(i)
+        row, twin = (method.encode(lm.template, EXAMPLES[0], r, 0.0) for r in (rng, again))
+        assert row == twin
+        c = row.params.compression_factor
+        assert c == round(c, 2)
+        assert 1 <= c <= 5
+        assert row.params.confidence_threshold == 0
+        assert row.question == lm.template.question(EXAMPLES[0].question, f"(Thinking speed: {c:g})")
+        draws.append(c)
+    assert len(set(draws)) > 150
+    assert min(draws) < 1.1
+    assert max(draws) > 4.9
+    assert sum(draws) / len(draws) == pytest.approx(3, abs=0.25)
+
+
+@pytest.mark.parametrize("factors", ["1..5", [1, 2, 2, 2], [1, 1.5, 2]], ids=str)
+@pytest.mark.parametrize("head", ["gaussian", "sequential"])
+def test_listed_factors_are_drawn_as_ever(factors: Any, head: str) -> None:
+    lm, method = made(compression_factors=WHOLE)
+    method = registry.build("colar", {"head": head, "compression_factors": factors})
+    values = range(1, 6) if factors == "1..5" else factors
+    for i in range(50):
+        rng = Random(i)
+        c = rng.choice(list(values))
+        row = method.encode(lm.template, EXAMPLES[0], Random(i), 0.0)
+        assert (row.params.compression_factor, row.seed) == (c, rng.getrandbits(62))
+
+
+def test_thresholds_are_drawn_after_everything_else() -> None:
+    lm, method = made(compression_factors=WHOLE, confidence_thresholds=[0, 0.8, 0.9])
+    one = registry.build(
+        "colar", {"head": "sequential", "compression_factors": WHOLE, "confidence_thresholds": [0.7]}
+    )
+    for i in range(50):
+        rng = Random(i)
+        c, seed, threshold = rng.choice(WHOLE), rng.getrandbits(62), rng.choice((0, 0.8, 0.9))
+        row = method.encode(lm.template, EXAMPLES[0], Random(i), 0.0)
+        assert row.seed == seed
+        assert row.params == ColarParams(c, confidence_threshold=threshold)
+        # One value is no draw.
+        alone = one.encode(lm.template, EXAMPLES[0], Random(i), 0.0)
+        assert (alone.seed, alone.params) == (seed, ColarParams(c, confidence_threshold=0.7))
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "real", "text"),
+    [
+        ("1..3", (1, 2, 3), False, "1, 2, 3"),
+        ("2..2", (2,), False, "2"),
+        ("1.0..5.0", (1.0, 5.0), True, "1 to 5"),
+        ("1..2.5", (1.0, 2.5), True, "1 to 2.5"),
+        ([1, 1.5, 1.5], (1, 1.5, 1.5), False, "1, 1.5"),
+    ],
+)
+def test_factors_are_read(given: Any, values: tuple[float, ...], real: bool, text: str) -> None:
+    factors = Factors.parse(given)
+    assert (factors.values, factors.real, str(factors)) == (values, real, text)
+    assert ColarConfig(compression_factors=given).widest == math.ceil(max(values))
+
+
+@pytest.mark.parametrize(
+    "given", ["", "..", "1..", "1", "nan..5", "1..inf", "1.0..inf", "1e0..5", "5.0..1.0", 3, None]
+)
+def test_factors_that_make_no_sense_are_refused_by_name(given: Any) -> None:
+    with pytest.raises(ValueError, match="compression_factor"):
+        ColarConfig(compression_factors=given)
+
+
+# What is refused, and what is warned of
+
+
+@pytest.mark.parametrize(
+    ("config", "params", "message"),
+    [
+        ({}, {"compression_factor": 3.01}, "compression_factor 3.01 is above what was trained"),
+        ({"compression_factors": "1.0..3.0"}, {"compression_factor": 4}, "4 is above what was trained"),
+        ({}, {"snap": True}, "snap belongs to the latent head"),
+        ({"head": "gaussian"}, {"confidence_threshold": 0.9}, "confidence_threshold belongs to head: sequential"),
+        ({"head": "gaussian"}, {"compression_factor": 1.5}, "1.5 is not whole and was not trained; trained: 1, 2, 3"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_work_are_refused(config: Any, params: Any, message: str) -> None:
+    method = registry.build("colar", {"head": "sequential", "compression_factors": [1, 2, 3], **config})
+    with pytest.raises(ValueError, match=message):
+        method.trained(ColarParams(**params))
+
+
+LEFT_OUT = "compression_factor 1.5 was not trained"
+UNGATED = "confidence_threshold 0.9: groups that end early were not trained"
+
+
+@pytest.mark.parametrize(
+    ("config", "params", "expected"),
+    [
+        ({}, {"compression_factor": 2}, []),
+        ({}, {"compression_factor": 1.5}, [LEFT_OUT]),
+        ({"compression_factors": "1.0..3.0"}, {"compression_factor": 1.5}, []),
+        ({}, {"compression_factor": 2, "confidence_threshold": 0.9}, [UNGATED]),
+        ({}, {"compression_factor": 1.5, "confidence_threshold": 0.9}, [LEFT_OUT, UNGATED]),
+        ({"confidence_thresholds": [0, 0.8]}, {"compression_factor": 2, "confidence_threshold": 0.9}, []),
+        ({"head": "gaussian"}, {"compression_factor": 9}, ["compression_factor 9 was not trained"]),
+        ({"head": "gaussian", "compression_factors": [1, 1.5]}, {"compression_factor": 1.5}, []),
+    ],
+)  # fmt: skip
+def test_what_was_not_trained_is_said(config: Any, params: Any, expected: list[str]) -> None:
+    method = registry.build("colar", {"head": "sequential", "compression_factors": [1, 2, 3], **config})
+    said = method.trained(ColarParams(**params))
+    if not expected:
+        assert said is None
+    for text in expected:
+        assert text in said
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "0.5", True, None])
+def test_thresholds_out_of_range_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="confidence_threshold must be a number, from 0 to 1, got"):
+        ColarParams(2, confidence_threshold=value)
+    with pytest.raises(ValueError, match=r"method\.confidence_thresholds must be a number, from 0 to 1, got"):
+        ColarConfig(head="sequential", confidence_thresholds=(0, value))
+
+
+@pytest.mark.parametrize("value", [0.99, 0, -2, math.nan, math.inf, "2"])
+def test_factors_below_1_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="compression_factor must be a number, 1 or more, got"):
+        ColarParams(value)
+    with pytest.raises(ValueError, match="compression_factor must be a number, 1 or more, got"):
+        ColarConfig(compression_factors=(value,))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"head": "sequential", "confidence_thresholds": []}, r"confidence_thresholds is empty: \[0\] trains without"),
+        ({"confidence_thresholds": [0, 0.5]}, "is an option of head: sequential; this one is gaussian"),
+        ({"head": "anchored", "confidence_thresholds": [0.5]}, "is an option of head: sequential; this one is anchored"),
+        ({"head": "sequential", "confidence_thresholds": 0.5}, "method.confidence_thresholds must be a list"),
+    ],
+)  # fmt: skip
+def test_wrong_thresholds_of_training_are_refused(config: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        registry.build("colar", config)
+
+
+def test_scored_outputs_have_no_threshold() -> None:
+    lm, method = thinker()
+    config = GrpoConfig(
+        num_generations=2, max_latents=4, max_completion_length=3, compression_factors=(1.5, 2.75)
+    )
+    rollouts = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
+    tensors = rollout.collate(rollouts, lm.width)
+    # Factors that are not whole are scored like others.
+    scores = method.logps(lm, tensors, "mean")
+    engine = rollout.engine_logps(method, rollouts, tensors, "mean")
+    torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
+    tensors.params["confidence_threshold"][1] = 0.5
+    with pytest.raises(ValueError, match="confidence_threshold must be 0 in outputs that are scored"):
+        method.logps(lm, tensors, "mean")
+
+
+def test_a_group_that_ended_unsure_is_read_as_such() -> None:
+    lm, method = thinker()
+    seen = set()
+    for request in requests():
+        done = reference.complete(lm, method, request)
+        phase = phase_of(request.seed, request.sample)
+        for k, (reading, info) in enumerate(zip(retrieval.read(lm, done, 3), done.info, strict=True)):
+            ids = ids_of(info)
+            assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
+            full = len(ids) == most_of(k, request.params.compression_factor, phase)
+            assert reading.unsure == (not full and ids[-1] != lm.template.separator_id)
+            assert request.params.confidence_threshold or not reading.unsure
+            seen.add(reading.unsure)
+    assert seen == {True, False}
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained sequential head on the built-in backbone, for c from 1 to 3."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "sequential"
+    lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+    method = registry.build("colar", {"head": "sequential", "compression_factors": "1.0..3.0"})
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    pretrained.save(lm, method, folder, {"seed": 7, "label": ""}, "# card\n")
+    return folder
+
+
+SHORT = ["--max_latents", "5", "--max_completion_length", "3"]
+GRID = ["--compression_factor", "1.5", "3", "--confidence_threshold", "0", "1"]
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "diagnose"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["--confidence_threshold", "0.5", "1.5"], "confidence_threshold must be a number, from 0 to 1, got 1.5"),
+        (["--confidence_threshold", "-0.1"], "confidence_threshold must be a number, from 0 to 1, got -0.1"),
+        (["--confidence_threshold", "nan"], "confidence_threshold must be a number, from 0 to 1, got nan"),
+        (["--compression_factor", "0.9"], "compression_factor must be a number, 1 or more, got 0.9"),
+        (["--ratio", "2"], "ratio must be a number, from 1e-06 to 1, got 2"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_fail_before_a_model_is_looked_for(
+    command: str, values: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["q"] if command == "generate" else ["--limit", "2", "--output", str(tmp_path / "out")]
+    assert main([command, "no/such/folder/here", *rest, *values]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_a_checkpoint_cannot_do_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(checkpoint), "q", "--compression_factor", "4", *SHORT]) == 2
+    assert "compression_factor 4 is above what was trained (3)" in capsys.readouterr().err
+    assert main(["generate", str(checkpoint), "q", "--confidence_threshold", "0.5", *SHORT]) == 0
+    assert "groups that end early were not trained" in capsys.readouterr().err
+
+
+def test_generate_answers_at_every_threshold(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"question": "2 + 2?"}) + "\n")
+    asked = ["generate", str(checkpoint), "--input", str(questions), *GRID, "--show_latents", *SHORT]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    unsure = {}
+    for section in out.strip().split("\n\n"):
+        asked_with = section.splitlines()[0].partition("  [")[2]
+        unsure[asked_with.rstrip("]")] = section.count("?]")
+    assert unsure.pop("compression_factor 1.5") == unsure.pop("compression_factor 3") == 0
+    # A threshold of 1 holds back all but a group's first token: at c = 1.5 every other group has no more anyway.
+    assert unsure.pop("compression_factor 1.5, confidence_threshold 1") in (2, 3)
+    assert unsure == {"compression_factor 3, confidence_threshold 1": 5}
+
+    answers = tmp_path / "answers.jsonl"
+    assert main([*asked, "--output", str(answers)]) == 0
+    rows = [row for _, row in files.read_jsonl(answers)]
+    pairs = {(row["params"]["compression_factor"], row["params"]["confidence_threshold"]) for row in rows}
+    assert pairs == {(1.5, 0), (1.5, 1), (3, 0), (3, 1)}
+    for row in rows:
+        sizes = [len(thought) for thought in row["thoughts"]]
+        assert len(sizes) == row["length"]
+        if row["params"]["confidence_threshold"] == 1:
+            assert set(sizes) == {1}
+        else:
+            assert max(sizes) == math.ceil(row["params"]["compression_factor"])
+
+
+def test_thoughts_fit_a_terminal(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["generate", str(checkpoint), "How many?", "--compression_factor", "3", "--show_latents"]
+    assert main([*asked, "--max_latents", "12", "--max_completion_length", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    numbers = [line[:4].strip() for line in lines[:-1]]
+    assert [number for number in numbers if number] == [str(n) for n in range(1, 13)]
+    assert max(len(line) for line in lines) <= 80
+    assert sum("near:" in line for line in lines) == 12
+
+
+def test_a_report_keeps_thresholds_apart(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report"
+    asked = ["evaluate", f"m={checkpoint}", "--limit", "3", *GRID, "--output", str(out), *SHORT]
+    assert main(asked) == 0
+    report = json.loads((out / "report.json").read_text())
+    rows = {
+        (row["compression_factor"], row["label"]) for row in report["rows"] if row["dataset"] == "arithmetic"
+    }
+    gated = "confidence_threshold=1"
+    assert rows == {(1.5, ""), (1.5, gated), (3, ""), (3, gated)}
+    assert all(row["n"] == 3 for row in report["rows"])
+    assert len(list(files.read_jsonl(out / "records.jsonl"))) == 12
+    table = (out / "report.md").read_text()
+    assert "c=1.5 (confidence_threshold=1)" in table
+    # Another threshold, asked for later, joins them.
+    capsys.readouterr()
+    assert main([*asked, "--confidence_threshold", "0.25"]) == 0
+    again = json.loads((out / "report.json").read_text())
+    labels = {row["label"] for row in again["rows"]}
+    assert labels == {"", gated, "confidence_threshold=0.25"}
+
+
+def test_diagnose_tells_thresholds_apart(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "diagnosis"
+    asked = ["diagnose", f"m={checkpoint}", "--limit", "3", *GRID, "--output", str(out), *SHORT]
+    assert main(asked) == 0
+    rows = json.loads((out / "diagnosis.json").read_text())["rows"]
+    assert [(row["compression_factor"], row["variant"]) for row in rows] == [
+        (1.5, ""), (1.5, "confidence_threshold=1"), (3, ""), (3, "confidence_threshold=1"),
+    ]  # fmt: skip
+    # A threshold of 1: one token a group, as many groups as tokens.
+    assert rows[1]["reference_length"] == rows[3]["reference_length"] > rows[0]["reference_length"]
+    assert len(rows[1]["write_by_place"]) == 1
+    assert "| m (confidence_threshold=1) | 1.5 |" in (out / "diagnosis.md").read_text()
+
+
+# Checkpoints of other versions
+
+
+def saved_config(folder: Path) -> Any:
+    return json.loads((folder / "colar.json").read_text())
+
+
+def test_a_checkpoint_from_before_thresholds_loads(checkpoint: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(checkpoint, old)
+    info = saved_config(old)
+    for key in ("confidence_thresholds", "lookahead_weight"):
+        del info["method"]["config"][key]
+    info["method"]["config"]["own_latents"] = 0.0
+    (old / "colar.json").write_text(json.dumps(info))
+    _, method = pretrained.load(old)
+    assert method.config.confidence_thresholds == (0,)
+    assert method.config == pretrained.load(checkpoint)[1].config
+
+
+def test_a_removed_option_says_what_to_do(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(checkpoint, old)
+    info = saved_config(old)
+    info["method"]["config"]["own_latents"] = 0.5
+    (old / "colar.json").write_text(json.dumps(info))
+    assert main(["generate", str(old), "q", *SHORT]) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "own_latents" in text]
+    assert "load it with the version that trained it, or train again without" in line
