@@ -168,13 +168,15 @@ def label_logps(
 
     hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default.
     """
-    G = ids.shape[-1]
-    real_MG = real.reshape(-1, G)
-    ids_MG = ids.reshape(-1, G)
-    state_PD = states(lm, hidden.reshape(len(ids_MG), -1), ids_MG, real_MG)
+    # Outputs without any thought have no labels, and no places either.
+    if not ids.numel():
+        return torch.zeros(ids.shape, device=hidden.device)
+    real_MG = real.flatten(end_dim=-2)
+    ids_MG = ids.flatten(end_dim=-2)
+    state_PD = states(lm, hidden.flatten(end_dim=-2), ids_MG, real_MG)
     logits_PV = lm.logits(state_PD)
     if temperature is not None:
-        temperature_MG = temperature.reshape(-1, 1).expand(-1, G)
+        temperature_MG = temperature.flatten()[:, None].expand_as(ids_MG)
         logits_PV = logits_PV / temperature_MG[real_MG].float()[:, None]
     label_P1 = ids_MG[real_MG][:, None]
     logps_P = logits_PV.log_softmax(-1).gather(1, label_P1)[:, 0]
