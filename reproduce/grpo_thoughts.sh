@@ -30,7 +30,8 @@ reinforce() {  # NAME-SEED FROM LABEL [OVERRIDES...]
   local name=$1 from=$2 label=$3 recipe=grpo
   shift 3
   if [[ $from == cot ]]; then recipe=grpo-cot; fi
-  train "$name" "$recipe" --model.init_from "$out/$from-${name##*-}/best" --label "$label" --training.max_steps "$updates" "$@"
+  train "$name" "$recipe" --model.init_from "$out/$from-${name##*-}/best" --label "$label" \
+    --training.max_steps "$updates" "$@"
 }
 
 for s in "${seeds[@]}"; do train "cot-$s" cot --data.options "$errs"; done
@@ -48,6 +49,10 @@ for s in "${seeds[@]}"; do
   reinforce "rl-$s" nll RL
   reinforce "fixed-$s" nll "RL, thoughts fixed" --grpo.latent_temperature 0
   reinforce "cotrl-$s" cot RL
+  for head in seq nll; do  # how much thoughts alone explore, at the start
+    reinforce "frozen-$head-$s" "$head" "thoughts alone" \
+      --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1
+  done
 done
 run_all "reinforcing"
 
