@@ -47,7 +47,6 @@ for s in "${seeds[@]}"; do
   reinforce "seqfixed-$s" seq "sequential, RL, thoughts fixed" --grpo.latent_temperature 0
   reinforce "seqalone-$s" seq "sequential, RL, thoughts alone" --grpo.temperature 0.0001
   reinforce "rl-$s" nll RL
-  reinforce "fixed-$s" nll "RL, thoughts fixed" --grpo.latent_temperature 0
   reinforce "cotrl-$s" cot RL
   for head in seq nll; do  # how much thoughts alone explore, at the start
     reinforce "frozen-$head-$s" "$head" "thoughts alone" \
@@ -58,7 +57,7 @@ run_all "reinforcing"
 
 tests=()
 for s in "${seeds[@]}"; do
-  for name in cot cotrl seq seqrl seqfixed seqalone nll rl fixed; do
+  for name in cot cotrl seq seqrl seqfixed seqalone nll rl; do
     method=colar asked=(--compression_factor "$factor")
     if [[ $name == cot* ]]; then method=cot asked=(); fi
     add "test/$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \

@@ -37,7 +37,6 @@ NAMES = {
     "seqdr": "sequential-RL w/o average",
     "seqalone": "sequential-RL, thoughts alone drawn",
     "seqfixed": "sequential-RL, thoughts fixed",
-    "fixed": "CoLaR-NLL-RL, thoughts fixed",
     "continued": "SFT continued",
     "frozen-nll": "CoLaR-NLL, latents alone",
     "frozen-dl": "CoLaR-DL, latents alone",
@@ -63,7 +62,6 @@ PAIRS = (
     ("dlrl", "dl"),
     ("rl", "dlrl"),
     ("rl", "cot"),
-    ("rl", "fixed"),
     ("seq", "nll"),
     ("seqrl", "seq"),
     ("seqrl", "seqfixed"),
@@ -82,7 +80,7 @@ IMITATED = ("nll", "seq", "continued")
 PANELS = ("reward", "eval_accuracy", "latents/mean_length", "frac_reward_zero_std")
 ALONE = "frozen"
 """What the runs are called in which nothing but thoughts is drawn, to see how much that explores."""
-REINFORCED = ("rl", "dr", "dlrl", "fixed", "seqrl", "seqdr", "seqalone", "seqfixed", "cotrl")
+REINFORCED = ("rl", "dr", "dlrl", "seqrl", "seqdr", "seqalone", "seqfixed", "cotrl")
 REINFORCED += ("frozen-nll", "frozen-dl", "frozen-seq")
 
 
