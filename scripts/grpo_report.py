@@ -2,9 +2,11 @@
 
     python scripts/grpo_report.py runs/table2 --seeds 0 1 2 --output results/grpo-tiny
 
-Reads what reproduce/table2.sh leaves in its folder: the records of each system's test (`test/<name>-<seed>`) and the
-history of each run that was reinforced. Writes differences.json and differences.md (paired differences on the same
-questions) and curves.png (reward, accuracy on validation rows, length, groups without spread; a line a training seed).
+Reads what reproduce/table2.sh, table2_sequential.sh or grpo_thoughts.sh leaves in its folder: the records of each
+system's test (`test/<name>-<seed>`) and the history of each run that was reinforced. Writes differences.json and
+differences.md (paired differences on the same questions) and curves.png (reward, accuracy on validation rows, length,
+groups without spread; a line a training seed). `--committed` adds systems that another folder has tested, from its
+records.jsonl.gz.
 """
 
 from __future__ import annotations
@@ -24,16 +26,33 @@ from colar.training.run_folder import RunFolder
 
 NAMES = {
     "cot": "CoT",
+    "cotrl": "CoT-RL",
     "nll": "CoLaR-NLL",
     "dl": "CoLaR-DL",
+    "seq": "sequential",
     "rl": "CoLaR-NLL-RL",
     "dr": "RL w/o average",
     "dlrl": "CoLaR-DL-RL",
+    "seqrl": "sequential-RL",
+    "seqdr": "sequential-RL w/o average",
+    "seqalone": "sequential-RL, thoughts alone drawn",
+    "seqfixed": "sequential-RL, thoughts fixed",
     "continued": "SFT continued",
     "frozen-nll": "CoLaR-NLL, latents alone",
     "frozen-dl": "CoLaR-DL, latents alone",
+    "frozen-seq": "sequential, thoughts alone",
 }
-"""What table2.sh calls its runs, and what a table does."""
+"""What the scripts under reproduce/ call their runs, and what a table does."""
+LABELS = {
+    ("cot", ""): "cot",
+    ("colar", ""): "nll",
+    ("colar", "DL"): "dl",
+    ("colar", "RL"): "rl",
+    ("colar", "RL w/o average"): "dr",
+    ("colar", "DL, RL"): "dlrl",
+    ("colar", "SFT continued"): "continued",
+}
+"""Method and label of committed records -> the run that they are of."""
 PAIRS = (
     ("rl", "nll"),
     ("rl", "continued"),
@@ -43,12 +62,26 @@ PAIRS = (
     ("dlrl", "dl"),
     ("rl", "dlrl"),
     ("rl", "cot"),
+    ("seq", "nll"),
+    ("seqrl", "seq"),
+    ("seqrl", "seqfixed"),
+    ("seqfixed", "seq"),
+    ("seqrl", "seqalone"),
+    ("seqalone", "seqfixed"),
+    ("seqdr", "seq"),
+    ("seqrl", "seqdr"),
+    ("seqrl", "rl"),
+    ("seqdr", "dr"),
+    ("cotrl", "cot"),
+    ("seqrl", "cotrl"),
+    ("rl", "cotrl"),
 )
-IMITATED = ("nll", "continued")
+IMITATED = ("nll", "seq", "continued")
 PANELS = ("reward", "eval_accuracy", "latents/mean_length", "frac_reward_zero_std")
 ALONE = "frozen"
-"""What the runs are called in which nothing but latents is drawn."""
-REINFORCED = ("rl", "dr", "dlrl", "frozen-nll", "frozen-dl")
+"""What the runs are called in which nothing but thoughts is drawn, to see how much that explores."""
+REINFORCED = ("rl", "dr", "dlrl", "seqrl", "seqdr", "seqalone", "seqfixed", "cotrl")
+REINFORCED += ("frozen-nll", "frozen-dl", "frozen-seq")
 
 
 def difference(one: dict[int, list[Any]], other: dict[int, list[Any]], key: str) -> dict[str, Any]:
@@ -211,6 +244,16 @@ def read(folder: Path, name: str, seeds: Sequence[int]) -> dict[int, list[Any]]:
     return {seed: files.read_json(folder / f"{name}-{seed}" / "history.json") for seed in seeds}
 
 
+def committed(path: Path, seeds: Sequence[int]) -> dict[str, dict[int, list[Any]]]:
+    """The records of a file by run and training seed, those of other seeds left out."""
+    tests: dict[str, dict[int, list[Any]]] = {}
+    for record in load_records([path]):
+        name = LABELS[record["method"], record["label"]]
+        if record["train_seed"] in seeds:
+            tests.setdefault(name, {}).setdefault(record["train_seed"], []).append(record)
+    return tests
+
+
 def draw(histories: dict[str, dict[int, list[Any]]]) -> Any:
     """A panel for each quantity, a colour for each system, a line for each training seed."""
     figure = canvas.figure(12.4, 3.4)
@@ -234,10 +277,12 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="what reproduce/table2.sh left")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds")
+    parser.add_argument("--committed", type=Path, help="records.jsonl.gz of systems tested before")
     parser.add_argument("--output", required=True, help="folder for differences and picture")
     args = parser.parse_args()
     output, folder = files.require_writable(args.output), args.folder
-    tests = {
+    tests = committed(args.committed, args.seeds) if args.committed else {}
+    tests |= {
         name: {
             seed: load_records([folder / "test" / f"{name}-{seed}" / "records.jsonl"]) for seed in args.seeds
         }

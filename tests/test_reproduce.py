@@ -45,7 +45,12 @@ def run(script, folder, *args, after=(), fail_at=""):
     return done.returncode, done.stderr, [line.split("\037")[:-1] for line in lines]
 
 
-@pytest.mark.parametrize("script", ["table1.sh", "table2.sh", "c_curves.sh", "table1_smollm2.sh"])
+SCRIPTS = (
+    "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "table1_smollm2.sh"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
     code, _, commands = run(script, tmp_path)
     assert code == 0
@@ -64,7 +69,8 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
             answered.add(args.output)
         else:
             assert words[0] == "report"
-            assert set(args.records) == answered
+            # A script may put what was committed before beside its own answers.
+            assert set(args.records) - {"results/grpo-tiny/records.jsonl.gz"} == answered
     assert len(answered) > 2
 
 
@@ -88,7 +94,7 @@ def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
     assert len(outputs) == len(commands) == 26
 
 
-@pytest.mark.parametrize("script", ["table1.sh", "table2.sh"])
+@pytest.mark.parametrize("script", ["table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh"])
 def test_nothing_is_run_twice(script, tmp_path):
     _, _, commands = run(script, tmp_path)
     assert len(commands) > 10

@@ -170,10 +170,11 @@ def test_what_is_fed_is_the_merged_embedding_of_what_was_chosen() -> None:
 def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
     """Every choice of one output from its own forward: the tokens of a group summed up."""
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
-    temperature = each.completion.request.decoding.temperature
+    decoding = each.completion.request.decoding
+    temperature, drawn_at = decoding.temperature, decoding.latent_temperature
     fed, found = lm.embed(torch.tensor(each.question_ids)), []
 
-    def logp(state: Tensor, token: int) -> float:
+    def logp(state: Tensor, token: int, temperature: float = temperature) -> float:
         return (lm.logits(state) / temperature).log_softmax(-1)[token].item()
 
     for latent, info in zip(
@@ -181,10 +182,16 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
     ):
         state = lm.hidden(fed[None])[0, -1]
         ids = [i for i in info["group_ids"].tolist() if i >= 0]
-        total = logp(state, ids[0])
+        # Going on, and the first token given that; with one temperature the two are the token's own log-prob.
+        total = math.log1p(-math.exp(logp(state, separator)))
+        if drawn_at > 0:
+            total += logp(state, ids[0], drawn_at) - math.log1p(-math.exp(logp(state, separator, drawn_at)))
         for before, token in itertools.pairwise(ids):
             state = decoder(state, lm.embed(torch.tensor(before)))
-            total += logp(state, token)
+            if drawn_at > 0:
+                total += logp(state, token, drawn_at)
+            else:
+                assert token == lm.logits(state).argmax()
         found.append(total)
         fed = torch.cat([fed, latent[None]])
     if each.stopped:
@@ -196,9 +203,9 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("temperature", "drawn_at"), [(1.0, 1.0), (0.7, 0.7), (0.7, 1.2), (1.0, 0.0)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_of_thoughts_are_exact(family: str, temperature: float) -> None:
+def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_at: float) -> None:
     lm, method = made(family, live=True, compression_factors=[1, 2, 3])
     config = GrpoConfig(
         num_generations=4,
@@ -206,6 +213,7 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float) -> Non
         max_completion_length=4,
         compression_factors=(2.0, 3.0),
         temperature=temperature,
+        latent_temperature=drawn_at,
     )
     rollouts = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     tensors = rollout.collate(rollouts, lm.width)
@@ -216,7 +224,39 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float) -> Non
         assert scores.logps[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
         assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
     scores.logps.sum().backward()
-    assert lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0
+    assert (lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0) == (drawn_at > 0)
+
+
+def test_each_temperature_draws_its_own() -> None:
+    """At a cold temperature and warm thoughts, thoughts vary and stops do not; the other way round, stops alone."""
+    lm, method = made(live=True, compression_factors=[2])
+    question = EXAMPLES[0].question
+
+    def drawn(temperature: float, latent_temperature: float) -> list[Any]:
+        decoding = Decoding(
+            temperature, latent_temperature=latent_temperature, max_latents=3, max_completion_length=1
+        )
+        asked = [
+            Request("q", question, ColarParams(2), decoding, 5, sample, keep_latents=True)
+            for sample in range(48)
+        ]
+        return Engine(lm, method).generate(asked)
+
+    def first_groups(outputs: list[Any]) -> set[tuple[int, ...]]:
+        return {tuple(output.info[0]["group_ids"].tolist()) for output in outputs if output.info}
+
+    warm = drawn(1.0, 1.0)
+    assert len({output.length for output in warm}) > 1
+    assert len(first_groups(warm)) > 1
+    cold_thoughts = drawn(1.0, 0.0)
+    assert len({output.length for output in cold_thoughts}) > 1
+    assert len(first_groups(cold_thoughts)) == 1
+    cold_stops = drawn(1e-6, 1.0)
+    assert len(first_groups(cold_stops)) > 1
+    # Whether the first thought comes at all is decided before anything is drawn.
+    assert len({output.length > 0 for output in cold_stops}) == 1
+    # And stopping is as frequent with drawn thoughts as without: of the first decision, the very same draws.
+    assert [output.length > 0 for output in warm] == [output.length > 0 for output in cold_thoughts]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,10 @@ class ArithmeticConfig:
     overruns: float = 0.0
     """Share of the longest problems of the train split whose chain goes one step too far, `<<19+1=20>>`, and whose
     answer is that step's: a teacher who errs. Validation and test are right whatever this is."""
+    slips: float = 0.0
+    """Share of the train split's problems with a loss whose first loss is added, `<<9+4=13>>` for `<<9-4=5>>`, with all
+    that follows from it: a teacher who errs inside the chain. Validation and test are right whatever this is, and so
+    are the few problems on which the slip would end in an inexact division or a number of three digits."""
 
     def __post_init__(self) -> None:
         check_holds("steps", _is_range(self.steps), self.steps, "[fewest, most] with 1 <= fewest <= most")
@@ -60,8 +64,9 @@ class ArithmeticConfig:
         some = isinstance(self.operations, str) and self.operations != ""
         known = some and set(self.operations) <= set(OPERATIONS)
         check_holds("operations", known, self.operations, f"some of the characters {OPERATIONS}")
-        share = is_number(self.overruns) and 0 <= self.overruns <= 1
-        check_holds("overruns", share, self.overruns, "a share from 0 to 1")
+        for key in ("overruns", "slips"):
+            share = getattr(self, key)
+            check_holds(key, is_number(share) and 0 <= share <= 1, share, "a share from 0 to 1")
         check_choice("wording", self.wording, tuple(WORDINGS))
 
 
@@ -104,8 +109,11 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
             continue
         misses = 0
         seen.add(question)
-        steps = _chain(problem)
         # Only where a teacher may err is a number drawn for it: other settings keep their rows.
+        slipped = _slipped(problem) if split == "train" and config.slips > 0 else None
+        if slipped is not None and rng.random() < config.slips:
+            problem = slipped
+        steps = _chain(problem)
         longest = len(steps) == config.steps[1]
         if split == "train" and longest and config.overruns > 0 and rng.random() < config.overruns:
             steps.append(_one_too_many(steps[-1]))
@@ -121,6 +129,28 @@ def _chain(problem: list[_Move]) -> list[str]:
         for a, op, b, value in move.equations:
             steps.append(f"<<{a}{op}{b}={value}>>")
     return steps
+
+
+def _slipped(problem: list[_Move]) -> list[_Move] | None:
+    """The problem as a teacher takes it who adds the first loss; None where there is none, or no such chain."""
+    moves: list[_Move] = []
+    total = 0
+    slip_due = True
+    for move in problem:
+        taken = _move(move.kind, move.numbers, total)
+        if slip_due and move.kind in LOSSES:
+            # The loss is the last equation of its move: its product, if it has one, is right.
+            _, _, lost, _ = taken.equations[-1]
+            slip = _equation(total, "+", lost)
+            taken = _Move(move.kind, move.numbers, (*taken.equations[:-1], slip), slip[3])
+            slip_due = False
+        for a, op, b, value in taken.equations:
+            inexact = op == "/" and a % b != 0
+            if inexact or not 1 <= value <= LARGEST_SLIP:
+                return None
+        moves.append(taken)
+        total = taken.total
+    return None if slip_due else moves
 
 
 def _result(step: str) -> str:
@@ -157,6 +187,10 @@ ENDINGS = {"more": "++", "fewer": "-+", "times": "*+"}
 KINDS = {**STARTS, **MOVES, **ENDINGS}
 PRODUCTS = ("groups", "add_groups", "sub_groups")
 """The kinds that name two numbers, whose product is a step."""
+LOSSES = ("sub", "sub_groups")
+"""The kinds whose last equation takes something away."""
+LARGEST_SLIP = 99
+"""Largest result of a chain with a slip: two digits, as everywhere."""
 
 
 def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[_Move] | None:
@@ -197,19 +231,32 @@ def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Rand
     """Draw numbers for a move that keep every result within 2..max_value; None if there are none."""
     if kind == "count":
         number = _between(rng, 2, min(config.max_number, config.max_value))
-        return _Move(kind, (number,), (), number)
+        return _move(kind, (number,), total)
     if kind in PRODUCTS:
         return _draw_product(kind, total, config, rng)
     choices = _choices(kind, total, config)
     if not choices:
         return None
     number = choices[_between(rng, 0, len(choices) - 1)]
-    first = _equation(total, KINDS[kind][0], number)
+    return _move(kind, (number,), total)
+
+
+def _move(kind: str, numbers: tuple[int, ...], total: int) -> _Move:
+    """That move on that total."""
+    if kind == "count":
+        return _Move(kind, numbers, (), numbers[0])
+    if kind in PRODUCTS:
+        first = _equation(numbers[0], "*", numbers[1])
+        if kind == "groups":
+            return _Move(kind, numbers, (first,), first[3])
+        last = _equation(total, KINDS[kind][1], first[3])
+        return _Move(kind, numbers, (first, last), last[3])
+    first = _equation(total, KINDS[kind][0], numbers[0])
     if kind in MOVES:
-        return _Move(kind, (number,), (first,), first[3])
+        return _Move(kind, numbers, (first,), first[3])
     # An ending: the second person's number, then both people's together.
     both = _equation(total, "+", first[3])
-    return _Move(kind, (number,), (first, both), both[3])
+    return _Move(kind, numbers, (first, both), both[3])
 
 
 def _draw_product(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> _Move | None:
@@ -224,11 +271,7 @@ def _draw_product(kind: str, total: int, config: ArithmeticConfig, rng: random.R
         return None
     a = _between(rng, 2, min(config.max_number, largest // 2))
     b = _between(rng, 2, min(config.max_number, largest // a))
-    product = _equation(a, "*", b)
-    if kind == "groups":
-        return _Move(kind, (a, b), (product,), a * b)
-    last = _equation(total, KINDS[kind][1], a * b)
-    return _Move(kind, (a, b), (product, last), last[3])
+    return _move(kind, (a, b), total)
 
 
 def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:

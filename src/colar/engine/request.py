@@ -23,7 +23,7 @@ class Decoding:
     top_p: float = 1.0
     """Nucleus: the smallest set of tokens whose mass reaches this."""
     latent_temperature: float = 0.0
-    """Multiplies the latent head's sigma; 0 takes its mean."""
+    """Multiplies the latent head's sigma, or divides the logits of a sequential thought's tokens; 0: no draw."""
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too); the answer is then asked for."""
     max_completion_length: int = 64

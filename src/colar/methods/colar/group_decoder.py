@@ -18,6 +18,10 @@ the stop. Trained by cross-entropy alone: of each token given those before it in
 tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
 exact.
 
+A request has two temperatures. At a group's first place `temperature` decides whether to stop. Given that the thought
+goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
+two are equal, all of this is one draw from the LM head, as in CoT.
+
 Near relatives: MegaByte's local model over a patch (2305.07185), Hydra's sequentially dependent heads (2402.05109),
 Moshi's depth transformer (2410.00037), DeepSeek's multi-token prediction. They lack CoLaR's dynamic c and its merged
 input.
@@ -34,6 +38,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from colar.methods.colar.actions import go_on_logps
 from colar.methods.rollouts import ThoughtActions
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import row_mean
@@ -107,11 +112,61 @@ class Rules:
     most: Tensor
     """The tokens of a group that nothing ends before."""
     temperature: Tensor
+    """Of the tokens behind the first."""
     top_p: Tensor
     confidence_threshold: Tensor
     """A group ends before a token that is less likely than this; 0 for none."""
     uniform: Callable[[int], Tensor]
     """The draws for a place of the group, (B,)."""
+
+
+def choose_first(
+    logits_BV: Tensor,
+    separator_id: int,
+    temperature_B: Tensor,
+    latent_temperature_B: Tensor,
+    top_p_B: Tensor,
+    uniform: Callable[[int], Tensor],
+) -> Tensor:
+    """The first token of each group, (B,); the separator where the thinking stops.
+
+    `uniform(1)` are the draws that decide whether to stop, (B,), and `uniform(2)` those for a token that is drawn at
+    another temperature.
+    """
+    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1))
+    # Where both temperatures are one, the draw that decided has chosen the token, too.
+    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
+    at = again_B.nonzero()[:, 0]
+    if not len(at):
+        return first_B
+    others_XV = _without(logits_BV[at], separator_id)
+    token_X = sample_tokens(others_XV, latent_temperature_B[at], top_p_B[at], uniform(2)[at])
+    return first_B.index_copy(0, at, token_X)
+
+
+def first_logps(
+    logits_BV: Tensor, separator_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
+) -> Tensor:
+    """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
+    logps_B = token_logps(logits_BV, temperature_B, first_B)
+    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
+    at = again_B.nonzero()[:, 0]
+    if not len(at):
+        return logps_B
+    scale_X1 = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()[:, None]
+    others_XV = _without(logits_BV[at], separator_id)
+    # log(1 - p[###]) as the mass of the other tokens: exact where stopping is nearly certain, too.
+    others_X = (others_XV.float() / scale_X1).logsumexp(-1)
+    total_X = (logits_BV[at].float() / scale_X1).logsumexp(-1)
+    token_X = token_logps(others_XV, latent_temperature_B[at], first_B[at])
+    drawn_X = torch.where(latent_temperature_B[at] > 0, token_X, 0)
+    return logps_B.index_copy(0, at, others_X - total_X + drawn_X)
+
+
+def _without(logits_PV: Tensor, separator_id: int) -> Tensor:
+    """The logits given that the separator is not chosen."""
+    separator = torch.tensor([separator_id], device=logits_PV.device)
+    return logits_PV.index_fill(1, separator, -torch.inf)
 
 
 def choose(
@@ -154,11 +209,32 @@ def choose(
     return torch.stack(ids, dim=1), torch.stack(logps, dim=1)
 
 
-def thought_logps(lm: LatentLM, actions: ThoughtActions, temperature_L: Tensor) -> Tensor:
-    """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group."""
+def thought_logps(
+    lm: LatentLM, actions: ThoughtActions, temperature_L: Tensor, latent_temperature_L: Tensor
+) -> Tensor:
+    """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
+
+    Where the two temperatures differ: of going on, at the one, and of the tokens given that, at the other.
+    """
     ids_LG = actions.group_ids
-    real_LG = ids_LG != NOTHING
-    return label_logps(lm, actions.hidden, ids_LG.clamp(min=0), real_LG, temperature_L).sum(-1)
+    # No row of the batch has a thought: there are no places either, and nothing to reshape.
+    if not ids_LG.numel():
+        return actions.hidden.new_zeros(len(ids_LG))
+    drawn_L = latent_temperature_L > 0
+    scale_L = torch.where(drawn_L, latent_temperature_L, 1)
+    tokens_LG = label_logps(lm, actions.hidden, ids_LG.clamp(min=0), ids_LG != NOTHING, scale_L)
+    again_L = temperature_L != latent_temperature_L
+    if not bool(again_L.any()):
+        return tokens_LG.sum(-1)
+
+    # That a thought comes at all was decided before its first token was drawn.
+    separator_id = lm.template.separator_id
+    first_L1 = ids_LG[:, :1]
+    given_LV = _without(actions.logits, separator_id) / scale_L.float()[:, None]
+    given_L = given_LV.log_softmax(-1).gather(1, first_L1)[:, 0]
+    first_L = torch.where(again_L, given_L, tokens_LG[:, 0])
+    drawn_logps_L = torch.where(drawn_L, first_L + tokens_LG[:, 1:].sum(-1), 0)
+    return drawn_logps_L + torch.where(again_L, go_on_logps(actions, separator_id), 0)
 
 
 def label_logps(

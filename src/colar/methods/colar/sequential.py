@@ -33,7 +33,6 @@ from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActio
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
 from colar.ops.compress import members, scale
-from colar.ops.sampling import sample_tokens, token_logps
 
 
 class TokenPredictor:
@@ -131,7 +130,8 @@ class TokenPredictor:
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             temperature_L = rollouts.temperature[thoughts.row]
-            return group_decoder.thought_logps(lm, thoughts, temperature_L), {}
+            latent_temperature_L = rollouts.latent_temperature[thoughts.row]
+            return group_decoder.thought_logps(lm, thoughts, temperature_L, latent_temperature_L), {}
 
         return score(lm, rollouts, thought_logps)
 
@@ -144,14 +144,16 @@ class TokenPredictor:
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens; the separator in the first place is the stop."""
-        # As CoT would: the likeliest token, or a draw. With c = 1 that is the whole thought.
         separator_id = lm.template.separator_id
         logits_BV = state.logits()
-        first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
+        temperatures = (state.temperature, state.latent_temperature)
+        first_B = group_decoder.choose_first(
+            logits_BV, separator_id, *temperatures, state.top_p, lambda n: state.uniform(noise.TOKEN, n)
+        )
         phase_B = groups.phase(state.seed, state.sample)
         rules = Rules(
             most=groups.most(state.step, state.params["compression_factor"], phase_B),
-            temperature=state.temperature,
+            temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
             uniform=lambda place: state.uniform(noise.GROUP, place),
@@ -163,14 +165,18 @@ class TokenPredictor:
         embeds_BD = total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
         info = {}
         if state.wants_info:
-            logps_BG[:, 0] = token_logps(logits_BV, state.temperature, first_B)
+            first_logp_B = group_decoder.first_logps(logits_BV, separator_id, *temperatures, first_B)
+            # Tokens that were not drawn are no choice, unless the request is greedy altogether.
+            scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
+            rest_B = torch.where(scored_B, logps_BG[:, 1:].sum(-1), 0)
+            logps_BG[:, 0] = first_logp_B
             # Rows of different c share a batch, and batches are compared: as many columns in all of them.
             behind = self.config.widest - ids_BG.shape[1]
             info = {
                 "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
                 "group_logps": nn.functional.pad(logps_BG, (0, behind)),
                 "group_most": rules.most,
-                "logp": logps_BG.sum(-1),
+                "logp": first_logp_B + rest_B,
                 "stop_probability": logits_BV.softmax(-1)[:, separator_id],
             }
         return Thought(

@@ -44,7 +44,8 @@ class GrpoConfig:
     """Of stop decisions and answer tokens, in sampling and in scoring. There is no top_p: what a nucleus cuts off could
     not be scored."""
     latent_temperature: float = 1.0
-    """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored."""
+    """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored. The
+    sequential head's thoughts are tokens: it divides their logits; 0: the likeliest, not scored."""
     compression_factors: tuple[float, ...] | None = None
     """Factors drawn from; null: the method's default."""
     factor_drawn_per: Draw = "group"
