@@ -19,7 +19,7 @@ all rows, X rows with a threshold, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
 from colar.methods.colar.group_decoder import NOTHING, GroupDecoder, Rules
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
+from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
 from colar.ops.compress import members, scale
@@ -63,6 +64,16 @@ class TokenPredictor:
             )
         return None
 
+    def shortlist(self, gather: Callable[[tuple[int, ...]], HeadRows]) -> HeadRows | None:
+        """What tokens behind a group's first are chosen among; None for the whole vocabulary."""
+        if not self.config.shortlist:
+            return None
+        if self.config.shortlist_ids is None:
+            raise ValueError(
+                "method.shortlist_ids are not known yet: call prepare, or give them in the config"
+            )
+        return gather(self.config.shortlist_ids)
+
     def phase(self, seeds_B: Tensor) -> Tensor:
         """The phase of each row's groups (`ops/groups.py`), (B,)."""
         return groups.phase(seeds_B)
@@ -73,8 +84,12 @@ class TokenPredictor:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
         ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
-        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG)
-        return {"ce": self.config.comp_weight * ce_B}
+        shortlist = self.shortlist(lm.head_rows)
+        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)
+        terms = {"ce": self.config.comp_weight * ce_B}
+        if shortlist is not None:
+            terms["_outside_shortlist"] = group_decoder.outside(ids_BNG, weights_BNG, shortlist)
+        return terms
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
@@ -111,7 +126,9 @@ class TokenPredictor:
         if not ids_BKG.numel():  # no row of the batch has any reasoning
             return torch.zeros_like(batch.chain_ids, dtype=torch.bool)
         hidden_BKD = fed.hidden(lm, batch, n=ids_BKG.shape[1])
-        logps_BKG = group_decoder.label_logps(lm, hidden_BKD, ids_BKG, real_BKG)
+        logps_BKG = group_decoder.label_logps(
+            lm, hidden_BKD, ids_BKG, real_BKG, shortlist=self.shortlist(lm.head_rows)
+        )
         threshold_B1 = batch.params["confidence_threshold"][:, None]
         # A row's groups, one after another, are its chain.
         logps_BT = torch.zeros(batch.chain_ids.shape, device=logps_BKG.device)
@@ -131,7 +148,7 @@ class TokenPredictor:
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             temperature_L = rollouts.temperature[thoughts.row]
-            return group_decoder.thought_logps(lm, thoughts, temperature_L), {}
+            return group_decoder.thought_logps(lm, thoughts, temperature_L, self.shortlist(lm.head_rows)), {}
 
         return score(lm, rollouts, thought_logps)
 
@@ -155,6 +172,7 @@ class TokenPredictor:
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
             uniform=lambda place: state.uniform(noise.GROUP, place),
+            shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
         )
         ids_BG, logps_BG = group_decoder.choose(lm, state.hidden, first_B, rules, state.wants_info)
         # The separator that ends a group is no part of it.
