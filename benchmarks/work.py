@@ -104,15 +104,20 @@ class Unending(base.Method):
         return str(self.method.prompt(params))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        # No token is the separator while a thought is made: it would also end a group of tokens early.
+        tokens = "group_decoder" in lm.extra
+        thought = self._whole_group(lm, state) if tokens else self.method.think(lm, state)
+        return Thought(thought.embeds, torch.zeros_like(thought.done), thought.token_ids, thought.info)
+
+    def _whole_group(self, lm: LatentLM, state: ThinkState) -> Thought:
+        """A thought of the sequential head, while no token is the separator: that would end its group early."""
         template = lm.template
         separator_id = template.separator_id
         template.separator_id = NO_TOKEN
         try:
-            thought = self.method.think(lm, state)
+            thought: Thought = self.method.think(lm, state)
         finally:
             template.separator_id = separator_id
-        return Thought(thought.embeds, torch.zeros_like(thought.done), thought.token_ids, thought.info)
+        return thought
 
     def encode(self, *args: Any) -> Any:
         raise NotImplementedError("for inference")

@@ -237,9 +237,9 @@ class Engine:
         admitted = self.scheduler.admit(len(entries), widest)
         if not admitted:
             return
-        # The weights may have been trained since the last requests.
-        refresh(self.lm)
         if self.running is None:
+            # The weights may have been trained since the last requests.
+            refresh(self.lm)
             self._kept_rows.forget()
         self._cache.reserve(max(entry.positions for entry in admitted))
 

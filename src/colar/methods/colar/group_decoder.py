@@ -39,7 +39,7 @@ from colar.methods.rollouts import ThoughtActions
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import row_mean
-from colar.ops.sampling import sample_tokens, token_logps
+from colar.ops.sampling import likeliest, sample_tokens, token_logps
 
 NOTHING = -1
 """In a group's ids: no token at this place."""
@@ -146,19 +146,19 @@ def choose(
     state_XD = hidden_BD
     token_X = first_B
     going_X = (first_B != separator_id) & (rules.most > 1)
-    temperature_X = rules.temperature
     for place in range(1, G):
         if not bool(going_X.all()):
-            rows_X, state_XD, token_X = rows_X[going_X], state_XD[going_X], token_X[going_X]
-            temperature_X = temperature_X[going_X]
+            at = going_X.nonzero()[:, 0]
+            rows_X, state_XD, token_X = rows_X[at], state_XD[at], token_X[at]
         if not len(rows_X):
             break
         state_XD = decoder(state_XD, lm.embed(token_X))
         # (X, S) with a shortlist of S tokens.
         logits_XV = lm.logits(state_XD, shortlist)
+        temperature_X = rules.temperature[rows_X]
         if greedy:
-            # No draw, whose noise would cost more than the argmax.
-            index_X = logits_XV.argmax(-1)
+            # No draw: its noise would cost more than the choice.
+            index_X = likeliest(logits_XV)
         else:
             uniform_X = rules.uniform(place)[rows_X]
             index_X = sample_tokens(logits_XV, temperature_X, rules.top_p[rows_X], uniform_X)
@@ -211,25 +211,47 @@ def label_logps(
     if temperature is not None:
         temperature_P = temperature.reshape(-1, 1).expand(-1, G)[real_MG].float()
 
-    def scored(chosen_P: Tensor | slice, label_X: Tensor, rows: HeadRows | None) -> Tensor:
-        logits_XV = lm.logits(state_PD[chosen_P], rows)
-        if temperature_P is not None:
-            logits_XV = logits_XV / temperature_P[chosen_P][:, None]
-        return logits_XV.log_softmax(-1).gather(1, label_X[:, None])[:, 0]
-
     if shortlist is None:
-        logps_P = scored(slice(None), label_P, None)
+        logps_P = _scored(lm, state_PD, label_P, temperature_P)
     else:
-        index_P, found_P = shortlist.find(label_P)
-        behind_P = (torch.arange(G, device=ids.device) > 0).expand_as(real_MG)[real_MG]
-        short_P = behind_P & found_P
-        logps_P = scored(short_P, index_P[short_P], shortlist)
-        whole_X = scored(~short_P, label_P[~short_P], None)
-        logps_P = (
-            whole_X.new_zeros(len(label_P)).masked_scatter(short_P, logps_P).masked_scatter(~short_P, whole_X)
-        )
+        place_MG = torch.arange(G, device=ids.device).expand_as(real_MG)
+        behind_P = place_MG[real_MG] > 0
+        logps_P = _scored_by_two(lm, state_PD, label_P, temperature_P, behind_P, shortlist)
     logps_MG = logps_P.new_zeros(real_MG.shape).masked_scatter(real_MG, logps_P)
     return logps_MG.view(ids.shape)
+
+
+def _scored(
+    lm: LatentLM,
+    state_XD: Tensor,
+    label_X: Tensor,
+    temperature_X: Tensor | None,
+    rows: HeadRows | None = None,
+) -> Tensor:
+    """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place among some rows of it."""
+    logits_XV = lm.logits(state_XD, rows)
+    if temperature_X is not None:
+        logits_XV = logits_XV / temperature_X[:, None]
+    return logits_XV.log_softmax(-1).gather(1, label_X[:, None])[:, 0]
+
+
+def _scored_by_two(
+    lm: LatentLM,
+    state_PD: Tensor,
+    label_P: Tensor,
+    temperature_P: Tensor | None,
+    behind_P: Tensor,
+    shortlist: HeadRows,
+) -> Tensor:
+    """Log-prob of each label, (P,): by the shortlist where it is behind its group's first and there, else by all."""
+    index_P, found_P = shortlist.find(label_P)
+    short_P = behind_P & found_P
+    logps_P = state_PD.new_zeros(len(label_P), dtype=torch.float32)
+    for chosen_P, names_P, rows in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
+        temperature_X = None if temperature_P is None else temperature_P[chosen_P]
+        logps_X = _scored(lm, state_PD[chosen_P], names_P[chosen_P], temperature_X, rows)
+        logps_P = logps_P.masked_scatter(chosen_P, logps_X)
+    return logps_P
 
 
 def outside(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows) -> Tensor:

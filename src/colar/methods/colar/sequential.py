@@ -34,7 +34,7 @@ from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
 from colar.ops.compress import members, scale
-from colar.ops.sampling import sample_tokens, token_logps
+from colar.ops.sampling import likeliest, sample_tokens, token_logps
 
 
 class TokenPredictor:
@@ -164,10 +164,12 @@ class TokenPredictor:
         # As CoT would: the likeliest token, or a draw. With c = 1 that is the whole thought.
         separator_id = lm.template.separator_id
         logits_BV = state.logits()
-        first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
-        phase_B = groups.phase(state.seed, state.sample)
+        if bool((state.temperature == 0).all()):
+            first_B = likeliest(logits_BV)
+        else:
+            first_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
         rules = Rules(
-            most=groups.most(state.step, state.params["compression_factor"], phase_B),
+            most=self._most(state),
             temperature=state.temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
@@ -197,3 +199,11 @@ class TokenPredictor:
             token_ids=torch.full_like(state.step, -1),
             info=info,
         )
+
+    def _most(self, state: ThinkState) -> Tensor:
+        """The tokens that each row's next group has where nothing ends it before, (B,)."""
+        c_B = state.params["compression_factor"]
+        # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
+        if bool((c_B == c_B.floor()).all()):
+            return c_B.long()
+        return groups.most(state.step, c_B, groups.phase(state.seed, state.sample))
