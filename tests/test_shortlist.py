@@ -446,18 +446,21 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-@pytest.mark.parametrize("shortlist", [False, True])
-def test_a_compiled_step_is_the_same_step(shortlist: bool) -> None:
-    """The groups are chosen outside the graph: theirs are the two of any method, whatever the groups' sizes."""
-    lm, method = made("llama", shortlist=shortlist, **ANY_SPEED)
+def test_a_compiled_step_is_the_same_step() -> None:
+    """Groups are chosen outside the graphs: those are the two of any method, whatever the groups' sizes."""
+    lm, short = made(**ANY_SPEED)
+    whole = registry.build("colar", {"head": "sequential", **ANY_SPEED})
+    whole.prepare(lm, EXAMPLES)
     asked = requests()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    eager = Engine(lm, method, 5).generate(asked)
-    for mine, theirs in zip(Engine(lm, method, 5, compile=True).generate(asked), eager, strict=True):
-        assert (mine.token_ids, mine.length) == (theirs.token_ids, theirs.length), mine.request.id
-        for one, other in zip(mine.info, theirs.info, strict=True):
-            assert one["group_ids"].tolist() == other["group_ids"].tolist()
+    for method in (short, whole):
+        eager = Engine(lm, method, 5).generate(asked)
+        compiled = Engine(lm, method, 5, compile=True).generate(asked)
+        for mine, theirs in zip(compiled, eager, strict=True):
+            assert (mine.token_ids, mine.length) == (theirs.token_ids, theirs.length), mine.request.id
+            for one, other in zip(mine.info, theirs.info, strict=True):
+                assert one["group_ids"].tolist() == other["group_ids"].tolist()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
