@@ -8,6 +8,10 @@ tokens, so that all systems do the same work. A chain of L tokens is L/5 latents
     colar5      ours, latents at c = 5, the step compiled
     colar5-eager  the same, not compiled
     cot         ours, the chain in tokens, the step compiled
+    colar2      as colar5, at c = 2
+    sequential2, sequential5    the sequential head at c = 2 and 5: every thought is c tokens, chosen one by one
+    sequential2-shortlist, sequential5-shortlist    the same, a group's tokens behind its first chosen among those of
+                the source's training chains
     hf-cot      transformers' `generate`, same weights, the chain in tokens: a static batch until its last row ends
     published   the latent loop as it was published, c = 5: left-padded static batch until all are done, logits at every
                 prompt position, all hidden states, and the answer by `generate` over everything again
@@ -42,6 +46,7 @@ from work import (
     best_device,
     floor,
     hf_cot,
+    load_chains,
     load_model,
     load_questions,
     make_job,
@@ -49,14 +54,17 @@ from work import (
     published,
 )
 
+from colar.data.example import Example
 from colar.model.latent_lm import LatentLM
 
+SEQUENTIAL = ("sequential2", "sequential5", "sequential2-shortlist", "sequential5-shortlist")
+LONG = (*ALL, "colar5-eager", "colar2", *SEQUENTIAL)
 CELLS = (
     Cell("b1/25", 1, 1, 25),
-    Cell("b1/100", 1, 1, 100, systems=(*ALL, "colar5-eager")),
+    Cell("b1/100", 1, 1, 100, systems=LONG),
     Cell("b8/25", 8, 8, 25),
     Cell("b32/25", 32, 32, 25),
-    Cell("b32/100", 32, 32, 100, systems=(*ALL, "colar5-eager")),
+    Cell("b32/100", 32, 32, 100, systems=LONG),
     Cell("b32/mixed", 32, 32, None, systems=(*ALL, "colar5-eager")),
     Cell("b64/25", 64, 64, 25),
     Cell("group8", 32, 4, 25, samples=8),
@@ -64,11 +72,22 @@ CELLS = (
     *(Cell(f"latents/{n}", 32, 32, FACTOR * n, systems=("colar5-growth",)) for n in (10, 30, 100, 300)),
     *(Cell(f"queue/{n}", 32, n, None, systems=("colar5-growth", "cot-growth")) for n in (64, 128, 256)),
 )
-SYSTEMS = ("colar5", "colar5-eager", "cot", "hf-cot", "published", "floor", "colar5-growth", "cot-growth")
-
-
+SYSTEMS = (
+    "colar5",
+    "colar5-eager",
+    "cot",
+    "colar2",
+    *SEQUENTIAL,
+    "hf-cot",
+    "published",
+    "floor",
+    "colar5-growth",
+    "cot-growth",
+)
 COT = ("cot", "cot-growth", "hf-cot")
-"""Systems that think in tokens."""
+"""Systems that think in tokens, at factor 1."""
+AT_2 = ("colar2", "sequential2", "sequential2-shortlist")
+"""Systems at factor 2; all others are at `FACTOR`."""
 
 
 def main() -> None:
@@ -98,13 +117,24 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     thinks_in_tokens = system in COT
     method_name = "cot" if thinks_in_tokens else "colar"
-    lm, method = load_model(args.backbone, "bfloat16", method_name, best_device())
+    config: dict[str, Any] = {}
+    chains: list[Example] = []
+    if system in SEQUENTIAL:
+        config["head"] = "sequential"
+    if system.endswith("-shortlist"):
+        config["shortlist"] = True
+        chains = load_chains(args.source, args.data_dir)
+    lm, method = load_model(
+        args.backbone, "bfloat16", method_name, best_device(), config=config, chains=chains
+    )
     if system == "floor":
         cells = {f"b{n}": {"ms_per_step": floor(lm, n)} for n in (1, 8, 32, 64)}
         return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
 
     work = _work_of(system)
-    compression_factor = 1 if thinks_in_tokens else FACTOR
+    compression_factor = 2 if system in AT_2 else FACTOR
+    if thinks_in_tokens:
+        compression_factor = 1
     examples = load_questions(args.source, args.data_dir)
     # Not counted: kernels, caches, and a compiled graph for one row and another for several.
     for size in (1, 8):
@@ -122,7 +152,10 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
         found["peak_memory_gib"] = _peak()
         found["questions_per_second"] = len(job.requests) / found["seconds"]
         cells[cell.name] = found
-    return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
+    run = {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
+    if chains:
+        run["shortlist"] = {"rows": len(chains), "tokens": len(method.config.shortlist_ids)}
+    return run
 
 
 def _work_of(system: str) -> Callable[[LatentLM, Any, Cell, Job], dict[str, float]]:
@@ -171,6 +204,19 @@ RATIOS = {
         "reading_and_thinking_seconds", ("cot", "b1/100"), ("colar5", "b1/100"), 1 / FACTOR
     ),
 }
+# Chains of the same tokens: how much sooner the last of them is there, and what a step costs beside the paper's head's.
+for c in (2, 5):
+    for rows in (1, 32):
+        cell = f"b{rows}/100"
+        for suffix in ("", "-shortlist"):
+            name = f"sequential{c}{suffix}"
+            key = suffix.replace("-", "_")
+            RATIOS[f"sequential{c}_vs_own_cot_thinking_b{rows}{key}"] = Ratio(
+                "thinking_seconds", ("cot", cell), (name, cell)
+            )
+            RATIOS[f"sequential{c}_vs_gaussian{c}_step_b{rows}{key}"] = Ratio(
+                "ms_per_step", (name, cell), (f"colar{c}", cell)
+            )
 
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
@@ -187,6 +233,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         # Absent where --systems or --cells left one of them out.
         if over is not None and under is not None:
             ratios[key] = over / under * ratio.times
+    counted = [run["shortlist"] for run in runs if "shortlist" in run]
     return {
         "benchmark": "generate",
         "setting": {
@@ -197,6 +244,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "precision": "bfloat16",
             "answer_tokens": ANSWER,
             "compression_factor": FACTOR,
+            "shortlist": counted[0] if counted else None,
         },
         "provenance": shared.provenance(),
         "ratios": ratios,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,8 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 
 ANSWER = 4
 """Tokens of an answer."""
+NO_TOKEN = -2
+"""No token has this id, and no place without a token either."""
 FACTOR = 5
 """The compression factor at which latents are compared with tokens."""
 ALL = ("colar5", "cot", "hf-cot", "published")
@@ -37,15 +39,24 @@ ALL = ("colar5", "cot", "hf-cot", "published")
 
 
 def load_model(
-    backbone: str, dtype: str, method: str, device: str = "cpu", lora: LoraSettings | None = None
+    backbone: str,
+    dtype: str,
+    method: str,
+    device: str = "cpu",
+    lora: LoraSettings | None = None,
+    config: Mapping[str, Any] | None = None,
+    chains: Sequence[Example] = (),
 ) -> tuple[LatentLM, Any]:
-    """A model with untrained modules of a method, in eval mode: its speed is that of a trained one."""
+    """A model with untrained modules of a method, in eval mode: its speed is that of a trained one.
+
+    `config` is the method's. `chains` are training rows, for a method that counts something in them.
+    """
     lm = LatentLM.from_backbone(backbones.load(backbone, dtype, seed=0), lora=lora).to(device).eval()
     # No token has this id: answers end at their limit.
     lm.template.eos_id = -1
-    made = registry.build(method)
+    made = registry.build(method, config)
     pretrained.attach(lm, made, 0)
-    made.prepare(lm, [])
+    made.prepare(lm, chains)
     return lm, made
 
 
@@ -57,6 +68,11 @@ def load_questions(source: str, data_dir: Path | None, limit: int | None = None)
     """Test questions that have a reference chain, out of the first `limit`."""
     found = sources.load(source, "test", data_dir=data_dir, limit=limit, skip_malformed=True)
     return [example for example in found if example.steps]
+
+
+def load_chains(source: str, data_dir: Path | None) -> list[Example]:
+    """All training rows."""
+    return list(sources.load(source, "train", data_dir=data_dir, skip_malformed=True))
 
 
 @dataclass(frozen=True)
@@ -88,8 +104,20 @@ class Unending(base.Method):
         return str(self.method.prompt(params))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        thought = self.method.think(lm, state)
+        tokens = "group_decoder" in lm.extra
+        thought = self._whole_group(lm, state) if tokens else self.method.think(lm, state)
         return Thought(thought.embeds, torch.zeros_like(thought.done), thought.token_ids, thought.info)
+
+    def _whole_group(self, lm: LatentLM, state: ThinkState) -> Thought:
+        """A thought of the sequential head, while no token is the separator: that would end its group early."""
+        template = lm.template
+        separator_id = template.separator_id
+        template.separator_id = NO_TOKEN
+        try:
+            thought: Thought = self.method.think(lm, state)
+        finally:
+            template.separator_id = separator_id
+        return thought
 
     def encode(self, *args: Any) -> Any:
         raise NotImplementedError("for inference")
@@ -141,6 +169,7 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) 
     slots): prefills and the end of the queue are not steps of this batch size.
     """
     engine = Engine(lm, Unending(method), cell.slots, compile=compile)
+    decoded = Decoded(engine.lm)
     started = time.perf_counter()
     for request in job.requests:
         engine.submit(request)
@@ -164,11 +193,35 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) 
                 first_token.setdefault((event.request.id, event.request.sample), now - started)
             assert event.kind != "finished" or event.reason == "length", "an answer ended by itself"
     seconds = time.perf_counter() - started
+    decoded.check(job)
     return {
         "seconds": seconds,
         "first_answer_token_seconds": median(first_token.values()),
         **thinking_times(steps, thoughts[0], thoughts[-1]),
     }
+
+
+class Decoded:
+    """Counts what the sequential head's decoder does: every thought of a timed run must have had all of its tokens."""
+
+    def __init__(self, lm: LatentLM) -> None:
+        self.tokens = 0
+        self.counts = "group_decoder" in lm.extra
+        if self.counts:
+            self.hook = lm.extra["group_decoder"].register_forward_hook(self._count)
+
+    def _count(self, module: Any, given: Any, state_XD: Tensor) -> None:
+        self.tokens += state_XD.shape[0]
+
+    def check(self, job: Job) -> None:
+        """Each thought has c - 1 tokens behind its first; a row at its limit is asked for one thought more."""
+        if not self.counts:
+            return
+        self.hook.remove()
+        expected = 0
+        for request, length in zip(job.requests, job.lengths, strict=True):
+            expected += (length + 1) * (request.params.compression_factor - 1)
+        assert self.tokens == expected, f"{self.tokens} tokens behind a group's first, expected {expected}"
 
 
 def thinking_times(steps: Sequence[float], first: float, last: float) -> dict[str, float]:

@@ -346,7 +346,7 @@ def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
         stop = Categorical(logits=lm.logits(hidden)[0] / decoding.temperature).probs[separator]
         logp = Bernoulli(probs=stop).log_prob(torch.tensor(0.0))
         if method.explores and decoding.latent_temperature > 0:
-            mean, log_std = method._predict(lm, hidden, torch.tensor([c]))
+            mean, log_std = method.predictor._predict(lm, hidden, torch.tensor([c]))
             drawn = Normal(mean[0], decoding.latent_temperature * log_std[0].exp()).log_prob(
                 latent / method.sigma_e
             )

@@ -65,6 +65,21 @@ def test_training_in_place_is_followed_after_a_refresh():
     torch.testing.assert_close(after, want, rtol=0.05, atol=0.05 * want.abs().max().item())
 
 
+def test_a_fused_optimiser_is_followed_too():
+    """It changes weights without counting: their counter alone would say that nothing happened."""
+    lm = liven(tiny_lm("llama")).bfloat16().eval()
+    twin = packed_copy(lm)
+    weight = lm.causal_lm.model.layers[0].mlp.up_proj.weight
+    weight.grad = torch.randn_like(weight)
+    before = weight._version
+    torch.optim.AdamW([weight], lr=0.1, fused=True).step()
+    assert weight._version == before
+    with torch.no_grad():
+        refresh(twin)
+        after, want = twin.hidden(twin.embed(IDS)), lm.hidden(lm.embed(IDS))
+    torch.testing.assert_close(after, want, rtol=0.05, atol=0.05 * want.abs().max().item())
+
+
 def test_nothing_is_packed_where_there_is_nothing_to_gain():
     assert not can_pack(tiny_lm("llama"))  # float32
 

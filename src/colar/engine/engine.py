@@ -34,7 +34,7 @@ from colar.engine.packed import can_pack, packed_copy, refresh
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
 from colar.engine.running import Running, begin
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
-from colar.engine.step import choose
+from colar.engine.step import KeptRows, choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
@@ -69,6 +69,7 @@ class Engine:
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting)
         self.running: Running | None = None
         self._n_requests = 0
+        self._kept_rows = KeptRows(self.lm)
         self._cache = SlotCache(self.lm.causal_lm, slots=max_batch)
         self._hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
         # A compiled step of one row would be a graph of its own: the last row runs beside a copy of itself.
@@ -165,7 +166,7 @@ class Engine:
         """One step of all running rows."""
         # Timed in two parts: rows that end here have no share in the forward.
         started = time.perf_counter()
-        embeds_ND, events, ended = choose(self.lm, self.method, running)
+        embeds_ND, events, ended = choose(self.lm, self.method, running, self._kept_rows)
         chosen = time.perf_counter()
         running.charge(chosen - started)
 
@@ -236,8 +237,10 @@ class Engine:
         admitted = self.scheduler.admit(len(entries), widest)
         if not admitted:
             return
-        # The weights may have been trained since the last requests.
-        refresh(self.lm)
+        if self.running is None:
+            # The weights may have been trained since the last requests.
+            refresh(self.lm)
+            self._kept_rows.forget()
         self._cache.reserve(max(entry.positions for entry in admitted))
 
         known = {entry.ids for entry in entries}

@@ -18,6 +18,9 @@ from colar.model.latent_lm import LatentLM
 PACK_FOR = 16
 """Rows that the layout is chosen for; any number can be computed with it."""
 
+SAMPLE = 4096
+"""Numbers of a weight that are compared, to see whether it has changed."""
+
 OPERATION = "colar::packed_linear"
 """An operation of our own, so that a compiled graph takes it as it is."""
 
@@ -41,6 +44,9 @@ _library.register_fake(OPERATION, _shape)
 class PackedLinear(nn.Module):
     """Computes the same as `linear`, without gradient. The weight is shared, the packed copy is this module's own."""
 
+    computes_linear = True
+    """Its weight and bias are all of it (`model/head_rows.py`)."""
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight = linear.weight
@@ -52,7 +58,13 @@ class PackedLinear(nn.Module):
     def pack(self) -> None:
         """Copy the weight as it is now."""
         self.version = _version(self.weight)
+        self.sample = _sample(self.weight)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACK_FOR)
+
+    def outdated(self) -> bool:
+        """Whether the weight has been changed since it was packed."""
+        # Fused optimisers change weights behind their counter; they change all of a weight's numbers.
+        return self.version != _version(self.weight) or not torch.equal(self.sample, _sample(self.weight))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.colar.packed_linear(x, self.packed, self.bias, self.out_features)
@@ -81,13 +93,20 @@ def packed_copy(lm: LatentLM) -> LatentLM:
 def refresh(twin: LatentLM) -> None:
     """Pack the weights again that were trained since."""
     for module in twin.modules():
-        if isinstance(module, PackedLinear) and module.version != _version(module.weight):
+        if isinstance(module, PackedLinear) and module.outdated():
             module.pack()
 
 
 def _version(weight: Tensor) -> int:
     """How often a weight was changed in place (inference tensors do not count, and cannot be trained)."""
     return 0 if weight.is_inference() else weight._version
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """A copy of some numbers of a weight, from all over it."""
+    flat = weight.detach().flatten()
+    step = max(1, len(flat) // SAMPLE)
+    return flat[::step].clone()
 
 
 def supported() -> bool:

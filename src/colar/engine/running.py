@@ -22,6 +22,7 @@ from torch import Tensor
 
 from colar.engine.scheduler import Queued
 from colar.methods.base import Method, ThinkState, param_columns
+from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 
 
@@ -136,7 +137,12 @@ class Running:
         share = seconds / len(self)
         self.seconds = [spent + share for spent in self.seconds]
 
-    def think_state(self, rows_B: Tensor, logits: Callable[[Tensor], Tensor]) -> ThinkState:
+    def think_state(
+        self,
+        rows_B: Tensor,
+        logits: Callable[[Tensor], Tensor],
+        head_rows: Callable[[tuple[int, ...]], HeadRows],
+    ) -> ThinkState:
         """Some of the rows as a method sees them."""
         return ThinkState(
             hidden=self.hidden_ND[rows_B],
@@ -150,6 +156,7 @@ class Running:
             make_logits=logits,
             begun={name: column[rows_B] for name, column in self.begun.items()},
             wants_info=any(entry.request.keep_latents for entry in self.entries),
+            make_head_rows=head_rows,
         )
 
 

@@ -17,12 +17,15 @@ from torch import Tensor
 from colar.engine.request import Event
 from colar.engine.running import Running
 from colar.methods.base import Method, Thought
+from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.ops.sampling import sample_tokens, token_logps
 
 
-def choose(lm: LatentLM, method: Method, running: Running) -> tuple[Tensor, list[Event], dict[int, str]]:
+def choose(
+    lm: LatentLM, method: Method, running: Running, kept: KeptRows
+) -> tuple[Tensor, list[Event], dict[int, str]]:
     """Choose the next embedding of every row, (N, D).
 
     Also returns the events of this step, "finished" left out, and the reason of each row that ends with it.
@@ -41,16 +44,18 @@ def choose(lm: LatentLM, method: Method, running: Running) -> tuple[Tensor, list
     both = len(thinking_B) > 0 and len(answering_B) > 0
     logits = Logits(lm, running.hidden_ND, both)
     if len(thinking_B):
-        embeds_ND[thinking_B] = _think(method, running, thinking_B, logits, events)
+        embeds_ND[thinking_B] = _think(method, running, thinking_B, logits, kept, events)
     if len(answering_B):
         embeds_ND[answering_B] = _answer(running, answering_B, logits, events, ended)
     return embeds_ND, events, ended
 
 
-def _think(method: Method, running: Running, rows_B: Tensor, logits: Logits, events: list[Event]) -> Tensor:
+def _think(
+    method: Method, running: Running, rows_B: Tensor, logits: Logits, kept: KeptRows, events: list[Event]
+) -> Tensor:
     """Let these rows think one step, (B, D): those that are done, or at their limit, feed the separator."""
     lm = logits.lm
-    state = running.think_state(rows_B, lambda _: logits(rows_B))
+    state = running.think_state(rows_B, lambda _: logits(rows_B), kept)
     # While a row thinks, each of its steps has fed one thought. The method is asked for rows at their limit too:
     # its thought for them is dropped.
     cut_B = running.step_N[rows_B] >= running.max_latents_N[rows_B]
@@ -66,18 +71,18 @@ def _think(method: Method, running: Running, rows_B: Tensor, logits: Logits, eve
     done, cut, token_ids = done_B.tolist(), cut_B.tolist(), thought.token_ids.tolist()
     for j, i in enumerate(rows_B.tolist()):
         entry = running.entries[i]
-        kept = entry.request.keep_latents
+        keeps = entry.request.keep_latents
         if cut[j]:
             running.cut[i] = True
-        elif done[j] and kept:
+        elif done[j] and keeps:
             events.append(Event(entry.request, "stop", info=_info(thought, j), number=entry.number))
         elif not done[j]:
             event = Event(
                 entry.request,
                 "thought",
                 token_ids[j],
-                embed=thought.embeds[j] if kept else None,
-                info=_info(thought, j) if kept else {},
+                embed=thought.embeds[j] if keeps else None,
+                info=_info(thought, j) if keeps else {},
                 number=entry.number,
             )
             events.append(event)
@@ -142,3 +147,22 @@ class Logits:
         if self.all_NV is None:
             self.all_NV = self.lm.logits(self.hidden_ND)
         return self.all_NV[rows_B]
+
+
+class KeptRows:
+    """The rows of the LM head that were asked for last, gathered once for all steps between two trainings."""
+
+    def __init__(self, lm: LatentLM) -> None:
+        self.lm = lm
+        self.forget()
+
+    def forget(self) -> None:
+        """Gather anew at the next call: the weights may have been trained."""
+        self.ids: tuple[int, ...] = ()
+        self.rows: HeadRows | None = None
+
+    def __call__(self, ids: tuple[int, ...]) -> HeadRows:
+        if self.rows is None or self.ids != ids:
+            self.rows = self.lm.head_rows(ids)
+            self.ids = ids
+        return self.rows

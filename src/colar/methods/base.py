@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from colar.data.example import Example
 from colar.methods.losses import token_loss
+from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.ops.ragged import length_mask, pad
@@ -133,6 +134,8 @@ class ThinkState:
     """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
     """Whether anybody looks at `Thought.info`: a method may leave out what is costly to say."""
+    make_head_rows: Callable[[tuple[int, ...]], HeadRows] | None = None
+    """The model's `head_rows` where an engine keeps them from step to step; None where nobody does."""
 
     @cached_property
     def _logits(self) -> Tensor:

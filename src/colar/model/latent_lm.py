@@ -31,6 +31,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.checks import check_holds
 from colar.model.backbones import Backbone
+from colar.model.head_rows import HeadRows
 from colar.prompts import Template, TemplateConfig
 
 
@@ -173,9 +174,16 @@ class LatentLM(nn.Module):
             **wanted,
         )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., D) -> (..., V) float32, as the backbone's own forward would give them."""
-        return head_logits(self.causal_lm, hidden)
+    def logits(self, hidden: Tensor, rows: HeadRows | None = None) -> Tensor:
+        """(..., D) -> (..., V) float32, as the backbone's own forward would give them; (..., S) of some rows only."""
+        return head_logits(self.causal_lm, hidden, rows)
+
+    def head_rows(self, ids: tuple[int, ...]) -> HeadRows:
+        """The LM head's rows at these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
+        size = self.causal_lm.get_input_embeddings().weight.shape[0]
+        if not ids or ids[-1] >= size:
+            raise ValueError(f"ids must be in the model's vocabulary of {size}, got {ids[-1:] or 'none'}")
+        return HeadRows.gather(self.causal_lm.get_output_embeddings(), ids, self.device)
 
     def vocabulary(self) -> Tensor:
         """The embedding module's output for every id, (V, D)."""
@@ -309,10 +317,19 @@ def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
         module.weight[separator_id] = module.weight[:separator_id].mean(0)
 
 
-def head_logits(lm: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """The LM head and the scaling that some families do after it (Cohere and Granite scale, Gemma 2 caps)."""
+def head_logits(lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None) -> Tensor:
+    """The LM head, or some of its rows, and the scaling that some families do after it.
+
+    Cohere and Granite scale, Gemma 2 caps.
+    """
     config = lm.config.get_text_config()
-    logits: Tensor = lm.get_output_embeddings()(hidden).float()
+    logits: Tensor
+    if rows is None:
+        logits = lm.get_output_embeddings()(hidden).float()
+    elif rows.weight_SD is None:
+        logits = lm.get_output_embeddings()(hidden)[..., rows.ids_S].float()
+    else:
+        logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:
         logits = logits * config.logit_scale
     if getattr(config, "logits_scaling", None) is not None:

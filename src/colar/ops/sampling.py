@@ -15,14 +15,25 @@ from torch import Tensor
 def sample_tokens(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
     """(B,) int64 ids by inverse CDF from `uniform_B` in [0, 1); rows of temperature 0 take the argmax."""
     greedy_B = temperature_B == 0
-    best_B = logits_BV.argmax(-1)
-    # Greedy decoding of all rows is common, and the sort below is the slow part.
+    # The sort below is the slow part: rows that are greedy have none of it.
     if bool(greedy_B.all()):
-        return best_B
+        return likeliest(logits_BV)
+    if not bool(greedy_B.any()):
+        return _drawn(logits_BV, temperature_B, top_p_B, uniform_B)
+    ids_B = likeliest(logits_BV)
+    at = (~greedy_B).nonzero()[:, 0]
+    ids_B[at] = _drawn(logits_BV[at], temperature_B[at], top_p_B[at], uniform_B[at])
+    return ids_B
 
-    # Greedy rows go through the arithmetic too, at temperature 1, and are overwritten at the end.
-    scale_B1 = torch.where(greedy_B, torch.ones_like(temperature_B), temperature_B)[:, None]
-    probs_BV = (logits_BV.float() / scale_B1).softmax(-1)
+
+def likeliest(logits_BV: Tensor) -> Tensor:
+    """(B,) the first of the largest logits' indices, as `argmax` gives them in three times the time on a CPU."""
+    return logits_BV.max(-1).indices
+
+
+def _drawn(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
+    """`sample_tokens` of rows with a temperature above 0."""
+    probs_BV = (logits_BV.float() / temperature_B[:, None]).softmax(-1)
     sorted_BV, order_BV = torch.sort(probs_BV, dim=-1, descending=True, stable=True)
 
     # A token stays while the mass before it is less than p: the one that crosses p is the last to stay.
@@ -35,8 +46,7 @@ def sample_tokens(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uni
     threshold_B1 = uniform_B.double()[:, None] * cdf_BV[:, -1:]
     # The first index whose CDF exceeds the threshold; a zero-probability token is never it.
     rank_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True).clamp(max=logits_BV.shape[1] - 1)
-    sampled_B = order_BV.gather(1, rank_B1)[:, 0]
-    return torch.where(greedy_B, best_B, sampled_B)
+    return order_BV.gather(1, rank_B1)[:, 0]
 
 
 def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tensor:

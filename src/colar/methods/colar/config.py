@@ -131,6 +131,11 @@ class ColarConfig:
     confidence_thresholds: tuple[float, ...] = (0,)
     """Values of confidence_threshold drawn from in training, as factors are: groups then end where the model itself is
     less sure than that. Of head: sequential."""
+    shortlist: bool = False
+    """Choose the tokens of a group behind its first among those of the training chains alone: their rows of the LM head
+    are few, and a thought of c tokens costs little more than one. Of head: sequential."""
+    shortlist_ids: tuple[int, ...] | None = None
+    """The ids of that shortlist, ascending; null: counted in the training data at the start and kept here."""
     sigma_e: float | None = None
     """Scale of the embeddings; null: measured on the backbone at the start and kept here."""
 
@@ -165,11 +170,23 @@ class ColarConfig:
         if self.head != "sequential":
             self._check_without("confidence_thresholds", any(self.confidence_thresholds))
             self._check_without("lookahead_weight", self.lookahead_weight > 0)
+            self._check_without("shortlist", self.shortlist)
+        self._check_shortlist()
 
     def _check_without(self, name: str, given: bool) -> None:
         """Reject an option of the sequential head for another one."""
         if given:
             raise ValueError(f"method.{name} is an option of head: sequential; this one is {self.head}")
+
+    def _check_shortlist(self) -> None:
+        if self.shortlist_ids is None:
+            return
+        if not self.shortlist:
+            raise ValueError("method.shortlist_ids is given, but method.shortlist is false")
+        ids = self.shortlist_ids
+        whole = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+        if not whole or list(ids) != sorted(set(ids)) or not ids:
+            raise ValueError("method.shortlist_ids must be token ids in ascending order, each once, or null")
 
     @property
     def factors(self) -> Factors:

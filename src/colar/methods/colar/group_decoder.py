@@ -27,7 +27,8 @@ Moshi's depth transformer (2410.00037), DeepSeek's multi-token prediction. They 
 input.
 
 Shape suffixes: B rows, K latents, T reasoning tokens, G places of a group, N labelled positions of a row, M labelled
-positions of all rows, P labels of all rows, L thoughts of all rows, D width, V vocabulary.
+positions of all rows, P labels of all rows, L thoughts of all rows, X rows or labels of one kind, D width, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ from torch import Tensor, nn
 
 from colar.methods.colar.actions import go_on_logps
 from colar.methods.rollouts import ThoughtActions
+from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import row_mean
-from colar.ops.sampling import sample_tokens, token_logps
+from colar.ops.sampling import likeliest, sample_tokens, token_logps
 
 NOTHING = -1
 """In a group's ids: no token at this place."""
@@ -118,6 +120,8 @@ class Rules:
     """A group ends before a token that is less likely than this; 0 for none."""
     uniform: Callable[[int], Tensor]
     """The draws for a place of the group, (B,)."""
+    shortlist: HeadRows | None = None
+    """What the tokens behind the first are chosen among; the whole vocabulary by default."""
 
 
 def choose_first(
@@ -133,6 +137,9 @@ def choose_first(
     `uniform(1)` are the draws that decide whether to stop, (B,), and `uniform(2)` those for a token that is drawn at
     another temperature.
     """
+    # No draw: its noise would cost more than the choice.
+    if bool((temperature_B == 0).all()) and bool((latent_temperature_B == 0).all()):
+        return likeliest(logits_BV)
     first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1))
     # Where both temperatures are one, the draw that decided has chosen the token, too.
     again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
@@ -178,39 +185,62 @@ def choose(
     token is the separator has no more places. Log-probs are 0 at the first place, and everywhere if nobody wants them.
     """
     decoder = lm.extra["group_decoder"]
-    ids: list[Tensor] = [first_B]
-    logps: list[Tensor] = [torch.zeros(first_B.shape, device=first_B.device)]
-    state_BD = hidden_BD
-    going_B = (first_B != lm.template.separator_id) & (rules.most > 1)
-    for place in range(1, int(rules.most.max())):
-        # Rows of a smaller c, or whose group has ended, cost nothing more.
-        at = going_B.nonzero()[:, 0]
-        if not len(at):
+    separator_id = lm.template.separator_id
+    shortlist = rules.shortlist
+    G = int(rules.most.max())
+    ids_BG = torch.full((len(first_B), G), NOTHING, device=first_B.device)
+    ids_BG[:, 0] = first_B
+    logps_BG = torch.zeros(ids_BG.shape, device=first_B.device)
+    greedy = bool((rules.temperature == 0).all())
+    gated = bool((rules.confidence_threshold > 0).any())
+
+    # The rows whose group goes on, and their columns: the others cost nothing more.
+    #
+    #     place     1    2    3
+    #     row 0     t1   t2   t3       c = 3
+    #     row 1     t1   t2   .        c = 2
+    #     row 2     t1   #    .        its group has ended
+    rows_X = torch.arange(len(first_B), device=first_B.device)
+    state_XD = hidden_BD
+    token_X = first_B
+    going_X = (first_B != separator_id) & (rules.most > 1)
+    for place in range(1, G):
+        if not bool(going_X.all()):
+            at = going_X.nonzero()[:, 0]
+            rows_X, state_XD, token_X = rows_X[at], state_XD[at], token_X[at]
+        if not len(rows_X):
             break
-        state_XD = decoder(state_BD[at], lm.embed(ids[-1][at]))
-        logits_XV = lm.logits(state_XD)
-        temperature_X = rules.temperature[at]
-        chosen_X = sample_tokens(logits_XV, temperature_X, rules.top_p[at], rules.uniform(place)[at])
-        threshold_X = rules.confidence_threshold[at]
-        gated = bool((threshold_X > 0).any())
-        kept_X = torch.ones_like(chosen_X, dtype=torch.bool)
-        logps_B = torch.zeros_like(logps[0])
+        state_XD = decoder(state_XD, lm.embed(token_X))
+        # (X, S) with a shortlist of S tokens.
+        logits_XV = lm.logits(state_XD, shortlist)
+        temperature_X = rules.temperature[rows_X]
+        if greedy:
+            # No draw: its noise would cost more than the choice.
+            index_X = likeliest(logits_XV)
+        else:
+            uniform_X = rules.uniform(place)[rows_X]
+            index_X = sample_tokens(logits_XV, temperature_X, rules.top_p[rows_X], uniform_X)
+        token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
+        going_X = (token_X != separator_id) & (rules.most[rows_X] > place + 1)
+
+        # A softmax over the vocabulary: only where somebody looks at it.
         if gated or wants_logps:
-            # A softmax over the vocabulary: only where somebody looks at it.
-            logps_X = token_logps(logits_XV, temperature_X, chosen_X)
-            kept_X = logps_X.exp() >= threshold_X
-            logps_B[at] = torch.where(kept_X, logps_X, 0)
-        ids_B = torch.full_like(first_B, NOTHING)
-        ids_B[at] = torch.where(kept_X, chosen_X, NOTHING)
-        ids.append(ids_B)
-        logps.append(logps_B)
-        state_BD = state_BD.index_copy(0, at, state_XD)
-        going_B[at] = kept_X & (chosen_X != lm.template.separator_id) & (rules.most[at] > place + 1)
-    return torch.stack(ids, dim=1), torch.stack(logps, dim=1)
+            logps_X = token_logps(logits_XV, temperature_X, index_X)
+            kept_X = logps_X.exp() >= rules.confidence_threshold[rows_X]
+            ids_BG[rows_X, place] = torch.where(kept_X, token_X, NOTHING)
+            logps_BG[rows_X, place] = torch.where(kept_X, logps_X, 0)
+            going_X = going_X & kept_X
+        else:
+            ids_BG[rows_X, place] = token_X
+    return ids_BG, logps_BG
 
 
 def thought_logps(
-    lm: LatentLM, actions: ThoughtActions, temperature_L: Tensor, latent_temperature_L: Tensor
+    lm: LatentLM,
+    actions: ThoughtActions,
+    temperature_L: Tensor,
+    latent_temperature_L: Tensor,
+    shortlist: HeadRows | None = None,
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
@@ -222,7 +252,9 @@ def thought_logps(
         return actions.hidden.new_zeros(len(ids_LG))
     drawn_L = latent_temperature_L > 0
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
-    tokens_LG = label_logps(lm, actions.hidden, ids_LG.clamp(min=0), ids_LG != NOTHING, scale_L)
+    tokens_LG = label_logps(
+        lm, actions.hidden, ids_LG.clamp(min=0), ids_LG != NOTHING, scale_L, shortlist=shortlist
+    )
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
@@ -238,11 +270,18 @@ def thought_logps(
 
 
 def label_logps(
-    lm: LatentLM, hidden: Tensor, ids: Tensor, real: Tensor, temperature: Tensor | None = None
+    lm: LatentLM,
+    hidden: Tensor,
+    ids: Tensor,
+    real: Tensor,
+    temperature: Tensor | None = None,
+    shortlist: HeadRows | None = None,
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
 
-    hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default.
+    hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default. With a
+    shortlist the labels behind a group's first one are scored by its softmax, those of them that it lacks by the whole
+    vocabulary's.
     """
     # Outputs without any thought have no labels, and no places either.
     if not ids.numel():
@@ -250,25 +289,73 @@ def label_logps(
     real_MG = real.flatten(end_dim=-2)
     ids_MG = ids.flatten(end_dim=-2)
     state_PD = states(lm, hidden.flatten(end_dim=-2), ids_MG, real_MG)
-    logits_PV = lm.logits(state_PD)
+    label_P = ids_MG[real_MG]
+    temperature_P = None
     if temperature is not None:
-        temperature_MG = temperature.flatten()[:, None].expand_as(ids_MG)
-        logits_PV = logits_PV / temperature_MG[real_MG].float()[:, None]
-    label_P1 = ids_MG[real_MG][:, None]
-    logps_P = logits_PV.log_softmax(-1).gather(1, label_P1)[:, 0]
+        temperature_P = temperature.flatten()[:, None].expand_as(ids_MG)[real_MG].float()
+
+    if shortlist is None:
+        logps_P = _scored(lm, state_PD, label_P, temperature_P)
+    else:
+        place_MG = torch.arange(ids.shape[-1], device=ids.device).expand_as(real_MG)
+        behind_P = place_MG[real_MG] > 0
+        logps_P = _scored_by_two(lm, state_PD, label_P, temperature_P, behind_P, shortlist)
     logps_MG = logps_P.new_zeros(real_MG.shape).masked_scatter(real_MG, logps_P)
     return logps_MG.view(ids.shape)
 
 
-def loss(lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
+def _scored(
+    lm: LatentLM,
+    state_XD: Tensor,
+    label_X: Tensor,
+    temperature_X: Tensor | None,
+    rows: HeadRows | None = None,
+) -> Tensor:
+    """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place among some rows of it."""
+    logits_XV = lm.logits(state_XD, rows)
+    if temperature_X is not None:
+        logits_XV = logits_XV / temperature_X[:, None]
+    return logits_XV.log_softmax(-1).gather(1, label_X[:, None])[:, 0]
+
+
+def _scored_by_two(
+    lm: LatentLM,
+    state_PD: Tensor,
+    label_P: Tensor,
+    temperature_P: Tensor | None,
+    behind_P: Tensor,
+    shortlist: HeadRows,
+) -> Tensor:
+    """Log-prob of each label, (P,): by the shortlist where it is behind its group's first and there, else by all."""
+    index_P, found_P = shortlist.find(label_P)
+    short_P = behind_P & found_P
+    logps_P = state_PD.new_zeros(len(label_P), dtype=torch.float32)
+    for chosen_P, names_P, rows in ((short_P, index_P, shortlist), (~short_P, label_P, None)):
+        temperature_X = None if temperature_P is None else temperature_P[chosen_P]
+        logps_X = _scored(lm, state_PD[chosen_P], names_P[chosen_P], temperature_X, rows)
+        logps_P = logps_P.masked_scatter(chosen_P, logps_X)
+    return logps_P
+
+
+def outside(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows) -> Tensor:
+    """(B,) float32: how many of a row's labels behind the first of their group the shortlist lacks."""
+    _, found_BNG = shortlist.find(ids_BNG)
+    lacking_BNG = (weights_BNG > 0) & ~found_BNG
+    return lacking_BNG[..., 1:].sum((1, 2)).float()
+
+
+def loss(
+    lm: LatentLM, hidden_BND: Tensor, ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows | None = None
+) -> Tensor:
     """Cross-entropy of each label given those before it in its group, (B,).
 
     Weighted mean over a position's labels, then mean over the row's positions that have any.
     """
     real_BNG = weights_BNG > 0
     labelled_BN = real_BNG.any(-1)
+    real_MG = real_BNG[labelled_BN]
     weights_MG = weights_BNG[labelled_BN]
-    losses_MG = -label_logps(lm, hidden_BND[labelled_BN], ids_BNG[labelled_BN], real_BNG[labelled_BN])
+    losses_MG = -label_logps(lm, hidden_BND[labelled_BN], ids_BNG[labelled_BN], real_MG, shortlist=shortlist)
     losses_M = (weights_MG * losses_MG).sum(-1) / weights_MG.sum(-1)
     losses_BN = losses_M.new_zeros(labelled_BN.shape).masked_scatter(labelled_BN, losses_M)
     return row_mean(losses_BN, labelled_BN)

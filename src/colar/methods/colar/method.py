@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Row, ThinkState, Thought
+from colar.methods.colar import shortlist
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed
 from colar.methods.colar.gaussian import LatentPredictor
@@ -71,6 +72,16 @@ class Colar(base.Method):
             lm.freeze_embeddings()
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
+        return self._with_shortlist(lm, list(examples)) if self.config.shortlist else examples
+
+    def _with_shortlist(self, lm: LatentLM, examples: list[Example]) -> list[Example]:
+        """Count the shortlist in the examples; one that came with the config is kept, and what it lacks is said."""
+        known = self.config.shortlist_ids
+        if known is None:
+            counted = shortlist.count(lm.template, examples)
+            self.config = dataclasses.replace(self.config, shortlist_ids=counted)
+        else:
+            shortlist.warn_of_others(lm.template, examples, known)
         return examples
 
     def prompt(self, params: ColarParams) -> str:

@@ -19,7 +19,7 @@ all rows, X rows with a threshold, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
 from colar.methods.colar.group_decoder import NOTHING, GroupDecoder, Rules
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
+from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
 from colar.ops.compress import members, scale
@@ -62,6 +63,16 @@ class TokenPredictor:
             )
         return None
 
+    def shortlist(self, gather: Callable[[tuple[int, ...]], HeadRows]) -> HeadRows | None:
+        """What tokens behind a group's first are chosen among; None for the whole vocabulary."""
+        if not self.config.shortlist:
+            return None
+        if self.config.shortlist_ids is None:
+            raise ValueError(
+                "method.shortlist_ids are not known yet: call prepare, or give them in the config"
+            )
+        return gather(self.config.shortlist_ids)
+
     def phase(self, seeds_B: Tensor) -> Tensor:
         """The phase of each row's groups (`ops/groups.py`), (B,)."""
         return groups.phase(seeds_B)
@@ -72,8 +83,12 @@ class TokenPredictor:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
         ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
-        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG)
-        return {"ce": self.config.comp_weight * ce_B}
+        shortlist = self.shortlist(lm.head_rows)
+        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)
+        terms = {"ce": self.config.comp_weight * ce_B}
+        if shortlist is not None:
+            terms["_outside_shortlist"] = group_decoder.outside(ids_BNG, weights_BNG, shortlist)
+        return terms
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
@@ -110,7 +125,9 @@ class TokenPredictor:
         if not ids_BKG.numel():  # no row of the batch has any reasoning
             return torch.zeros_like(batch.chain_ids, dtype=torch.bool)
         hidden_BKD = fed.hidden(lm, batch, n=ids_BKG.shape[1])
-        logps_BKG = group_decoder.label_logps(lm, hidden_BKD, ids_BKG, real_BKG)
+        logps_BKG = group_decoder.label_logps(
+            lm, hidden_BKD, ids_BKG, real_BKG, shortlist=self.shortlist(lm.head_rows)
+        )
         threshold_B1 = batch.params["confidence_threshold"][:, None]
         # A row's groups, one after another, are its chain.
         logps_BT = torch.zeros(batch.chain_ids.shape, device=logps_BKG.device)
@@ -131,7 +148,11 @@ class TokenPredictor:
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             temperature_L = rollouts.temperature[thoughts.row]
             latent_temperature_L = rollouts.latent_temperature[thoughts.row]
-            return group_decoder.thought_logps(lm, thoughts, temperature_L, latent_temperature_L), {}
+            shortlist = self.shortlist(lm.head_rows)
+            logps_L = group_decoder.thought_logps(
+                lm, thoughts, temperature_L, latent_temperature_L, shortlist
+            )
+            return logps_L, {}
 
         return score(lm, rollouts, thought_logps)
 
@@ -150,13 +171,13 @@ class TokenPredictor:
         first_B = group_decoder.choose_first(
             logits_BV, separator_id, *temperatures, state.top_p, lambda n: state.uniform(noise.TOKEN, n)
         )
-        phase_B = groups.phase(state.seed, state.sample)
         rules = Rules(
-            most=groups.most(state.step, state.params["compression_factor"], phase_B),
+            most=self._most(state),
             temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
             uniform=lambda place: state.uniform(noise.GROUP, place),
+            shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
         )
         ids_BG, logps_BG = group_decoder.choose(lm, state.hidden, first_B, rules, state.wants_info)
         # The separator that ends a group is no part of it.
@@ -185,3 +206,11 @@ class TokenPredictor:
             token_ids=torch.full_like(state.step, -1),
             info=info,
         )
+
+    def _most(self, state: ThinkState) -> Tensor:
+        """The tokens that each row's next group has where nothing ends it before, (B,)."""
+        c_B = state.params["compression_factor"]
+        # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
+        if bool((c_B == c_B.floor()).all()):
+            return c_B.long()
+        return groups.most(state.step, c_B, groups.phase(state.seed, state.sample))
