@@ -348,7 +348,7 @@ def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
         if method.explores and decoding.latent_temperature > 0:
             mean, log_std = method.predictor._predict(lm, hidden, torch.tensor([c]))
             drawn = Normal(mean[0], decoding.latent_temperature * log_std[0].exp()).log_prob(
-                latent / method.sigma_e
+                latent / method.predictor.sigma_e
             )
             logp = logp + (drawn.mean() if how == "mean" else drawn.sum())
         found.append(float(logp))
