@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from colar.ops import groups, noise, ragged
 from colar.ops.compress import compress, lattice, members, pick_one, scale
-from colar.ops.sampling import sample_tokens
+from colar.ops.sampling import likeliest, sample_tokens
 
 
 def by_hand(row, c, merge):
@@ -319,6 +319,30 @@ def test_temperature_zero_is_argmax_and_each_row_has_its_own():
         torch.tensor([0.99, 0.99, 0.99999]),
     )
     assert ids.tolist() == [1, 1, 0]
+
+
+def test_greedy_rows_among_sampled_ones_are_what_they_are_alone():
+    torch.manual_seed(0)
+    logits = torch.randn(12, 50).round()  # full of ties
+    temperature = torch.tensor([0.0, 0.7, 1.0] * 4)
+    top_p = torch.tensor([0.9, 1.0, 0.5, 0.9] * 3)
+    uniform = torch.rand(12, dtype=torch.float64)
+    together = sample_tokens(logits, temperature, top_p, uniform)
+    rows = zip(logits, temperature, top_p, uniform, strict=True)
+    alone = [sample_tokens(*(column[None] for column in row)).item() for row in rows]
+    assert together.tolist() == alone
+    assert together[::3].tolist() == logits.argmax(-1)[::3].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 7, 256, 511, 512, 513, 1000, 5120])
+def test_the_likeliest_token_is_the_first_of_equals(size):
+    torch.manual_seed(0)
+    logits = torch.randn(200, size).round()  # full of ties
+    logits[::3] = torch.randn(67, size)
+    logits[1, -1] = float("inf")
+    logits[2] = -1.0
+    for row, found in zip(logits.tolist(), likeliest(logits).tolist(), strict=True):
+        assert found == row.index(max(row))
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])

@@ -43,6 +43,7 @@ from colar.training.grpo.config import GrpoConfig
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
+TWO_TEMPERATURES = Decoding(0.0, 0.9, 0.8, max_latents=6, max_completion_length=5)
 IDS = (0, 2, 3, 7, 31, 40)
 ANY_SPEED = {"compression_factors": [1, 1.5, 2, 2.5, 3, 5], "confidence_thresholds": [0, 0.05]}
 
@@ -348,7 +349,7 @@ def test_labels_outside_are_in_the_log_of_a_training(tmp_path: Path) -> None:
 def requests() -> list[Request]:
     """Whole and real factors, with a threshold and without, greedy and sampled: all share the batches."""
     asked = []
-    for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED)):
+    for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED), ("two", TWO_TEMPERATURES)):
         for i, example in enumerate((*EXAMPLES, *EXAMPLES)):
             params = ColarParams(
                 (1, 2, 3, 5, 1.5, 2.5)[i % 6], confidence_threshold=(0, 0.05)[i // len(EXAMPLES)]
@@ -469,28 +470,33 @@ def test_a_compiled_step_is_the_same_step() -> None:
 
 @torch.no_grad()
 def naive_logps(lm: LatentLM, each: rollout.Output, ids: tuple[int, ...]) -> list[float]:
-    """Every thought of one output from its own forward: the tokens of a group summed up."""
-    temperature = each.completion.request.decoding.temperature
-    decoder = lm.extra["group_decoder"]
+    """Every thought of one output from its own forward: going on, the first token given that, and those behind it."""
+    decoding = each.completion.request.decoding
+    drawn_at = decoding.latent_temperature
+    decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     fed, found = lm.embed(torch.tensor(each.question_ids)), []
     for latent, info in zip(
         each.completion.latents if each.completion.length else [], each.completion.info, strict=True
     ):
         state = lm.hidden(fed[None])[0, -1]
         tokens = group(info)
-        total = label_logp(lm, state, tokens[0], None, temperature)
+        total = math.log1p(-math.exp(label_logp(lm, state, separator, None, decoding.temperature)))
+        if drawn_at > 0:
+            going_on = math.log1p(-math.exp(label_logp(lm, state, separator, None, drawn_at)))
+            total += label_logp(lm, state, tokens[0], None, drawn_at) - going_on
         for before, token in itertools.pairwise(tokens):
             assert token in ids
             state = decoder(state, lm.embed(torch.tensor(before)))
-            total += label_logp(lm, state, token, ids, temperature)
+            if drawn_at > 0:
+                total += label_logp(lm, state, token, ids, drawn_at)
         found.append(total)
         fed = torch.cat([fed, latent[None]])
     return found
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("temperature", "drawn_at"), [(1.0, 1.0), (0.7, 1.2), (1.0, 0.0)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_of_thoughts_are_exact(family: str, temperature: float) -> None:
+def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_at: float) -> None:
     lm, method = made(family, compression_factors=[1, 2, 3])
     config = GrpoConfig(
         num_generations=4,
@@ -498,7 +504,7 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float) -> Non
         max_completion_length=4,
         compression_factors=(2.0, 3.0),
         temperature=temperature,
-        latent_temperature=temperature,
+        latent_temperature=drawn_at,
     )
     rollouts = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     tensors = rollout.collate(rollouts, lm.width)
@@ -510,7 +516,8 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float) -> Non
         assert scores.logps[row, :n].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
         assert engine[row, :n].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
     scores.logps.sum().backward()
-    assert lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0
+    if drawn_at > 0:
+        assert lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0
 
 
 def test_reinforcement_samples_with_the_weights_that_it_trains(tmp_path: Path) -> None:
