@@ -482,7 +482,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     for title, columns in titles.items():
         table = Table(title=title, title_justify="left")
         for name in (*SYSTEM, *columns):
-            table.add_column(name, justify="left" if name == "system" else "right")
+            # Where a terminal is narrow, heads of two words are the ones that wrap.
+            table.add_column(name, justify="left" if name == "system" else "right", no_wrap=" " not in name)
         for row in shown:
             table.add_row(*(row[name] for name in (*SYSTEM, *columns)))
         made.append(table)
