@@ -482,7 +482,11 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     for title, columns in titles.items():
         table = Table(title=title, title_justify="left")
         for name in (*SYSTEM, *columns):
-            table.add_column(name, justify="left" if name == "system" else "right")
+            justify: Literal["left", "right"] = "left" if name == "system" else "right"
+            # Where a terminal is narrow, heads of two words are the ones that wrap, and nothing is cut.
+            table.add_column(
+                name, justify=justify, no_wrap=name in WRONG and " " not in name, overflow="fold"
+            )
         for row in shown:
             table.add_row(*(row[name] for name in (*SYSTEM, *columns)))
         made.append(table)
