@@ -54,14 +54,14 @@ train "$seed" only2 sequential "${start[@]}" --label "sequential, one c" --metho
   --validation.params "[{compression_factor: 2}]"
 run_all "training from CoT weights"
 
-answered=()
+answered=() gated=()
 ask() { # SEED FOLDER MODEL=PATH... -- OPTION...
   local seed=$1 folder=$2 models=()
   shift 2
   while [[ $1 != -- ]]; do models+=("$1"); shift; done
   shift
   add "eval/$folder$seed" colar evaluate "${models[@]}" "${sets[@]}" "$@" --output "$out/eval/$folder$seed"
-  answered+=("$out/eval/$folder$seed")
+  if [[ $folder == *gated* ]]; then gated+=("$out/eval/$folder$seed"); else answered+=("$out/eval/$folder$seed"); fi
 }
 
 both=(--decoding greedy sampled --seeds "${draws[@]}")
@@ -91,22 +91,28 @@ pairs=()
 pair() { pairs+=(--pair "$1" "$2"); } # SYSTEM BASELINE, each by its name in the tables
 for c in 1 2 3 4 5; do pair "colar c=$c (sequential)" cot; done
 if [[ $limit == 500 ]]; then
-  for c in 1 2 3 4 5; do pair "colar c=$c (sequential)" "colar c=$c"; done                # the paper's head
+  for c in 1 2 3 4 5; do pair "colar c=$c (sequential)" "colar c=$c"; done # the paper's head
 fi
 pair "colar c=2 (sequential)" "colar c=2 (sequential, one c)"
 for c in 1 1.25 1.5 2 2.5 3; do pair "colar c=$c (sequential, any c)" cot; done
+for c in 1.25 1.5 2.5 3.5 4.5; do pair "colar c=$c (sequential)" "colar c=$c (sequential, any c)"; done # left out
 for c in 1 1.25 1.5 1.75 2; do pair "colar c=$c (sequential, any c to 2)" cot; done
-for c in 1.25 1.5 2.5 3.5 4.5; do pair "colar c=$c (sequential)" "colar c=$c (sequential, any c)"; done  # left out
-for c in 1 2 3 4 5; do pair "colar c=$c (sequential, gated)" "colar c=$c (sequential)"; done      # what random ends cost
+colar report "${answered[@]}" --draw_labelled sequential "sequential, any c" "${pairs[@]}" \
+  --title "The sequential head at the tiny scale" --output "$out/report"
+
+# CoT's and the ungated model's answers stand beside those of the gates.
+pairs=()
+for c in 1 2 3 4 5; do pair "colar c=$c (sequential, gated)" "colar c=$c (sequential)"; done # what its training costs
 for c in 2 3 4 5; do
   for gate in "${gates[@]}"; do pair "colar c=$c (sequential, gated, confidence_threshold=$gate)" cot; done
 done
 for c in 2 3; do
-  pair "colar c=$c (sequential, gated, c to 3)" cot
   for gate in "${gates[@]}"; do pair "colar c=$c (sequential, gated, c to 3, confidence_threshold=$gate)" cot; done
 done
-colar report "${answered[@]}" --draw_labelled sequential "sequential, any c" "${pairs[@]}" \
-  --title "The sequential head at the tiny scale" --output "$out/report"
+beside=()
+for seed in "${seeds[@]}"; do beside+=("$out/eval/drawn$seed"); done
+colar report "${gated[@]}" "${beside[@]}" --draw_labelled sequential "sequential, gated, confidence_threshold=0.9" \
+  "${pairs[@]}" --title "Speed by confidence at the tiny scale" --output "$out/gates"
 echo
-echo "table    $out/report/report.md"
-echo "picture  $out/report/accuracy_vs_length.png"
+echo "tables    $out/report/report.md, $out/gates/report.md"
+echo "pictures  $out/report/accuracy_vs_length.png, $out/gates/accuracy_vs_length.png"

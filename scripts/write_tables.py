@@ -6,7 +6,8 @@
 
     python scripts/write_tables.py             `tests/test_results.py` checks that they are up to date
 
-`accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `controls`
+`accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `gates` a line a
+factor and a column a confidence threshold, `controls`
 the controls beside what they were made from, `pairs` the paired differences that were asked for. Any other word is the
 name of a file there: `<!-- results/grpo-tiny differences -->` has the first table of its differences.md.
 `<!-- results/* headline -->` is README's table: a few rows of several reports.
@@ -129,6 +130,24 @@ def factors(report: Report) -> Grid:
     return Grid("", ["c asked for", *(label or "random c" for label in labels)], body)
 
 
+def gates(report: Report) -> Grid:
+    """What does a confidence threshold buy? Greedy averages and #L: a line a label and c, a column a threshold."""
+    key = "confidence_threshold="
+    found: defaultdict[tuple[str, float], dict[float, str]] = defaultdict(dict)
+    for row in report.shown_rows:
+        if row.system.decoding != "greedy" or row.dataset != AVERAGE or row.system.compression_factor is None:
+            continue
+        label, _, threshold = row.system.label.partition(key)
+        line = (label.rstrip(", "), row.system.compression_factor)
+        found[line][float(threshold or 0)] = f"{percent(row.accuracy)} ({number(row.length)})"
+    thresholds = sorted({threshold for line in found.values() for threshold in line})
+    body = []
+    for (label, factor), cells in sorted(found.items()):
+        body.append([label, f"{factor:g}", *(cells.get(threshold, BLANK) for threshold in thresholds)])
+    head = ["label", "c at most", *(f"{threshold:g}" if threshold else "none" for threshold in thresholds)]
+    return Grid("", head, body, words=1)
+
+
 def controls(report: Report) -> Grid:
     """Does a method read its thoughts? Greedy averages with its own, and with what a control feeds (% truncated)."""
     systems = systems_of(report.shown_rows)
@@ -190,6 +209,7 @@ def headline() -> Grid:
 TABLES: dict[str, Callable[[Report], Grid]] = {
     "accuracy": accuracy,
     "factors": factors,
+    "gates": gates,
     "controls": controls,
     "pairs": pairs,
 }
