@@ -7,9 +7,9 @@
     python scripts/write_tables.py             `tests/test_results.py` checks that they are up to date
 
 `accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `gates` a line a
-factor and a column a confidence threshold, `controls`
-the controls beside what they were made from, `pairs` the paired differences that were asked for. Any other word is the
-name of a file there: `<!-- results/grpo-tiny differences -->` has the first table of its differences.md.
+factor and a column a confidence threshold, `controls` the controls beside what they were made from, `pairs` the paired
+differences that were asked for. Any other word is the name of a file there: `<!-- results/grpo-tiny differences -->` has
+the first table of its differences.md.
 `<!-- results/* headline -->` is README's table: a few rows of several reports.
 """
 
