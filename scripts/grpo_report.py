@@ -178,6 +178,10 @@ def markdown(
     for run in (run for run in runs if "spread" not in run):
         moved = [f"{run[key][0]:.2f} → {run[key][1]:.2f}" for key in PANELS if key != "eval_accuracy"]
         lines.append(f"| {run['name']} | {run['seed']} | {run['seconds'] / 60:.1f} | {' | '.join(moved)} |")
+    lines += ["", "Validation accuracy (%) after each number of updates:", ""]
+    for run in (run for run in runs if run.get("validations")):
+        values = ", ".join(f"{step}: {100 * value:.1f}" for step, value in run["validations"])
+        lines.append(f"- {run['name']}, seed {run['seed']}: {values}")
     lines += [
         "",
         "# Fine-tuned runs",
@@ -295,6 +299,7 @@ def main() -> None:
     runs = [
         {"name": NAMES[name], "seed": seed, "seconds": seconds(folder / f"{name}-{seed}")}
         | {key: ends(history, key) for key in PANELS}
+        | {"validations": series(history, "eval_accuracy")}
         | (explored(history, questions(folder / f"{name}-{seed}")) if name.startswith(ALONE) else {})
         for name, found in histories.items()
         for seed, history in found.items()
