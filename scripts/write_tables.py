@@ -8,8 +8,8 @@
 
 `accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `gates` a line a
 factor and a column a confidence threshold, `controls` the controls beside what they were made from, `pairs` the paired
-differences that were asked for. Any other word is the name of a file there: `<!-- results/grpo-tiny differences -->` has
-the first table of its differences.md.
+differences that were asked for. Any other word is the name of a file there: `<!-- results/grpo-tiny differences -->`
+has the first table of its differences.md.
 `<!-- results/* headline -->` is README's table: a few rows of several reports.
 """
 
