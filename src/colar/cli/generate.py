@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from colar.cli.shared import (
 STANDS_OUT = 0.6
 WIDTH = 80
 """Characters of a line that shows thoughts: what does not fit goes to the next one."""
+INDENT = 6
+"""Characters in front of a thought: its number."""
 UNSURE = "?"
 """Behind the tokens of a group that ended because the next one was unsure."""
 
@@ -216,11 +219,7 @@ def _print_completion(lm: Any, completion: Any, expected: str | None, args: argp
         for line in _wrapped([f"[{' '.join(_short(reading))}]" for reading in readings]):
             print(f"  {line}")
     else:
-        for number, reading in enumerate(readings, start=1):
-            first, *rest = _long(reading)
-            print(f"{number:4d}  {first}")
-            for line in rest:
-                print(f"      {line}")
+        _print_long(readings)
     answer = completion.text
     if expected is not None:
         answer += f"   (expected {expected})"
@@ -241,35 +240,49 @@ def _asked_with(params: Any) -> str:
     return f"  [{', '.join(shown)}]" if shown else ""
 
 
-def _long(reading: Any) -> list[str]:
-    """A token, or a latent's nearest tokens with their cosines, and its spread where it has one.
+def _long(reading: Any) -> tuple[list[str], list[str]]:
+    """The words of a thought, and of a second part: a latent that was chosen as tokens has the tokens near it there.
 
-    The tokens that a latent was chosen as come first, with their probabilities; a line of its own has what is near
-    where both do not fit into one.
+    A token; or the tokens that it was chosen as, with their probabilities; or those near it, with their cosines, and
+    its spread where it has one.
     """
     if reading.token is not None:
-        return [repr(reading.token)]
+        return [repr(reading.token)], []
     near = [f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours]
     if reading.chosen:
         chosen = [f"{token!r} {probability:.2f}" for token, probability in reading.chosen]
         if reading.unsure:
             chosen.append(UNSURE)
-        both = f"{'  '.join(chosen)}   near: {'  '.join(near)}"
-        if len(both) <= WIDTH - 6:
-            return [both]
-        return [*_wrapped(chosen), *_wrapped(["near:", *near])]
-    spread = "" if reading.sigma is None else f"   sigma {reading.sigma:.2f}"
-    return ["  ".join(near) + spread]
+        return chosen, near
+    if reading.sigma is not None:
+        near.append(f" sigma {reading.sigma:.2f}")
+    return near, []
 
 
-def _wrapped(words: list[str]) -> list[str]:
-    """The words in as few lines as they need beside an indent, two spaces between two of them."""
+def _print_long(readings: Sequence[Any]) -> None:
+    """Number the thoughts: a line each, or where one of them does not fit, both of its parts on lines of their own."""
+    parts = [_long(reading) for reading in readings]
+    lines = []
+    for words, near in parts:
+        line = "  ".join(words)
+        lines.append(f"{line}   near: {'  '.join(near)}" if near else line)
+    # All alike: a column is easier to read than lines that change their form.
+    apart = any(near for _, near in parts) and any(len(line) > WIDTH - INDENT for line in lines)
+    for number, (line, (words, near)) in enumerate(zip(lines, parts, strict=True), start=1):
+        first, *rest = [*_wrapped(words), *_wrapped(near, "near: ")] if apart else [line]
+        print(f"{number:4d}  {first}")
+        for more in rest:
+            print(f"{'':{INDENT}}{more}")
+
+
+def _wrapped(words: Sequence[str], head: str = "") -> list[str]:
+    """The words in as few lines as they need beside an indent, two spaces between two of them, behind a `head`."""
     lines: list[str] = []
     for word in words:
-        if lines and len(lines[-1]) + 2 + len(word) <= WIDTH - 6:
+        if lines and len(lines[-1]) + 2 + len(word) <= WIDTH - INDENT:
             lines[-1] += f"  {word}"
         else:
-            lines.append(word)
+            lines.append(f"{head if not lines else ''}{word}")
     return lines
 
 
