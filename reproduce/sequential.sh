@@ -109,9 +109,10 @@ done
 for c in 2 3; do
   for gate in "${gates[@]}"; do pair "colar c=$c (sequential, gated, c to 3, confidence_threshold=$gate)" cot; done
 done
-beside=()
-for seed in "${seeds[@]}"; do beside+=("$out/eval/drawn$seed"); done
-colar report "${gated[@]}" "${beside[@]}" --draw_labelled sequential "sequential, gated, confidence_threshold=0.9" \
+mkdir -p "$out/eval/beside"
+for seed in "${seeds[@]}"; do grep -h '"decoding": "greedy"' "$out/eval/drawn$seed/records.jsonl" || true; done \
+  >"$out/eval/beside/records.jsonl"
+colar report "${gated[@]}" "$out/eval/beside" --draw_labelled sequential "sequential, gated, confidence_threshold=0.9" \
   "${pairs[@]}" --title "Speed by confidence at the tiny scale" --output "$out/gates"
 echo
 echo "tables    $out/report/report.md, $out/gates/report.md"
