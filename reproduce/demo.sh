@@ -18,7 +18,7 @@ trap 'kill $control 2>/dev/null || true' EXIT
 echo "training cot" >&2
 OMP_NUM_THREADS=$half colar train tiny/cot --output "$out/cot" >/dev/null
 echo "training colar from its weights" >&2
-# The control is done before this: both halves of the machine.
+# The control is nearly done by then: this gets all of the machine.
 OMP_NUM_THREADS=$cores colar train tiny/sequential --label "" --output "$out/colar" --model.init_from "$out/cot/best" >/dev/null
 echo "waiting for no_cot" >&2
 wait $control || { tail -n 5 "$out/no_cot.log" >&2; exit 1; }
