@@ -26,8 +26,9 @@ trap - EXIT
 
 # What is printed last is a screenful: of the report its first table (report.md has all), and two problems.
 OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/colar/best" "$out/no_cot/best" --data arithmetic --limit 512 \
-  --compression_factor 1 2 3 4 5 --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report" |
-  sed '/^Paired differences/,$d'
+  --compression_factor 1 2 3 4 5 --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report" \
+  >"$out/tables.txt"
+sed '/^Paired differences/,$d' "$out/tables.txt"
 echo "Two of the test problems at c = 2 and c = 5; the tokens of each thought in brackets:"
 colar data prepare arithmetic --splits test --limit 2 --output "$out/problems" >/dev/null
 colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compression_factor 2 5 --show-latents \

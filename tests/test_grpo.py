@@ -703,7 +703,7 @@ def test_outputs_survive_the_way_through_a_flat_dict() -> None:
     rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
     again = Rollouts.from_tensors({**rollouts.tensors(), "more": torch.zeros(1)})
     assert all(torch.equal(value, again.tensors()[name]) for name, value in rollouts.tensors().items())
-    assert set(again.params) == {"compression_factor", "snap"}
+    assert set(again.params) == {"compression_factor", "snap", "confidence_threshold"}
 
 
 # --- rewards -------------------------------------------------------------------------------------------
