@@ -24,9 +24,10 @@ Shape suffixes: R examples, K thoughts, T positions, D width.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
@@ -206,7 +207,7 @@ def groups_thought(
     chosen = [chosen_ids(info) for info in completion.info]
     if not chosen or None in chosen:
         return groups
-    tokens = [token for group in groups for token in group]
+    tokens = list(itertools.chain.from_iterable(groups))
     thought_of = []
     start = 0
     for ids in chosen:
@@ -260,18 +261,23 @@ def write_shares(groups: Sequence[Sequence[Place]]) -> dict[str, Any]:
     """
     if not groups:
         return {"write_by_place": None, "write_by_kind": None, "write_joint": None}
-    every = [place for group in groups for place in group]
-    widest = max(len(group) for group in groups)
+    by_place: defaultdict[int, list[bool]] = defaultdict(list)
+    by_kind: defaultdict[str, list[bool]] = defaultdict(list)
+    joint: list[bool] = []
+    for group in groups:
+        for each in group:
+            by_place[each.place].append(each.right)
+            by_kind[each.kind].append(each.right)
+        joint.append(all(each.right for each in group))
     return {
-        "write_by_place": [_share(each.right for each in every if each.place == j) for j in range(widest)],
-        "write_by_kind": {kind: _share(each.right for each in every if each.kind == kind) for kind in KINDS},
-        "write_joint": _share(all(each.right for each in group) for group in groups),
+        "write_by_place": [_share(by_place[place]) for place in sorted(by_place)],
+        "write_by_kind": {kind: _share(by_kind[kind]) for kind in KINDS},
+        "write_joint": _share(joint),
     }
 
 
-def _share(right: Iterable[bool]) -> float | None:
-    flags = list(right)
-    return sum(flags) / len(flags) if flags else None
+def _share(right: Sequence[bool]) -> float | None:
+    return sum(right) / len(right) if right else None
 
 
 # The three measurements
@@ -404,6 +410,9 @@ def diagnose(
     groups = sum(record["groups"] for record in written)
     whole_chains = [record for record in written if record["right"] == record["groups"]]
     classes = Counter(record["class"] for record in freely)
+    places_of: list[list[Place]] = []
+    for record in written:
+        places_of += record["places"]
     shares = {
         "n": n,
         "read": sum(right) / n,
@@ -414,7 +423,7 @@ def diagnose(
         "length": sum(record["length"] for record in freely) / n,
         "reference_length": groups / n,
         "classes": {name: classes[name] / n for name in CLASSES},
-        **write_shares([group for record in written for group in record["places"]]),
+        **write_shares(places_of),
     }
     return shares, freely
 
