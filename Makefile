@@ -1,4 +1,4 @@
-# make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 6 minutes)
+# make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 5 minutes, and the installation)
 # make test   lint, types and tests
 # make table1, make c-curves, make table1-smollm2   all methods at one budget: results/arena-tiny (hours)
 #

@@ -52,6 +52,14 @@ ACCURACIES = {
             "no_cot": "no chain",
         },
     ),
+    "sequential-tiny": (
+        "Our sequential head, the same budget (toy model)",
+        {
+            "colar c=2 (sequential)": "c = 2",
+            "colar c=3 (sequential)": "c = 3",
+            "colar c=5 (sequential)": "c = 5",
+        },
+    ),
     "grpo-tiny": (
         "Reinforcement, from a teacher who errs (toy model)",
         {
