@@ -69,7 +69,7 @@ for seed in "${seeds[@]}"; do
   at=$out/seed$seed
   ask "$seed" drawn "tiny=$(trained "$seed" cot)/best" "tiny=$at/drawn/best" -- \
     --compression_factor 1 2 3 4 5 "${both[@]}"
-  ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.25 1.5 2.5 3.5 4.5
+  ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.25 1.5 2.5 3.5 4.5 --label "sequential, left out"
   ask "$seed" any "tiny=$at/any/best" -- --compression_factor 1 1.25 1.5 1.75 2 2.5 3 3.5 4 4.5 5
   ask "$seed" gated "tiny=$at/gated/best" -- --compression_factor 1 2 3 4 5 --confidence_threshold 0 "${gates[@]}"
   ask "$seed" ungated "tiny=$at/drawn/best" -- --compression_factor 2 3 5 --confidence_threshold 0.7 0.9
@@ -95,7 +95,7 @@ if [[ $limit == 500 ]]; then
 fi
 pair "colar c=2 (sequential)" "colar c=2 (sequential, one c)"
 for c in 1 1.25 1.5 2 2.5 3; do pair "colar c=$c (sequential, any c)" cot; done
-for c in 1.25 1.5 2.5 3.5 4.5; do pair "colar c=$c (sequential)" "colar c=$c (sequential, any c)"; done # left out
+for c in 1.25 1.5 2.5 3.5 4.5; do pair "colar c=$c (sequential, left out)" "colar c=$c (sequential, any c)"; done
 for c in 1 1.25 1.5 1.75 2; do pair "colar c=$c (sequential, any c to 2)" cot; done
 colar report "${answered[@]}" --draw_labelled sequential "sequential, any c" "${pairs[@]}" \
   --title "The sequential head at the tiny scale" --output "$out/report"
