@@ -112,8 +112,8 @@ done
 mkdir -p "$out/eval/beside"
 for seed in "${seeds[@]}"; do grep -h '"decoding": "greedy"' "$out/eval/drawn$seed/records.jsonl" || true; done \
   >"$out/eval/beside/records.jsonl"
-colar report "${gated[@]}" "$out/eval/beside" --draw_labelled sequential "sequential, gated, confidence_threshold=0.9" \
-  "${pairs[@]}" --title "Speed by confidence at the tiny scale" --output "$out/gates"
+colar report "${gated[@]}" "$out/eval/beside" --draw_labelled confidence_threshold=0.9 "${pairs[@]}" \
+  --title "Speed by confidence at the tiny scale" --output "$out/gates"
 echo
 echo "tables    $out/report/report.md, $out/gates/report.md"
 echo "pictures  $out/report/accuracy_vs_length.png, $out/gates/accuracy_vs_length.png"
