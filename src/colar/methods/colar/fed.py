@@ -12,16 +12,20 @@ from torch import Tensor, nn
 
 from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
-from colar.ops import ragged
+from colar.ops import groups, ragged
 
 
 @dataclass(frozen=True)
 class Fed:
-    """The latents of a batch's chains: (B, K, D), the tokens that each stands for (B, K), each row's number (B,)."""
+    """The latents of a batch's chains: (B, K, D), and how many tokens each stands for, (B, K); 0 behind the last."""
 
     latents_BKD: Tensor
     sizes_BK: Tensor
-    counts_B: Tensor
+
+    @property
+    def counts_B(self) -> Tensor:
+        """The latents of each row, (B,)."""
+        return groups.counts(self.sizes_BK)
 
     def hidden(self, lm: LatentLM, batch: Batch, n: int) -> Tensor:
         """Hidden states (B, n, D) from the question's last position on: the first label is predicted there."""

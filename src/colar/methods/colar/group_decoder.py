@@ -247,9 +247,6 @@ def thought_logps(
     Where the two temperatures differ: of going on, at the one, and of the tokens given that, at the other.
     """
     ids_LG = actions.group_ids
-    # No row of the batch has a thought: there are no places either, and nothing to reshape.
-    if not ids_LG.numel():
-        return actions.hidden.new_zeros(len(ids_LG))
     drawn_L = latent_temperature_L > 0
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
     tokens_LG = label_logps(

@@ -134,7 +134,7 @@ class Colar(base.Method):
 
     def _merged(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> Fed:
         chain_BTD = lm.embed(batch.chain_ids).float()  # targets keep float32 over a half-precision base
-        return Fed(compress(chain_BTD, sizes_BK, self.config.merge), sizes_BK, groups.counts(sizes_BK))
+        return Fed(compress(chain_BTD, sizes_BK, self.config.merge), sizes_BK)
 
     # Reinforcement
 
