@@ -48,8 +48,7 @@ def encoded(lm: LatentLM, method: Colar) -> list[Row]:
     return [method.encode(lm.template, e, Random(i), 0.0) for i, e in enumerate(EXAMPLES)]
 
 
-@torch.no_grad()
-def naive(lm: LatentLM, row: Row, c: int, widest: int = 0, ahead: float = 0) -> float:
+def naive(lm: LatentLM, row: Row, c: int, widest: int = 0, ahead: float = 0) -> Tensor:
     """One row's loss: groups, places and labels in plain loops, a forward of its own."""
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     embed = lambda ids: lm.embed(torch.tensor(ids))  # noqa: E731
@@ -68,9 +67,13 @@ def naive(lm: LatentLM, row: Row, c: int, widest: int = 0, ahead: float = 0) -> 
             if j:
                 state = decoder(state, lm.embed(torch.tensor(group[j - 1])))
             weights.append(1 if j < c else ahead)
-            losses.append(-weights[-1] * lm.logits(state).log_softmax(-1)[token].item())
-        means.append(sum(losses) / sum(weights))
-    return sum(means) / len(means)
+            losses.append(-weights[-1] * lm.logits(state).log_softmax(-1)[token])
+        means.append(torch.stack(losses).sum() / sum(weights))
+    return torch.stack(means).mean()
+
+
+def gradients(losses: Tensor, trained: list[Tensor]) -> Sequence[Tensor]:
+    return torch.autograd.grad(losses.mean(), trained, allow_unused=True, materialize_grads=True)
 
 
 @pytest.mark.parametrize("c", [1, 2, 3, 5])
@@ -80,8 +83,13 @@ def test_the_loss_is_a_naive_loop_over_groups_and_places(family: str, c: int) ->
     rows = encoded(lm, method)
     found = method.loss(lm, Batch.collate(rows))
     assert set(found) == {"ce"}
-    expected = [naive(lm, row, c) for row in rows]
-    assert found["ce"].tolist() == pytest.approx(expected, rel=1e-4)
+    expected = torch.stack([naive(lm, row, c) for row in rows])
+    torch.testing.assert_close(found["ce"], expected, rtol=1e-4, atol=1e-5)
+    # Gradients, too: of the decoder, of the backbone, and of the embeddings, through what is fed as well as as labels.
+    trained = [p for p in lm.parameters() if p.requires_grad]
+    assert any(p is lm.causal_lm.get_input_embeddings().weight for p in trained)
+    for got, wanted in zip(gradients(found["ce"], trained), gradients(expected, trained), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("c", [1, 2, 5])
@@ -90,8 +98,8 @@ def test_labels_behind_the_group_have_a_weight_of_their_own(c: int) -> None:
     lm, method = made(compression_factors=[1, 2, 5], lookahead_weight=0.2)
     rows = [dataclasses.replace(row, params=ColarParams(c)) for row in encoded(lm, method)]
     found = method.loss(lm, Batch.collate(rows))["ce"].tolist()
-    assert found == pytest.approx([naive(lm, row, c, 5, 0.2) for row in rows], rel=1e-4)
-    assert found != pytest.approx([naive(lm, row, c) for row in rows], rel=1e-4) or c == 5
+    assert found == pytest.approx([naive(lm, row, c, 5, 0.2).item() for row in rows], rel=1e-4)
+    assert found != pytest.approx([naive(lm, row, c).item() for row in rows], rel=1e-4) or c == 5
 
 
 def test_rows_of_different_c_share_a_batch() -> None:
@@ -121,7 +129,12 @@ def test_at_c_1_it_is_cot() -> None:
     same_questions = Batch(
         **{**vars(plain), "question_ids": batch.question_ids, "question_lengths": batch.question_lengths}
     )
-    torch.testing.assert_close(method.loss(lm, batch)["ce"], cot.loss(lm, same_questions)["ce"])
+    ours, cots = method.loss(lm, batch)["ce"], cot.loss(lm, same_questions)["ce"]
+    torch.testing.assert_close(ours, cots)
+    # What is fed is trained as it is in CoT.
+    backbone = list(lm.causal_lm.parameters())
+    for got, wanted in zip(gradients(ours, backbone), gradients(cots, backbone), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
 
 
 def requests() -> list[Request]:

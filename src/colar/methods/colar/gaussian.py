@@ -14,7 +14,7 @@ positions of all rows, L thoughts of all rows, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from colar.ops.sampling import sample_tokens, token_logps
 
 class LatentPredictor:
     """`head: gaussian`, `deterministic` or `anchored`."""
+
+    trains_embeddings: ClassVar[bool] = False
+    """The targets are made of the embeddings: they must not move while they are aimed at."""
 
     def __init__(self, config: ColarConfig) -> None:
         self.config = config

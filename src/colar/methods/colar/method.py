@@ -67,8 +67,7 @@ class Colar(base.Method):
         return self.predictor.modules(lm)
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        # The latent head's targets are made of the embeddings: they must not move while they are aimed at.
-        if isinstance(self.predictor, LatentPredictor):
+        if not self.predictor.trains_embeddings:
             lm.freeze_embeddings()
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
@@ -120,9 +119,12 @@ class Colar(base.Method):
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         return self.predictor.loss(lm, batch, self._fed(lm, batch))
 
-    @torch.no_grad()
     def _fed(self, lm: LatentLM, batch: Batch) -> Fed:
         """The latents of the rows' chains."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.predictor.trains_embeddings):
+            return self._grouped(lm, batch)
+
+    def _grouped(self, lm: LatentLM, batch: Batch) -> Fed:
         c_B = batch.params["compression_factor"]
         predictor = self.predictor
         phase_B = predictor.phase(batch.seeds)

@@ -20,6 +20,7 @@ all rows, X rows with a threshold, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,9 @@ from colar.ops.compress import members, scale
 
 class TokenPredictor:
     """`head: sequential`."""
+
+    trains_embeddings: ClassVar[bool] = True
+    """As CoT does: what is fed is a sum of embeddings, and at c = 1 this is CoT, its gradients included."""
 
     def __init__(self, config: ColarConfig) -> None:
         self.config = config
