@@ -181,7 +181,7 @@ def test_what_is_fed_is_the_merged_embedding_of_what_was_chosen() -> None:
 
 @torch.no_grad()
 def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
-    """Every choice of one output from its own forward: the tokens of a group summed up."""
+    """Every choice of one output from its own forward: the tokens of a group summed up, by the present weights."""
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     decoding = each.completion.request.decoding
     temperature, drawn_at = decoding.temperature, decoding.latent_temperature
@@ -190,9 +190,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
     def logp(state: Tensor, token: int, temperature: float = temperature) -> float:
         return (lm.logits(state) / temperature).log_softmax(-1)[token].item()
 
-    for latent, info in zip(
-        each.completion.latents if each.completion.length else [], each.completion.info, strict=True
-    ):
+    for info in each.completion.info[: each.completion.length]:
         state = lm.hidden(fed[None])[0, -1]
         ids = [i for i in info["group_ids"].tolist() if i >= 0]
         # Going on, and the first token given that; with one temperature the two are the token's own log-prob.
@@ -206,6 +204,8 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
             else:
                 assert token == lm.logits(state).argmax()
         found.append(total)
+        summed = [i for i in ids if i != separator]
+        latent = lm.embed(torch.tensor(summed)).sum(0) / math.sqrt(len(summed))
         fed = torch.cat([fed, latent[None]])
     if each.stopped:
         found.append(logp(lm.hidden(fed[None])[0, -1], separator))
@@ -238,6 +238,35 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_
         assert engine[row][mask].tolist() == pytest.approx(wanted, rel=2e-4, abs=2e-4)
     scores.logps.sum().backward()
     assert (lm.extra["group_decoder"].mlp[0].weight.grad.abs().sum() > 0) == (drawn_at > 0)
+
+    # After an update of the embeddings, too: a latent is what was chosen, not what was fed at that time.
+    with torch.no_grad():
+        embeddings = lm.causal_lm.get_input_embeddings().weight
+        embeddings += 0.1 * embeddings.std() * torch.randn_like(embeddings)
+    later = method.logps(lm, tensors, "mean")
+    if drawn_at == 0:
+        return  # another thought is the likeliest now
+    for row, each in enumerate(rollouts):
+        assert later.logps[row][later.mask[row]].tolist() == pytest.approx(
+            naive_logps(lm, each), rel=2e-4, abs=2e-4
+        )
+
+
+def test_what_was_chosen_is_fed_anew_with_gradient() -> None:
+    lm, method = made(live=True, compression_factors=[2])
+    config = GrpoConfig(num_generations=2, max_latents=4, max_completion_length=2, compression_factors=(2.0,))
+    rollouts = rollout.roll_out(lm, method, config, EXAMPLES[:1], seed=3, generation=1)
+    tensors = rollout.collate(rollouts, lm.width)
+    assert int(tensors.thought_counts.min()) >= 1
+    embeddings = lm.causal_lm.get_input_embeddings().weight
+    # Tied ones would get gradient as labels, too.
+    assert lm.causal_lm.get_output_embeddings().weight is not embeddings
+
+    scores = method.logps(lm, tensors, "mean")
+    answer = scores.logps.gather(1, tensors.thought_counts[:, None] + 1)
+    (gradient,) = torch.autograd.grad(answer.sum(), embeddings)
+    chosen = tensors.group_ids[tensors.group_ids >= 0].unique()
+    assert (gradient[chosen].abs().sum(-1) > 0).all()
 
 
 def test_each_temperature_draws_its_own() -> None:

@@ -11,7 +11,7 @@ temperature T that the row was sampled at:
     token a        log p[a]
 
 A stop that was forced (by `max_latents`, or by a method that thinks a fixed number of times) was no choice: it is
-masked. Latents are inputs here, and no gradient flows through them.
+masked. Latents are inputs, and no gradient flows through them, unless a method makes them anew of what it chose.
 
 Nothing here knows a method: a method that can be trained by reinforcement has the two functions of `Scorable`.
 
@@ -122,7 +122,7 @@ class Scorable(Protocol):
     """A method that reinforcement can train: beside `Method` it has the log-probs of its own choices."""
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
-        """By the present weights, with gradient to them; none through the latents."""
+        """By the present weights, with gradient to them."""
         ...
 
     def sampled_logps(
@@ -144,10 +144,18 @@ def require_scorable(method: Any) -> Scorable:
     return method
 
 
-def score(lm: LatentLM, rollouts: Rollouts, thought_logps: ThoughtLogps) -> Scores:
-    """Log-probs of all actions, in one forward over all rows."""
+def score(
+    lm: LatentLM, rollouts: Rollouts, thought_logps: ThoughtLogps, latents_BKD: Tensor | None = None
+) -> Scores:
+    """Log-probs of all actions, in one forward over all rows.
+
+    `latents_BKD` are fed in place of the rollouts' own, and take gradient; for latents that follow from what was
+    chosen.
+    """
     N = int(rollouts.positions().max())
-    hidden_BND = _hidden(lm, rollouts, N)
+    if latents_BKD is None:
+        latents_BKD = rollouts.latents.detach()
+    hidden_BND = _hidden(lm, rollouts, latents_BKD, N)
 
     # Which action stands at which position of a row: thoughts, then the stop, then the answer's tokens.
     position_N = torch.arange(N, device=hidden_BND.device)
@@ -194,14 +202,14 @@ def score(lm: LatentLM, rollouts: Rollouts, thought_logps: ThoughtLogps) -> Scor
     )
 
 
-def _hidden(lm: LatentLM, rollouts: Rollouts, N: int) -> Tensor:
+def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Tensor:
     """The hidden states that actions are chosen from, (B, N, D): from the question's last position on."""
     B = rollouts.question_ids.shape[0]
     separator_B1 = _separator(lm, rollouts.question_ids.device).expand(B, 1)
     question_BQD = lm.embed(rollouts.question_ids)
     fed_BTD = ragged.pack(
         (question_BQD, rollouts.question_lengths),
-        (_fed(lm, rollouts).to(question_BQD.dtype), rollouts.thought_counts),
+        (_fed(lm, rollouts, latents_BKD).to(question_BQD.dtype), rollouts.thought_counts),
         (lm.embed(separator_B1), torch.ones_like(rollouts.token_lengths)),
         # Nothing is chosen after the last token: it is not fed.
         (lm.embed(rollouts.token_ids), (rollouts.token_lengths - 1).clamp(min=0)),
@@ -210,9 +218,8 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, N: int) -> Tensor:
     return ragged.shift(lm.hidden(fed_BTD), rollouts.question_lengths - 1, N)
 
 
-def _fed(lm: LatentLM, rollouts: Rollouts) -> Tensor:
-    """The embedding that was fed at each thought, (B, K, D): the latent, or the token's."""
-    latents_BKD = rollouts.latents.detach()
+def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
+    """What is fed at each thought, (B, K, D): the latent, or the token's embedding."""
     is_token_BK = rollouts.thought_ids >= 0
     only_tokens = latents_BKD.shape[-1] == 0
     if not only_tokens and not bool(is_token_BK.any()):

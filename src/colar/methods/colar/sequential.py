@@ -158,7 +158,9 @@ class TokenPredictor:
             )
             return logps_L, {}
 
-        return score(lm, rollouts, thought_logps)
+        # Made anew of what was chosen: by the present embeddings, and with gradient to them.
+        chosen_BKG = rollouts.group_ids
+        return score(lm, rollouts, thought_logps, self._merged(lm, chosen_BKG))
 
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
@@ -184,10 +186,7 @@ class TokenPredictor:
             shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
         )
         ids_BG, logps_BG = group_decoder.choose(lm, state.hidden, first_B, rules, state.wants_info)
-        # The separator that ends a group is no part of it.
-        real_BG = (ids_BG != NOTHING) & (ids_BG != separator_id)
-        total_BD = (real_BG[..., None] * lm.embed(ids_BG.clamp(min=0)).float()).sum(1)
-        embeds_BD = total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
+        embeds_BD = self._merged(lm, ids_BG)
         info = {}
         if state.wants_info:
             first_logp_B = group_decoder.first_logps(logits_BV, separator_id, *temperatures, first_B)
@@ -210,6 +209,13 @@ class TokenPredictor:
             token_ids=torch.full_like(state.step, -1),
             info=info,
         )
+
+    def _merged(self, lm: LatentLM, ids: Tensor) -> Tensor:
+        """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
+        # The separator that ends a group is no part of it.
+        real = (ids != NOTHING) & (ids != lm.template.separator_id)
+        total = (real[..., None] * lm.embed(ids.clamp(min=0)).float()).sum(-2)
+        return total / scale(real.sum(-1, keepdim=True), self.config.merge)
 
     def _most(self, state: ThinkState) -> Tensor:
         """The tokens that each row's next group has where nothing ends it before, (B,)."""
