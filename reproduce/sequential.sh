@@ -2,7 +2,7 @@
 # The sequential head at the tiny scale, beside CoT and the paper's head: the rows, updates, test sets and seeds of
 # table1.sh. Three ways to train it: c drawn from 1 to 5; any real c from 1 to 5; groups that the model's own confidence
 # ends. CoT weights and CoT are taken from runs/arena (ARENA) where table1.sh has trained them, the paper's head from the
-# committed records of results/arena-tiny. Everything is left in runs/sequential (or the folder given). Stopped and run
+# committed records of results/arena-tiny. Narrower ranges of c, up to 2 or 3, say what a wide one costs. Everything is left in runs/sequential (or the folder given). Stopped and run
 # again, it resumes.
 #
 #   reproduce/sequential.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
@@ -40,16 +40,16 @@ for seed in "${seeds[@]}"; do
   if [[ $(trained "$seed" cot) == "$out"/* ]]; then train "$seed" cot cot "${start[@]}"; fi
   train "$seed" drawn sequential "${start[@]}"
   train "$seed" any sequential "${start[@]}" --label "sequential, any c" --method.compression_factors 1.0..5.0
+  train "$seed" slow sequential "${start[@]}" --label "sequential, any c to 2" --method.compression_factors 1.0..2.0 \
+    --validation.params "[{compression_factor: 1}, {compression_factor: 2}]"
   train "$seed" gated sequential "${start[@]}" --label "sequential, gated" --method.confidence_thresholds "$ends"
+  train "$seed" gated3 sequential "${start[@]}" --label "sequential, gated, c to 3" \
+    --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 2, 2, 2, 3, 3]" \
+    --validation.params "[{compression_factor: 1}, {compression_factor: 2}, {compression_factor: 3}]"
 done
-# A narrower range of c, up to 2 or 3, and one c alone: a look at what a wide range costs, on the first seed only.
+# One c alone: what it costs to answer at many. On the first seed only.
 seed=${seeds[0]}
 start=(--model.init_from "$(trained "$seed" cot-init)/best")
-train "$seed" slow sequential "${start[@]}" --label "sequential, any c to 2" --method.compression_factors 1.0..2.0 \
-  --validation.params "[{compression_factor: 1}, {compression_factor: 2}]"
-train "$seed" gated3 sequential "${start[@]}" --label "sequential, gated, c to 3" \
-  --method.confidence_thresholds "$ends" --method.compression_factors "[1, 2, 2, 3, 3]" \
-  --validation.params "[{compression_factor: 1}, {compression_factor: 2}, {compression_factor: 3}]"
 train "$seed" only2 sequential "${start[@]}" --label "sequential, one c" --method.compression_factors "[2]" \
   --validation.params "[{compression_factor: 2}]"
 run_all "training from CoT weights"
@@ -71,12 +71,12 @@ for seed in "${seeds[@]}"; do
     --compression_factor 1 2 3 4 5 "${both[@]}"
   ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.25 1.5 2.5 3.5 4.5 --label "sequential, left out"
   ask "$seed" any "tiny=$at/any/best" -- --compression_factor 1 1.25 1.5 1.75 2 2.5 3 3.5 4 4.5 5
+  ask "$seed" slow "tiny=$at/slow/best" -- --compression_factor 1 1.25 1.5 1.75 2
+  ask "$seed" gated3- "tiny=$at/gated3/best" -- --compression_factor 1 2 3 --confidence_threshold 0 "${gates[@]}"
   ask "$seed" gated "tiny=$at/gated/best" -- --compression_factor 1 2 3 4 5 --confidence_threshold 0 "${gates[@]}"
   ask "$seed" ungated "tiny=$at/drawn/best" -- --compression_factor 2 3 5 --confidence_threshold 0.7 0.9
 done
 seed=${seeds[0]} at=$out/seed${seeds[0]}
-ask "$seed" slow "tiny=$at/slow/best" -- --compression_factor 1 1.25 1.5 1.75 2
-ask "$seed" gated3- "tiny=$at/gated3/best" -- --compression_factor 1 2 3 --confidence_threshold 0 "${gates[@]}"
 ask "$seed" only2- "tiny=$at/only2/best" -- --compression_factor 2
 run_all "answering the test questions"
 

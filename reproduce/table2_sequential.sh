@@ -34,7 +34,6 @@ done
 run_all "fine-tuning the sequential head"
 for s in "${seeds[@]}"; do
   train "seqrl-$s" grpo --model.init_from "$out/seq-$s/best" --label "sequential, RL"
-  train "seqdr-$s" grpo --model.init_from "$out/seq-$s/best" --label "sequential, RL w/o average" --grpo.loss_type dr_grpo
   train "cotrl-$s" grpo-cot --model.init_from "$out/cot-$s/best" --label RL
   # Stops and answers fixed: thoughts alone explore.
   train "frozen-seq-$s" grpo --model.init_from "$out/seq-$s/best" --label "sequential, thoughts alone" \
@@ -44,7 +43,7 @@ run_all "reinforcing"
 
 tests=()
 for s in "${seeds[@]}"; do
-  for name in seq seqrl seqdr cotrl; do
+  for name in seq seqrl cotrl; do
     method=colar asked=(--compression_factor "$factor")
     if [[ $name == cotrl ]]; then method=cot asked=(); fi
     add "test/$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \
