@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from families import EXAMPLES, FAMILIES
+from sequential import encoded, latent, made
 from torch import Tensor
 
 from colar.analysis import retrieval
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import pretrained, registry
+from colar.methods import registry
 from colar.methods.base import Batch, Row
-from colar.methods.colar import Colar, ColarParams
+from colar.methods.colar import ColarParams
 from colar.methods.colar.group_decoder import windows
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
@@ -33,27 +34,12 @@ GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 
 
-def made(family: str = "llama", live: bool = False, **config: Any) -> tuple[LatentLM, Colar]:
-    """A random model whose decoder does something: it would start as the identity."""
-    lm, method = tiny_lm(family), registry.build("colar", {"head": "sequential", **config})
-    assert isinstance(method, Colar)
-    pretrained.attach(lm, method, seed=1)
-    torch.manual_seed(2)
-    torch.nn.init.normal_(lm.extra["group_decoder"].mlp[-1].weight, std=0.3)
-    method.prepare(lm, EXAMPLES)
-    return (liven(lm) if live else lm), method
-
-
-def encoded(lm: LatentLM, method: Colar) -> list[Row]:
-    return [method.encode(lm.template, e, Random(i), 0.0) for i, e in enumerate(EXAMPLES)]
-
-
 def naive(lm: LatentLM, row: Row, c: int, widest: int = 0, ahead: float = 0) -> Tensor:
     """One row's loss: groups, places and labels in plain loops, a forward of its own."""
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     embed = lambda ids: lm.embed(torch.tensor(ids))  # noqa: E731
     starts = list(range(0, len(row.chain), c))
-    latents = [embed(row.chain[s : s + c]).sum(0) / math.sqrt(len(row.chain[s : s + c])) for s in starts]
+    latents = [latent(lm, row.chain[s : s + c]) for s in starts]
     fed = [*embed(row.question), *latents, *embed(row.answer)]
     hidden = lm.hidden(torch.stack(fed)[None])[0, len(row.question) - 1 :]
     labels = []
@@ -76,10 +62,10 @@ def gradients(losses: Tensor, trained: list[Tensor]) -> Sequence[Tensor]:
     return torch.autograd.grad(losses.mean(), trained, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.parametrize("c", [1, 2, 3, 5])
+@pytest.mark.parametrize(("c", "merge"), [(1, "sqrt"), (2, "sqrt"), (3, "ordered"), (5, "sqrt")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_is_a_naive_loop_over_groups_and_places(family: str, c: int) -> None:
-    lm, method = made(family, compression_factors=[c])
+def test_the_loss_is_a_naive_loop_over_groups_and_places(family: str, c: int, merge: str) -> None:
+    lm, method = made(family, compression_factors=[c], merge=merge)
     rows = encoded(lm, method)
     found = method.loss(lm, Batch.collate(rows))
     assert set(found) == {"ce"}
@@ -148,10 +134,10 @@ def requests() -> list[Request]:
     return asked
 
 
-@pytest.mark.parametrize("max_batch", [1, 3, 64])
+@pytest.mark.parametrize(("max_batch", "merge"), [(1, "sqrt"), (3, "ordered"), (64, "sqrt")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_equals_the_reference(family: str, max_batch: int) -> None:
-    lm, method = made(family, live=True, compression_factors=[1, 2, 3, 5])
+def test_the_engine_equals_the_reference(family: str, max_batch: int, merge: str) -> None:
+    lm, method = made(family, live=True, compression_factors=[1, 2, 3, 5], merge=merge)
     asked = requests()
     for request, found in zip(asked, Engine(lm, method, max_batch).generate(asked), strict=True):
         expected = reference.complete(lm, method, request)
@@ -205,8 +191,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
                 assert token == lm.logits(state).argmax()
         found.append(total)
         summed = [i for i in ids if i != separator]
-        latent = lm.embed(torch.tensor(summed)).sum(0) / math.sqrt(len(summed))
-        fed = torch.cat([fed, latent[None]])
+        fed = torch.cat([fed, latent(lm, summed)[None]])
     if each.stopped:
         found.append(logp(lm.hidden(fed[None])[0, -1], separator))
     fed = torch.cat([fed, lm.embed(torch.tensor([separator]))])
@@ -216,10 +201,15 @@ def naive_logps(lm: LatentLM, each: rollout.Output) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("temperature", "drawn_at"), [(1.0, 1.0), (0.7, 0.7), (0.7, 1.2), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("temperature", "drawn_at", "merge"),
+    [(1.0, 1.0, "sqrt"), (0.7, 0.7, "ordered"), (0.7, 1.2, "sqrt"), (1.0, 0.0, "sqrt")],
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_at: float) -> None:
-    lm, method = made(family, live=True, compression_factors=[1, 2, 3])
+def test_log_probs_of_thoughts_are_exact(
+    family: str, temperature: float, drawn_at: float, merge: str
+) -> None:
+    lm, method = made(family, live=True, compression_factors=[1, 2, 3], merge=merge)
     config = GrpoConfig(
         num_generations=4,
         max_latents=5,

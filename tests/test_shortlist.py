@@ -9,12 +9,13 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
+import sequential
 import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from sequential import encoded, latent
 from torch import Tensor
 from transformers import (
     Cohere2Config,
@@ -46,18 +47,6 @@ SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 TWO_TEMPERATURES = Decoding(0.0, 0.9, 0.8, max_latents=6, max_completion_length=5)
 IDS = (0, 2, 3, 7, 31, 40)
 ANY_SPEED = {"compression_factors": [1, 1.5, 2, 2.5, 3, 5], "confidence_thresholds": [0, 0.05]}
-
-
-def made(family: str = "llama", live: bool = True, **config: Any) -> tuple[LatentLM, Colar]:
-    """A random model whose decoder does something: it would start as the identity."""
-    lm = tiny_lm(family)
-    method = registry.build("colar", {"head": "sequential", "shortlist": True, **config})
-    assert isinstance(method, Colar)
-    pretrained.attach(lm, method, seed=1)
-    torch.manual_seed(2)
-    torch.nn.init.normal_(lm.extra["group_decoder"].mlp[-1].weight, std=0.3)
-    method.prepare(lm, EXAMPLES)
-    return (liven(lm) if live else lm), method
 
 
 def hidden_of(lm: LatentLM) -> Tensor:
@@ -224,6 +213,10 @@ def test_a_shortlist_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     assert len(back.config.shortlist_ids) > 5
 
 
+def made(family: str = "llama", live: bool = True, **config: Any) -> tuple[LatentLM, Colar]:
+    return sequential.made(family, live, **{"shortlist": True, **config})
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -259,10 +252,6 @@ def test_a_shortlist_that_cannot_be_counted_or_is_not_yet() -> None:
 # Learning
 
 
-def encoded(lm: LatentLM, method: Colar) -> list[Row]:
-    return [method.encode(lm.template, e, Random(i), 0.0) for i, e in enumerate(EXAMPLES)]
-
-
 def label_logp(
     lm: LatentLM, state: Tensor, token: int, ids: tuple[int, ...] | None, temperature: float = 1
 ) -> float:
@@ -279,7 +268,7 @@ def naive(lm: LatentLM, row: Row, c: int, ids: tuple[int, ...]) -> tuple[float, 
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     embed = lambda ids: lm.embed(torch.tensor(ids))  # noqa: E731
     groups = [row.chain[s : s + c] for s in range(0, len(row.chain), c)]
-    latents = [embed(group).sum(0) / math.sqrt(len(group)) for group in groups]
+    latents = [latent(lm, group) for group in groups]
     fed = [*embed(row.question), *latents, *embed(row.answer)]
     hidden = lm.hidden(torch.stack(fed)[None])[0, len(row.question) - 1 :]
     labels = [group if len(group) == c else [*group, separator] for group in groups]
@@ -475,7 +464,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output, ids: tuple[int, ...]) -> lis
     drawn_at = decoding.latent_temperature
     decoder, separator = lm.extra["group_decoder"], lm.template.separator_id
     fed, found = lm.embed(torch.tensor(each.question_ids)), []
-    for latent, info in zip(
+    for fed_latent, info in zip(
         each.completion.latents if each.completion.length else [], each.completion.info, strict=True
     ):
         state = lm.hidden(fed[None])[0, -1]
@@ -490,7 +479,7 @@ def naive_logps(lm: LatentLM, each: rollout.Output, ids: tuple[int, ...]) -> lis
             if drawn_at > 0:
                 total += label_logp(lm, state, token, ids, drawn_at)
         found.append(total)
-        fed = torch.cat([fed, latent[None]])
+        fed = torch.cat([fed, fed_latent[None]])
     return found
 
 

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from colar.ops import groups
 
-Merge = Literal["sqrt", "mean"]
+Divisor = Literal["sqrt", "mean"]
 
 
-def scale(size: Tensor, merge: Merge = "sqrt") -> Tensor:
+def scale(size: Tensor, divisor: Divisor = "sqrt") -> Tensor:
     """The divisor of a sum of `size` embeddings: sqrt(size), or size; 1 for an empty sum."""
     count = size.clamp(min=1).float()
-    return count.sqrt() if merge == "sqrt" else count
+    return count.sqrt() if divisor == "sqrt" else count
 
 
-def compress(embeds_BTD: Tensor, sizes_BK: Tensor, merge: Merge = "sqrt") -> Tensor:
+def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Divisor = "sqrt") -> Tensor:
     """Merge each row's embeddings in groups of `sizes_BK` tokens, from the first one on.
 
     Returns the latents (B, K, D), zero where a size is 0. `sqrt` divides a group's sum by the square root of its size
@@ -50,7 +50,7 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, merge: Merge = "sqrt") -> Ten
     ends_BK1 = starts_BK1 + sizes_BK[..., None]
     position_T = torch.arange(T, device=embeds_BTD.device)
     member_BKT = (position_T >= starts_BK1) & (position_T < ends_BK1)
-    weight_BKT = member_BKT.float() / scale(sizes_BK, merge)[..., None]
+    weight_BKT = member_BKT.float() / scale(sizes_BK, divisor)[..., None]
 
     # A weight of 0 is not enough: 0 times a NaN in the padding would be NaN.
     real_BT = position_T < sizes_BK.sum(-1, keepdim=True)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from colar.checks import check_choice, check_number, is_number
 from colar.methods.colar.heads import Head, LatentLoss
-from colar.ops.compress import Merge
+from colar.methods.colar.merging import Merge
 
 Stop = Literal["majority", "argmax"]
 ChainLabel = Literal["expected", "sampled"]
@@ -101,7 +101,8 @@ class ColarConfig:
     """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), a real range such as
     "1.0..5.0", or a list, in which a factor that stands twice is drawn twice as often."""
     merge: Merge = "sqrt"
-    """Scale of a group's sum: "sqrt" of its size, or its "mean" (ablation MP)."""
+    """What a group is fed as: its sum over "sqrt" of its size, its "mean" (ablation MP), or "ordered" (ours, of head:
+    sequential), a sum in which each place has a learnt map: a plain sum has lost the order of its tokens."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
     gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction;
@@ -171,6 +172,8 @@ class ColarConfig:
             self._check_without("confidence_thresholds", any(self.confidence_thresholds))
             self._check_without("lookahead_weight", self.lookahead_weight > 0)
             self._check_without("shortlist", self.shortlist)
+            # The other heads aim at latents: targets must not move.
+            self._check_without("merge ordered", self.merge == "ordered")
         self._check_shortlist()
 
     def _check_without(self, name: str, given: bool) -> None:

@@ -25,6 +25,7 @@ from colar.methods.colar import actions
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
 from colar.methods.colar.heads import LatentHead, gaussian_logps, latent_loss, without_separator
+from colar.methods.colar.merging import divisor
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
@@ -165,7 +166,7 @@ class LatentPredictor:
             expected_LD = (probs_LV.to(vocabulary_VD.dtype) @ vocabulary_VD).float()
         # The LM head's label is the mean of a group's tokens, the latent their sum over its scale.
         size_L = torch.ceil(c_L)
-        anchor_scale_L = size_L.float() / (scale(size_L, self.config.merge) * self.sigma_e)
+        anchor_scale_L = size_L.float() / (scale(size_L, divisor(self.config.merge)) * self.sigma_e)
         return mean_LD + anchor_scale_L[:, None] * expected_LD, log_std_LD
 
     # Reinforcement
@@ -267,4 +268,4 @@ class LatentPredictor:
         probs_BV = without_separator(logits_BV, lm.template.separator_id)
         ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose)
         total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
-        return total_BD / scale(real_BG.sum(-1, keepdim=True), self.config.merge)
+        return total_BD / scale(real_BG.sum(-1, keepdim=True), divisor(self.config.merge))

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Row, ThinkState, Thought
-from colar.methods.colar import shortlist
+from colar.methods.colar import merging, shortlist
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed
 from colar.methods.colar.gaussian import LatentPredictor
@@ -45,7 +45,6 @@ from colar.methods.colar.sequential import TokenPredictor
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
-from colar.ops.compress import compress
 from colar.prompts import Template
 
 
@@ -135,8 +134,8 @@ class Colar(base.Method):
         return fed
 
     def _merged(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> Fed:
-        chain_BTD = lm.embed(batch.chain_ids).float()  # targets keep float32 over a half-precision base
-        return Fed(compress(chain_BTD, sizes_BK, self.config.merge), sizes_BK)
+        latents_BKD = merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.config.merge)
+        return Fed(latents_BKD, sizes_BK)
 
     # Reinforcement
 

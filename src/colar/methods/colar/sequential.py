@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods.base import Batch, ThinkState, Thought
-from colar.methods.colar import group_decoder
+from colar.methods.colar import group_decoder, merging
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
 from colar.methods.colar.group_decoder import NOTHING, GroupDecoder, Rules
@@ -34,7 +34,7 @@ from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActio
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
-from colar.ops.compress import members, scale
+from colar.ops.compress import members
 
 
 class TokenPredictor:
@@ -47,7 +47,11 @@ class TokenPredictor:
         self.config = config
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        return {"group_decoder": GroupDecoder(lm.width)}
+        config = self.config
+        return {
+            "group_decoder": GroupDecoder(lm.width),
+            **merging.modules(config.merge, lm.width, config.widest),
+        }
 
     def check(self, params: ColarParams) -> str | None:
         """None, or a warning; ValueError for values that this head cannot work with."""
@@ -214,8 +218,7 @@ class TokenPredictor:
         """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
         # The separator that ends a group is no part of it.
         real = (ids != NOTHING) & (ids != lm.template.separator_id)
-        total = (real[..., None] * lm.embed(ids.clamp(min=0)).float()).sum(-2)
-        return total / scale(real.sum(-1, keepdim=True), self.config.merge)
+        return merging.merge_groups(lm, ids, real, self.config.merge)
 
     def _most(self, state: ThinkState) -> Tensor:
         """The tokens that each row's next group has where nothing ends it before, (B,)."""

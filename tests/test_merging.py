@@ -1,0 +1,115 @@
+"""How a group's tokens become a latent: `merge: ordered` by plain loops, and what a plain sum cannot tell."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, tiny_lm
+from sequential import encoded, latent, made
+
+from colar.engine import reference
+from colar.engine.request import Decoding, Request
+from colar.methods import pretrained, registry
+from colar.methods.base import Batch
+from colar.methods.colar import ColarParams
+from colar.methods.colar.merging import PlaceMaps, merge_chains, merge_groups
+
+
+def test_it_starts_as_the_plain_sum() -> None:
+    """From the same start, the first loss of `ordered` is that of `sqrt`."""
+    lm, method = made(compression_factors=[3])
+    batch = Batch.collate(encoded(lm, method))
+    plain = method.loss(lm, batch)["ce"]
+    lm.add_modules({"place_maps": PlaceMaps(lm.width, 3)})
+    ordered = registry.build("colar", {"head": "sequential", "compression_factors": [3], "merge": "ordered"})
+    torch.testing.assert_close(ordered.loss(lm, batch)["ce"], plain)
+
+
+def test_each_place_has_its_map_and_the_first_has_none() -> None:
+    lm, _ = made(compression_factors=[3], merge="ordered")
+    ids = torch.tensor([[[5, 6, 7], [8, 9, 0]], [[7, 6, 5], [0, 0, 0]]])
+    real = torch.tensor([[[1, 1, 1], [1, 1, 0]], [[1, 1, 1], [0, 0, 0]]]).bool()
+    found = merge_groups(lm, ids, real, "ordered")
+    torch.testing.assert_close(found[0, 0], latent(lm, [5, 6, 7]))
+    torch.testing.assert_close(found[0, 1], latent(lm, [8, 9]))
+    torch.testing.assert_close(found[1, 0], latent(lm, [7, 6, 5]))
+    assert not found[1, 1].any()
+    # The order of tokens is seen, which a plain sum has lost.
+    assert not torch.allclose(found[0, 0], found[1, 0], atol=0.1)
+
+
+def test_chains_are_merged_group_by_group() -> None:
+    lm, _ = made(compression_factors=[3], merge="ordered")
+    chains = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 0, 0]])
+    sizes = torch.tensor([[2, 3], [1, 2]])
+    found = merge_chains(lm, chains, sizes, "ordered")
+    for row, k, ids in ((0, 0, [11, 12]), (0, 1, [13, 14, 15]), (1, 0, [21]), (1, 1, [22, 23])):
+        torch.testing.assert_close(found[row, k], latent(lm, ids))
+
+
+def test_the_maps_are_trained_and_c_1_needs_none() -> None:
+    lm, method = made(compression_factors=[1, 3], merge="ordered")
+    rows = encoded(lm, method, times=4)
+    batch = Batch.collate([row for row in rows if row.params.compression_factor == 3])
+    method.loss(lm, batch)["ce"].sum().backward()
+    gradient = lm.extra["place_maps"].maps.grad
+    assert (gradient.abs().sum((1, 2)) > 0).all()
+    assert "place_maps" not in made(compression_factors=[1], merge="ordered")[0].extra
+
+
+@pytest.mark.parametrize("head", ["gaussian", "deterministic", "anchored"])
+def test_a_head_that_aims_at_latents_refuses_maps_that_move_them(head: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"merge ordered is an option of head: sequential; this one is {head}"
+    ):
+        registry.build("colar", {"head": head, "merge": "ordered"})
+
+
+def test_a_wrong_merge_is_refused() -> None:
+    with pytest.raises(ValueError, match="method.merge must be one of sqrt, mean, ordered"):
+        registry.build("colar", {"merge": "sum"})
+
+
+def test_a_checkpoint_keeps_its_maps(tmp_path: Path) -> None:
+    lm, method = made(compression_factors=[3], merge="ordered")
+    pretrained.save(lm, method, tmp_path / "model", {}, "")
+    again, method_again = pretrained.load(tmp_path / "model")
+    assert method_again.config.merge == "ordered"
+    torch.testing.assert_close(again.extra["place_maps"].maps, lm.extra["place_maps"].maps)
+    decoding = Decoding(max_latents=5, max_completion_length=4)
+    request = Request("a", EXAMPLES[0].question, ColarParams(3), decoding, 0, keep_latents=True)
+    ours, theirs = reference.complete(lm, method, request), reference.complete(again, method_again, request)
+    assert (ours.token_ids, ours.length) == (theirs.token_ids, theirs.length)
+    assert ours.length > 0
+    # What it fed is what training feeds.
+    separator = lm.template.separator_id
+    for fed, info in zip(ours.latents, ours.info, strict=False):
+        ids = [i for i in info["group_ids"].tolist() if i not in (-1, separator)]
+        torch.testing.assert_close(fed, latent(lm, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_autocast_does_not_round_what_is_fed(dtype: torch.dtype) -> None:
+    lm, _ = made(compression_factors=[3], merge="ordered")
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        found = merge_groups(lm, ids, torch.ones_like(ids).bool(), "ordered")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found[0], latent(lm, [5, 6, 7]))
+
+
+def test_two_digits_are_told_apart_only_in_order() -> None:
+    """Two orders of the same tokens, at c = 2: one latent as a plain sum, two where places have maps."""
+    lm = tiny_lm("llama")
+    ids, real = torch.tensor([[5, 6], [6, 5]]), torch.ones(2, 2).bool()
+    plain: Any = merge_groups(lm, ids, real, "sqrt")
+    torch.testing.assert_close(plain[0], plain[1])
+    torch.testing.assert_close(plain[0], lm.embed(ids[0]).sum(0) / math.sqrt(2))
+    torch.testing.assert_close(merge_groups(lm, ids, real, "mean")[0], lm.embed(ids[0]).mean(0))
+    ordered, _ = made(compression_factors=[2], merge="ordered")
+    found = merge_groups(ordered, ids, real, "ordered")
+    assert not torch.allclose(found[0], found[1], atol=0.1)
