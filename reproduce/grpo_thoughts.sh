@@ -12,19 +12,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/thoughts}
 results=${RESULTS:-results/grpo-thoughts}
-read -ra seeds <<<"${SEEDS:-0 1 2}"
-limit=${LIMIT:-1000}
 updates=${UPDATES:-60}
-read -ra extra <<<"${EXTRA:-}"
-factor=2
 errs='{"slips": 0.75}'
-source reproduce/jobs.sh
-
-train() {  # NAME-SEED RECIPE [OVERRIDES...]
-  local name=$1 recipe=$2
-  shift 2
-  add "$name" colar train "tiny/$recipe" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
-}
+source reproduce/reinforce.sh
 
 reinforce() {  # NAME-SEED FROM LABEL [OVERRIDES...]
   local name=$1 from=$2 label=$3 recipe=grpo
@@ -48,29 +38,10 @@ for s in "${seeds[@]}"; do
   reinforce "seqalone-$s" seq "sequential, RL, thoughts alone" --grpo.temperature 0.0001
   reinforce "rl-$s" nll RL
   reinforce "cotrl-$s" cot RL
-  for head in seq nll; do  # how much thoughts alone explore, at the start
-    reinforce "frozen-$head-$s" "$head" "thoughts alone" \
-      --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1
-  done
+  for head in seq nll; do alone "frozen-$head-$s" "$head" "thoughts alone"; done
 done
 run_all "reinforcing"
 
-tests=()
-for s in "${seeds[@]}"; do
-  for name in cot cotrl seq seqrl seqfixed seqalone nll rl; do
-    method=colar asked=(--compression_factor "$factor")
-    if [[ $name == cot* ]]; then method=cot asked=(); fi
-    add "test/$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \
-      ${asked[@]+"${asked[@]}"} --decoding greedy sampled --seeds 0 1 2 \
-      --max_latents 96 --max_completion_length 8 --batch_size 128 --output "$out/test/$name-$s"
-    tests+=("$out/test/$name-$s")
-  done
-done
+answer cot cotrl seq seqrl seqfixed seqalone nll rl
 run_all "answering the test questions"
-
-colar report "${tests[@]}" --output "$results" --title "Other thoughts"
-python scripts/grpo_report.py "$out" --seeds "${seeds[@]}" --output "$results"
-cat "${tests[@]/%//records.jsonl}" | gzip -9n >"$results/records.jsonl.gz"
-echo "table        $results/report.md"
-echo "differences  $results/differences.md"
-echo "curves       $results/curves.png"
+write_results "Other thoughts"

@@ -12,17 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/table2}
 results=${RESULTS:-results/grpo-tiny}
-read -ra seeds <<<"${SEEDS:-0 1 2}"
-limit=${LIMIT:-1000}
-read -ra extra <<<"${EXTRA:-}"
-factor=2
-source reproduce/jobs.sh
-
-train() {  # NAME-SEED RECIPE [OVERRIDES...]
-  local name=$1 recipe=$2
-  shift 2
-  add "$name" colar train "tiny/$recipe" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
-}
+source reproduce/reinforce.sh
 
 # The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. As
 # with RL, the best of 16 validations is tested, and the first of them comes before any update.
@@ -47,31 +37,12 @@ for s in "${seeds[@]}"; do
   train "rl-$s" grpo --model.init_from "$out/nll-$s/best" --label RL
   train "dr-$s" grpo --model.init_from "$out/nll-$s/best" --label "RL w/o average" --grpo.loss_type dr_grpo
   train "dlrl-$s" grpo --model.init_from "$out/dl-$s/best" --label "DL, RL"
-  for head in nll dl; do  # stops and tokens fixed: latents alone explore
-    train "frozen-$head-$s" grpo --model.init_from "$out/$head-$s/best" --label "latents alone" \
-      --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1
-  done
+  for head in nll dl; do alone "frozen-$head-$s" "$head" "latents alone"; done
 done
 run_all "reinforcing"
 for s in "${seeds[@]}"; do continued "$s"; done
 run_all "continuing SFT for as long"
 
-tests=()
-for s in "${seeds[@]}"; do
-  for name in cot nll dl rl dr dlrl continued; do
-    method=colar asked=(--compression_factor "$factor")
-    if [[ $name == cot ]]; then method=cot asked=(); fi
-    add "test/$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \
-      ${asked[@]+"${asked[@]}"} --decoding greedy sampled --seeds 0 1 2 \
-      --max_latents 96 --max_completion_length 8 --batch_size 128 --output "$out/test/$name-$s"
-    tests+=("$out/test/$name-$s")
-  done
-done
+answer cot nll dl rl dr dlrl continued
 run_all "answering the test questions"
-
-colar report "${tests[@]}" --output "$results" --title "Table 2, tiny"
-python scripts/grpo_report.py "$out" --seeds "${seeds[@]}" --output "$results"
-cat "${tests[@]/%//records.jsonl}" | gzip -9n >"$results/records.jsonl.gz"
-echo "table        $results/report.md"
-echo "differences  $results/differences.md"
-echo "curves       $results/curves.png"
+write_results "Table 2, tiny"

@@ -13,17 +13,7 @@ cd "$(dirname "$0")/.."
 out=${1:-runs/table2-sequential}
 results=${RESULTS:-results/grpo-sequential}
 committed=${COMMITTED:-results/grpo-tiny/records.jsonl.gz}
-read -ra seeds <<<"${SEEDS:-0 1 2}"
-limit=${LIMIT:-1000}
-read -ra extra <<<"${EXTRA:-}"
-factor=2
-source reproduce/jobs.sh
-
-train() {  # NAME-SEED RECIPE [OVERRIDES...]
-  local name=$1 recipe=$2
-  shift 2
-  add "$name" colar train "tiny/$recipe" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
-}
+source reproduce/reinforce.sh
 
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done
 run_all "training CoT"
@@ -35,28 +25,10 @@ run_all "fine-tuning the sequential head"
 for s in "${seeds[@]}"; do
   train "seqrl-$s" grpo --model.init_from "$out/seq-$s/best" --label "sequential, RL"
   train "cotrl-$s" grpo-cot --model.init_from "$out/cot-$s/best" --label RL
-  # Stops and answers fixed: thoughts alone explore.
-  train "frozen-seq-$s" grpo --model.init_from "$out/seq-$s/best" --label "sequential, thoughts alone" \
-    --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1
+  alone "frozen-seq-$s" seq "sequential, thoughts alone"
 done
 run_all "reinforcing"
 
-tests=()
-for s in "${seeds[@]}"; do
-  for name in seq seqrl cotrl; do
-    method=colar asked=(--compression_factor "$factor")
-    if [[ $name == cotrl ]]; then method=cot asked=(); fi
-    add "test/$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \
-      ${asked[@]+"${asked[@]}"} --decoding greedy sampled --seeds 0 1 2 \
-      --max_latents 96 --max_completion_length 8 --batch_size 128 --output "$out/test/$name-$s"
-    tests+=("$out/test/$name-$s")
-  done
-done
+answer seq seqrl cotrl
 run_all "answering the test questions"
-
-colar report "${tests[@]}" "$committed" --output "$results" --title "Table 2, tiny, with the sequential head"
-python scripts/grpo_report.py "$out" --seeds "${seeds[@]}" --committed "$committed" --output "$results"
-{ gzip -dc "$committed" && cat "${tests[@]/%//records.jsonl}"; } | gzip -9n >"$results/records.jsonl.gz"
-echo "table        $results/report.md"
-echo "differences  $results/differences.md"
-echo "curves       $results/curves.png"
+write_results "Table 2, tiny, with the sequential head"
