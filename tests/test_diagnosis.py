@@ -7,19 +7,16 @@ import pytest
 import torch
 from families import EXAMPLES, tiny_lm
 
-from colar.analysis import diagnosis
+from colar.analysis import diagnosis, diagnosis_tables
 from colar.analysis.controls import Forced
-from colar.analysis.diagnosis import (
-    Place,
+from colar.analysis.diagnosis import classify, groups_thought
+from colar.analysis.places import Place, places, write_shares
+from colar.analysis.reference_chain import (
     Token,
-    classify,
-    groups_thought,
-    places,
     reference_groups,
     reference_rows,
     reference_thoughts,
     reference_tokens,
-    write_shares,
 )
 from colar.data.example import Example
 from colar.engine.engine import Engine
@@ -147,9 +144,9 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
     assert found["length"] == found["reference_length"]
     assert found["classes"]["right"] == 1.0
     row = {"model": "m", "compression_factor": None, "variant": "", **found}
-    assert [table.row_count for table in diagnosis.tables([row])] == [1, 1]
+    assert [table.row_count for table in diagnosis_tables.tables([row])] == [1, 1]
     assert (
-        diagnosis.markdown([row])
+        diagnosis_tables.markdown([row])
         .splitlines()[2]
         .startswith("| m | - | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |")
     )
@@ -399,8 +396,8 @@ def test_places_have_columns_where_any_row_has_them():
         for key, value in one.items()
         if key not in ("write_by_place", "write_by_kind", "write_joint")
     }
-    assert diagnosis.markdown([old]) == diagnosis.markdown([one])
-    assert diagnosis.markdown([one]).splitlines()[0].endswith("| wrong result | misread |")
+    assert diagnosis_tables.markdown([old]) == diagnosis_tables.markdown([one])
+    assert diagnosis_tables.markdown([one]).splitlines()[0].endswith("| wrong result | misread |")
     other = {
         **one,
         "model": "ours",
@@ -408,10 +405,10 @@ def test_places_have_columns_where_any_row_has_them():
         "write_by_place": [0.5, 0.25],
         "write_joint": 0.125,
     }
-    lines = diagnosis.markdown([one, other]).splitlines()
+    lines = diagnosis_tables.markdown([one, other]).splitlines()
     assert lines[0].endswith("| misread | t1 | t2 | joint |")
     assert lines[2].endswith("| - | - | - |")
     assert lines[3].startswith("| ours | 1.5 |")
     assert lines[3].endswith("| 50.0 | 25.0 | 12.5 |")
-    assert len(diagnosis.tables([one])) == 2
-    assert len(diagnosis.tables([one, other])) == 3
+    assert len(diagnosis_tables.tables([one])) == 2
+    assert len(diagnosis_tables.tables([one, other])) == 3

@@ -33,7 +33,7 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarParams
-from colar.methods.colar.group_decoder import Rules, choose
+from colar.methods.colar.group_choice import Rules, choose
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM, LoraSettings, head_logits
 from colar.training import sft

@@ -10,14 +10,7 @@ A latent says a group of tokens when all of them are among its c nearest embeddi
 as tokens says these. A group is wrong by its `result` when only digits after an "=" are missing, by its `plan`
 otherwise; a chain that solves the problem in another way than the reference's counts as another plan.
 
-Where tokens are chosen one after another, `write` also says which place of a group goes wrong. Place j counts the
-groups whose tokens before it are right:
-
-    t1    t2 | t1    t3 | t1 t2   ...          shares of the groups that come so far
-    joint                                      the groups without any wrong token, order included
-
-What a place should hold is the reference chain's token, or the separator behind the chain's last one. A group that
-ends before an unsure token (`confidence_threshold`) is judged by the tokens that it has.
+Where tokens are chosen one after another, `write` also says which place of a group goes wrong (`places.py`).
 
 Shape suffixes: R examples, K thoughts, T positions, D width.
 """
@@ -25,19 +18,26 @@ Shape suffixes: R examples, K thoughts, T positions, D width.
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from random import Random
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from colar import progress
-from colar.analysis.controls import Forced, Thoughts
+from colar.analysis.controls import Forced
+from colar.analysis.places import Place, places, write_shares
+from colar.analysis.reference_chain import (
+    Token,
+    group_size,
+    reference_groups,
+    reference_rows,
+    reference_thoughts,
+    reference_tokens,
+    require_groups,
+)
 from colar.analysis.retrieval import nearest_tokens
 from colar.data.answers import judge
 from colar.data.example import Example
@@ -46,95 +46,11 @@ from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
 from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise, ragged
+from colar.ops import ragged
 
 CLASSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 BATCH = 64
 """Requests that run at once."""
-
-
-# The reference chain
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token of a reference chain, and whether it belongs to a step's result (after its last "=")."""
-
-    token_id: int
-    is_result: bool
-
-
-def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
-    """Encode the examples as training would, all with the same per-request values.
-
-    A row's seed is that of its request, and of `colar evaluate`: the groups of a c that is not whole depend on it.
-    """
-    rows = []
-    for example in examples:
-        # What `encode` draws are params, and these are given: any generator will do.
-        row = method.encode(lm.template, example, Random(0), 0.0)
-        question = lm.template.question(example.question, method.prompt(params))
-        seed = noise.seed_from(0, example.id)
-        rows.append(replace(row, question=question, params=params, seed=seed))
-    return rows
-
-
-@torch.no_grad()
-def reference_thoughts(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> Thoughts:
-    """The thoughts of the reference chains as training feeds them."""
-    batch = Batch.collate(reference_rows(lm, method, examples, params))
-    embeds_RKD, counts_R = method.thoughts(lm, batch)
-    return Thoughts(embeds_RKD, counts_R)
-
-
-def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
-    """A row's reasoning tokens."""
-    tokens: list[Token] = []
-    for step in row.steps:
-        texts = [lm.template.token(token_id) for token_id in step]
-        # The last "=" of a step: what follows it is the result, brackets left out. Without one there is no result.
-        equals = len(step)
-        for i, text in enumerate(texts):
-            if "=" in text:
-                equals = i
-        for i, token_id in enumerate(step):
-            is_bracket = texts[i].strip().strip(">").strip() == ""
-            tokens.append(Token(token_id, is_result=i > equals and not is_bracket))
-    return tokens
-
-
-@torch.no_grad()
-def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
-    """A row's reasoning tokens in the groups that training makes of them: each stands for one thought."""
-    tokens = reference_tokens(lm, row)
-    groups = []
-    start = 0
-    for size in method.group_sizes(lm, Batch.collate([row]))[0].tolist():
-        # Behind a row's last group sizes are 0.
-        if size:
-            groups.append(tokens[start : start + size])
-            start += size
-    return groups
-
-
-def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> None:
-    """ValueError where thoughts do not stand for the reference chain's tokens: nothing to compare them with."""
-    if not examples:
-        raise ValueError("none of these rows has a reference chain")
-    # One example tells: a method either thinks in groups of tokens or it does not.
-    row = reference_rows(lm, method, examples[:1], params)[0]
-    n_groups = len(reference_groups(lm, method, row))
-    n_thoughts = int(reference_thoughts(lm, method, examples[:1], params).counts_R[0])
-    if n_groups == 0 or n_thoughts != n_groups:
-        raise ValueError(
-            f"method {method.name} does not think in the reference chain's tokens ({n_thoughts} thoughts for "
-            f"{n_groups} groups of {examples[0].id}): there is nothing to diagnose"
-        )
-
-
-def group_size(params: Any) -> int:
-    """The most tokens that a thought stands for."""
-    return math.ceil(getattr(params, "compression_factor", 1))
 
 
 # Thoughts as tokens
@@ -220,64 +136,6 @@ def groups_thought(
     if start < len(tokens):
         thought_of.append(tokens[start:])
     return thought_of
-
-
-# The places of a group
-
-Kind = Literal["result", "other", "end"]
-KINDS: tuple[Kind, ...] = ("result", "other", "end")
-"""What a place should hold: a token of a step's result, another token, the separator behind the chain's last."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A token that was chosen after a right prefix: its place in its group, from 0."""
-
-    place: int
-    kind: Kind
-    right: bool
-
-
-def places(lm: LatentLM, rest: Sequence[Token], ids: Sequence[int]) -> list[Place]:
-    """The tokens of a group up to its first wrong one, compared with the `rest` of the chain from its start on."""
-    judged: list[Place] = []
-    for place, token_id in enumerate(ids):
-        kind: Kind = "end"
-        label = lm.template.separator_id
-        if place < len(rest):
-            kind = "result" if rest[place].is_result else "other"
-            label = rest[place].token_id
-        judged.append(Place(place, kind, token_id == label))
-        # What comes after a wrong token is conditional on it.
-        if token_id != label:
-            break
-    return judged
-
-
-def write_shares(groups: Sequence[Sequence[Place]]) -> dict[str, Any]:
-    """Shares of right tokens by place and by kind, None for a kind that no place has; and of groups all right.
-
-    Without any group, as of a latent head, all are None.
-    """
-    if not groups:
-        return {"write_by_place": None, "write_by_kind": None, "write_joint": None}
-    by_place: defaultdict[int, list[bool]] = defaultdict(list)
-    by_kind: defaultdict[str, list[bool]] = defaultdict(list)
-    joint: list[bool] = []
-    for group in groups:
-        for each in group:
-            by_place[each.place].append(each.right)
-            by_kind[each.kind].append(each.right)
-        joint.append(all(each.right for each in group))
-    return {
-        "write_by_place": [_share(by_place[place]) for place in sorted(by_place)],
-        "write_by_kind": {kind: _share(by_kind[kind]) for kind in KINDS},
-        "write_joint": _share(joint),
-    }
-
-
-def _share(right: Sequence[bool]) -> float | None:
-    return sum(right) / len(right) if right else None
 
 
 # The three measurements
@@ -426,85 +284,3 @@ def diagnose(
         **write_shares(places_of),
     }
     return shares, freely
-
-
-# Tables
-
-SYSTEM = ("system", "c")
-MEASURED = ("read", "write", "whole chain", "stop", "free", "#L", "gold #L")
-WRONG = CLASSES[1:]
-
-
-def cells(row: Mapping[str, Any], widest: int = 0) -> dict[str, str]:
-    """A row of `diagnose`, with the keys that name its system, as tables show it: percentages, by column.
-
-    `widest` is the most places that a group has in any row of the table: there are no columns for them where it is 0.
-    """
-    factor = row["compression_factor"]
-    variant = row["variant"]
-    shown = {
-        "system": f"{row['model']} ({variant})" if variant else row["model"],
-        "c": "-" if factor is None else f"{factor:g}",
-        "read": percent(row["read"]),
-        "write": percent(row["write_group"]),
-        "whole chain": percent(row["write_chain"]),
-        "stop": percent(row["stop"]),
-        "free": percent(row["free"]),
-        "#L": f"{row['length']:.1f}",
-        "gold #L": f"{row['reference_length']:.1f}",
-    }
-    for name in WRONG:
-        shown[name] = percent(row["classes"][name])
-    # Rows of an older version have no places, and neither has a latent head.
-    by_place = row.get("write_by_place") or []
-    for place in range(widest):
-        shown[f"t{place + 1}"] = percent(by_place[place] if place < len(by_place) else None)
-    if widest:
-        shown["joint"] = percent(row.get("write_joint"))
-    return shown
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
-
-
-def shown_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The cells of all rows, with the same columns each."""
-    widest = max(len(row.get("write_by_place") or []) for row in rows)
-    return [cells(row, widest) for row in rows]
-
-
-def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """For the terminal: what was measured, what went wrong, and the places of a group where there are any.
-
-    Three tables, because one would be wider than most terminals.
-    """
-    shown = shown_rows(rows)
-    places = [name for name in shown[0] if name not in (*SYSTEM, *MEASURED, *WRONG)]
-    titles = {
-        f"{rows[0]['n']} problems: % of them, of latents for `write`": MEASURED,
-        "% of problems, by the first thing that went wrong": WRONG,
-    }
-    if places:
-        titles["write by place in the group: % right, after a right prefix"] = tuple(places)
-    made = []
-    for title, columns in titles.items():
-        table = Table(title=title, title_justify="left")
-        for name in (*SYSTEM, *columns):
-            justify: Literal["left", "right"] = "left" if name == "system" else "right"
-            # Where a terminal is narrow, heads of two words are the ones that wrap, and nothing is cut.
-            table.add_column(
-                name, justify=justify, no_wrap=name in WRONG and " " not in name, overflow="fold"
-            )
-        for row in shown:
-            table.add_row(*(row[name] for name in (*SYSTEM, *columns)))
-        made.append(table)
-    return made
-
-
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """For a page: all columns in one table."""
-    shown = shown_rows(rows)
-    alignment = ["---"] + ["---:"] * (len(shown[0]) - 1)
-    lines = [list(shown[0]), alignment, *(list(row.values()) for row in shown)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -49,7 +49,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from colar.analysis import diagnosis
+    from colar.analysis import diagnosis, diagnosis_tables
     from colar.data import sources
     from colar.engine.request import Decoding
     from colar.methods.base import variant
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> None:
         output / "diagnosis.json", {"asked": asked, "provenance": files.provenance(), "rows": rows}
     )
     files.write_jsonl(output / "thoughts.jsonl", problems)
-    files.write_text(output / "diagnosis.md", diagnosis.markdown(rows))
+    files.write_text(output / "diagnosis.md", diagnosis_tables.markdown(rows))
     console = Console()
-    for table in diagnosis.tables(rows):
+    for table in diagnosis_tables.tables(rows):
         console.print(table)
     progress.say(f"wrote {output}/diagnosis.md, {output}/diagnosis.json and {output}/thoughts.jsonl")

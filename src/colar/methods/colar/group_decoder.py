@@ -18,10 +18,6 @@ the stop. Trained by cross-entropy alone: of each token given those before it in
 tokens, then over the row's positions. At c = 1 this is CoT. The log-prob of a thought is the sum of its tokens', and
 exact.
 
-A request has two temperatures. At a group's first place `temperature` decides whether to stop. Given that the thought
-goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
-two are equal, all of this is one draw from the LM head, as in CoT.
-
 Near relatives: MegaByte's local model over a patch (2305.07185), Hydra's sequentially dependent heads (2402.05109),
 Moshi's depth transformer (2410.00037), DeepSeek's multi-token prediction. They lack CoLaR's dynamic c and its merged
 input.
@@ -33,9 +29,6 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -44,7 +37,6 @@ from colar.methods.rollouts import ThoughtActions
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import row_mean
-from colar.ops.sampling import likeliest, sample_tokens, token_logps
 
 NOTHING = -1
 """In a group's ids: no token at this place."""
@@ -107,132 +99,10 @@ def states(lm: LatentLM, hidden_MD: Tensor, ids_MG: Tensor, real_MG: Tensor) -> 
     return torch.stack(places, dim=1)[real_MG]
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How the tokens of a group are chosen, and where it ends: columns (B,)."""
-
-    most: Tensor
-    """The tokens of a group that nothing ends before."""
-    temperature: Tensor
-    """Of the tokens behind the first."""
-    top_p: Tensor
-    confidence_threshold: Tensor
-    """A group ends before a token that is less likely than this; 0 for none."""
-    uniform: Callable[[int], Tensor]
-    """The draws for a place of the group, (B,)."""
-    shortlist: HeadRows | None = None
-    """What the tokens behind the first are chosen among; the whole vocabulary by default."""
-
-
-def choose_first(
-    logits_BV: Tensor,
-    separator_id: int,
-    temperature_B: Tensor,
-    latent_temperature_B: Tensor,
-    top_p_B: Tensor,
-    uniform: Callable[[int], Tensor],
-) -> Tensor:
-    """The first token of each group, (B,); the separator where the thinking stops.
-
-    `uniform(1)` are the draws that decide whether to stop, (B,), and `uniform(2)` those for a token that is drawn at
-    another temperature.
-    """
-    # No draw: its noise would cost more than the choice.
-    if bool((temperature_B == 0).all()) and bool((latent_temperature_B == 0).all()):
-        return likeliest(logits_BV)
-    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1))
-    # Where both temperatures are one, the draw that decided has chosen the token, too.
-    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
-    at = again_B.nonzero()[:, 0]
-    if not len(at):
-        return first_B
-    others_XV = _without(logits_BV[at], separator_id)
-    token_X = sample_tokens(others_XV, latent_temperature_B[at], top_p_B[at], uniform(2)[at])
-    return first_B.index_copy(0, at, token_X)
-
-
-def first_logps(
-    logits_BV: Tensor, separator_id: int, temperature_B: Tensor, latent_temperature_B: Tensor, first_B: Tensor
-) -> Tensor:
-    """Log-prob of what `choose_first` chose, (B,): of stopping, or of going on and of the token given that."""
-    logps_B = token_logps(logits_BV, temperature_B, first_B)
-    again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
-    at = again_B.nonzero()[:, 0]
-    if not len(at):
-        return logps_B
-    scale_X1 = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()[:, None]
-    others_XV = _without(logits_BV[at], separator_id)
-    # log(1 - p[###]) as the mass of the other tokens: exact where stopping is nearly certain, too.
-    others_X = (others_XV.float() / scale_X1).logsumexp(-1)
-    total_X = (logits_BV[at].float() / scale_X1).logsumexp(-1)
-    token_X = token_logps(others_XV, latent_temperature_B[at], first_B[at])
-    drawn_X = torch.where(latent_temperature_B[at] > 0, token_X, 0)
-    return logps_B.index_copy(0, at, others_X - total_X + drawn_X)
-
-
-def _without(logits_PV: Tensor, separator_id: int) -> Tensor:
+def without(logits_PV: Tensor, separator_id: int) -> Tensor:
     """The logits given that the separator is not chosen."""
     separator = torch.tensor([separator_id], device=logits_PV.device)
     return logits_PV.index_fill(1, separator, -torch.inf)
-
-
-def choose(
-    lm: LatentLM, hidden_BD: Tensor, first_B: Tensor, rules: Rules, wants_logps: bool = True
-) -> tuple[Tensor, Tensor]:
-    """The groups that begin with `first_B`: ids (B, G), `NOTHING` behind a group's end, and their log-probs (B, G).
-
-    G is the most tokens that a row may have. The separator that ends a group early is among its ids. A row whose first
-    token is the separator has no more places. Log-probs are 0 at the first place, and everywhere if nobody wants them.
-    """
-    decoder = lm.extra["group_decoder"]
-    separator_id = lm.template.separator_id
-    shortlist = rules.shortlist
-    G = int(rules.most.max())
-    ids_BG = torch.full((len(first_B), G), NOTHING, device=first_B.device)
-    ids_BG[:, 0] = first_B
-    logps_BG = torch.zeros(ids_BG.shape, device=first_B.device)
-    greedy = bool((rules.temperature == 0).all())
-    gated = bool((rules.confidence_threshold > 0).any())
-
-    # The rows whose group goes on, and their columns: the others cost nothing more.
-    #
-    #     place     1    2    3
-    #     row 0     t1   t2   t3       c = 3
-    #     row 1     t1   t2   .        c = 2
-    #     row 2     t1   #    .        its group has ended
-    rows_X = torch.arange(len(first_B), device=first_B.device)
-    state_XD = hidden_BD
-    token_X = first_B
-    going_X = (first_B != separator_id) & (rules.most > 1)
-    for place in range(1, G):
-        if not bool(going_X.all()):
-            at = going_X.nonzero()[:, 0]
-            rows_X, state_XD, token_X = rows_X[at], state_XD[at], token_X[at]
-        if not len(rows_X):
-            break
-        state_XD = decoder(state_XD, lm.embed(token_X))
-        # (X, S) with a shortlist of S tokens.
-        logits_XV = lm.logits(state_XD, shortlist)
-        temperature_X = rules.temperature[rows_X]
-        if greedy:
-            # No draw: its noise would cost more than the choice.
-            index_X = likeliest(logits_XV)
-        else:
-            uniform_X = rules.uniform(place)[rows_X]
-            index_X = sample_tokens(logits_XV, temperature_X, rules.top_p[rows_X], uniform_X)
-        token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
-        going_X = (token_X != separator_id) & (rules.most[rows_X] > place + 1)
-
-        # A softmax over the vocabulary: only where somebody looks at it.
-        if gated or wants_logps:
-            logps_X = token_logps(logits_XV, temperature_X, index_X)
-            kept_X = logps_X.exp() >= rules.confidence_threshold[rows_X]
-            ids_BG[rows_X, place] = torch.where(kept_X, token_X, NOTHING)
-            logps_BG[rows_X, place] = torch.where(kept_X, logps_X, 0)
-            going_X = going_X & kept_X
-        else:
-            ids_BG[rows_X, place] = token_X
-    return ids_BG, logps_BG
 
 
 def thought_logps(
@@ -259,7 +129,7 @@ def thought_logps(
     # That a thought comes at all was decided before its first token was drawn.
     separator_id = lm.template.separator_id
     first_L1 = ids_LG[:, :1]
-    given_LV = _without(actions.logits, separator_id) / scale_L.float()[:, None]
+    given_LV = without(actions.logits, separator_id) / scale_L.float()[:, None]
     given_L = given_LV.log_softmax(-1).gather(1, first_L1)[:, 0]
     first_L = torch.where(again_L, given_L, tokens_LG[:, 0])
     drawn_logps_L = torch.where(drawn_L, first_L + tokens_LG[:, 1:].sum(-1), 0)

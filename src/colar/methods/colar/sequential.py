@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods.base import Batch, ThinkState, Thought
-from colar.methods.colar import group_decoder, merging
+from colar.methods.colar import group_choice, group_decoder, merging
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
-from colar.methods.colar.group_decoder import NOTHING, GroupDecoder, Rules
+from colar.methods.colar.group_choice import Rules
+from colar.methods.colar.group_decoder import NOTHING, GroupDecoder
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
@@ -178,7 +179,7 @@ class TokenPredictor:
         separator_id = lm.template.separator_id
         logits_BV = state.logits()
         temperatures = (state.temperature, state.latent_temperature)
-        first_B = group_decoder.choose_first(
+        first_B = group_choice.choose_first(
             logits_BV, separator_id, *temperatures, state.top_p, lambda n: state.uniform(noise.TOKEN, n)
         )
         rules = Rules(
@@ -189,11 +190,11 @@ class TokenPredictor:
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
         )
-        ids_BG, logps_BG = group_decoder.choose(lm, state.hidden, first_B, rules, state.wants_info)
+        ids_BG, logps_BG = group_choice.choose(lm, state.hidden, first_B, rules, state.wants_info)
         embeds_BD = self._merged(lm, ids_BG)
         info = {}
         if state.wants_info:
-            first_logp_B = group_decoder.first_logps(logits_BV, separator_id, *temperatures, first_B)
+            first_logp_B = group_choice.first_logps(logits_BV, separator_id, *temperatures, first_B)
             # Tokens that were not drawn are no choice, unless the request is greedy altogether.
             scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
             rest_B = torch.where(scored_B, logps_BG[:, 1:].sum(-1), 0)

@@ -1,0 +1,101 @@
+"""The reference chain of an example in the groups that training makes of it: what a model should think.
+
+Shape suffixes: R examples, K thoughts, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+
+from colar.analysis.controls import Thoughts
+from colar.data.example import Example
+from colar.methods.base import Batch, Method, Row
+from colar.model.latent_lm import LatentLM
+from colar.ops import noise
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a reference chain, and whether it belongs to a step's result (after its last "=")."""
+
+    token_id: int
+    is_result: bool
+
+
+def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
+    """Encode the examples as training would, all with the same per-request values.
+
+    A row's seed is that of its request, and of `colar evaluate`: the groups of a c that is not whole depend on it.
+    """
+    rows = []
+    for example in examples:
+        # What `encode` draws are params, and these are given: any generator will do.
+        row = method.encode(lm.template, example, Random(0), 0.0)
+        question = lm.template.question(example.question, method.prompt(params))
+        seed = noise.seed_from(0, example.id)
+        rows.append(replace(row, question=question, params=params, seed=seed))
+    return rows
+
+
+@torch.no_grad()
+def reference_thoughts(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> Thoughts:
+    """The thoughts of the reference chains as training feeds them."""
+    batch = Batch.collate(reference_rows(lm, method, examples, params))
+    embeds_RKD, counts_R = method.thoughts(lm, batch)
+    return Thoughts(embeds_RKD, counts_R)
+
+
+def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
+    """A row's reasoning tokens."""
+    tokens: list[Token] = []
+    for step in row.steps:
+        texts = [lm.template.token(token_id) for token_id in step]
+        # The last "=" of a step: what follows it is the result, brackets left out. Without one there is no result.
+        equals = len(step)
+        for i, text in enumerate(texts):
+            if "=" in text:
+                equals = i
+        for i, token_id in enumerate(step):
+            is_bracket = texts[i].strip().strip(">").strip() == ""
+            tokens.append(Token(token_id, is_result=i > equals and not is_bracket))
+    return tokens
+
+
+@torch.no_grad()
+def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
+    """A row's reasoning tokens in the groups that training makes of them: each stands for one thought."""
+    tokens = reference_tokens(lm, row)
+    groups = []
+    start = 0
+    for size in method.group_sizes(lm, Batch.collate([row]))[0].tolist():
+        # Behind a row's last group sizes are 0.
+        if size:
+            groups.append(tokens[start : start + size])
+            start += size
+    return groups
+
+
+def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> None:
+    """ValueError where thoughts do not stand for the reference chain's tokens: nothing to compare them with."""
+    if not examples:
+        raise ValueError("none of these rows has a reference chain")
+    # One example tells: a method either thinks in groups of tokens or it does not.
+    row = reference_rows(lm, method, examples[:1], params)[0]
+    n_groups = len(reference_groups(lm, method, row))
+    n_thoughts = int(reference_thoughts(lm, method, examples[:1], params).counts_R[0])
+    if n_groups == 0 or n_thoughts != n_groups:
+        raise ValueError(
+            f"method {method.name} does not think in the reference chain's tokens ({n_thoughts} thoughts for "
+            f"{n_groups} groups of {examples[0].id}): there is nothing to diagnose"
+        )
+
+
+def group_size(params: Any) -> int:
+    """The most tokens that a thought stands for."""
+    return math.ceil(getattr(params, "compression_factor", 1))
