@@ -46,6 +46,9 @@ for seed in "${seeds[@]}"; do
   train "$seed" gated3 sequential "${start[@]}" --label "sequential, gated, c to 3" \
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 2, 2, 2, 3, 3]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 2}, {compression_factor: 3}]"
+  train "$seed" half sequential "${start[@]}" --label "sequential, gated, with 1.5" \
+    --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 1.5, 1.5, 2, 2, 3]" \
+    --validation.params "[{compression_factor: 1}, {compression_factor: 1.5}, {compression_factor: 2}]"
 done
 # One c alone: what it costs to answer at many. On the first seed only.
 seed=${seeds[0]}
@@ -73,6 +76,7 @@ for seed in "${seeds[@]}"; do
   ask "$seed" any "tiny=$at/any/best" -- --compression_factor 1 1.25 1.5 1.75 2 2.5 3 3.5 4 4.5 5
   ask "$seed" slow "tiny=$at/slow/best" -- --compression_factor 1 1.25 1.5 1.75 2
   ask "$seed" gated3- "tiny=$at/gated3/best" -- --compression_factor 1 2 3 --confidence_threshold 0 "${gates[@]}"
+  ask "$seed" half-gated "tiny=$at/half/best" -- --compression_factor 1 1.25 1.5 1.75 2 3 --confidence_threshold 0 0.7 0.9
   ask "$seed" gated "tiny=$at/gated/best" -- --compression_factor 1 2 3 4 5 --confidence_threshold 0 "${gates[@]}"
   ask "$seed" ungated "tiny=$at/drawn/best" -- --compression_factor 2 3 5 --confidence_threshold 0.7 0.9
 done

@@ -13,6 +13,7 @@ from colar.analysis.diagnosis import classify, groups_thought
 from colar.analysis.places import Place, places, write_shares
 from colar.analysis.reference_chain import (
     Token,
+    kind_of,
     reference_groups,
     reference_rows,
     reference_thoughts,
@@ -82,7 +83,7 @@ def test_a_token_after_the_equals_sign_is_a_result():
     assert results == "714"
 
 
-PLAN, RESULT = Token(1, False), Token(2, True)
+PLAN, RESULT = Token(1, "operand"), Token(2, "result")
 
 
 @pytest.mark.parametrize(
@@ -180,14 +181,14 @@ def chosen(token_ids):
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
-        ([1, 2], [(0, "other", True), (1, "result", True)]),
-        ([1, 9], [(0, "other", True), (1, "result", False)]),
-        ([9, 2], [(0, "other", False)]),
-        ([SEPARATOR], [(0, "other", False)]),
-        ([1, SEPARATOR], [(0, "other", True), (1, "result", False)]),
-        ([1, 2, SEPARATOR], [(0, "other", True), (1, "result", True), (2, "end", True)]),
-        ([1, 2, 7], [(0, "other", True), (1, "result", True), (2, "end", False)]),
-        ([1], [(0, "other", True)]),
+        ([1, 2], [(0, "operand", True), (1, "result", True)]),
+        ([1, 9], [(0, "operand", True), (1, "result", False)]),
+        ([9, 2], [(0, "operand", False)]),
+        ([SEPARATOR], [(0, "operand", False)]),
+        ([1, SEPARATOR], [(0, "operand", True), (1, "result", False)]),
+        ([1, 2, SEPARATOR], [(0, "operand", True), (1, "result", True), (2, "end", True)]),
+        ([1, 2, 7], [(0, "operand", True), (1, "result", True), (2, "end", False)]),
+        ([1], [(0, "operand", True)]),
     ],
 )
 def test_places_are_judged_up_to_the_first_wrong_token(ids, expected):
@@ -197,16 +198,66 @@ def test_places_are_judged_up_to_the_first_wrong_token(ids, expected):
 
 
 def test_shares_by_place_by_hand():
-    right = [Place(0, "other", True), Place(1, "result", True)]
-    second_wrong = [Place(0, "other", True), Place(1, "result", False)]
-    ended = [Place(0, "result", True), Place(1, "end", True), Place(2, "other", True)]
-    first_wrong = [Place(0, "other", False)]
+    right = [Place(0, "operand", True), Place(1, "result", True)]
+    second_wrong = [Place(0, "operand", True), Place(1, "result", False)]
+    ended = [Place(0, "result", True), Place(1, "end", True), Place(2, "operand", True)]
+    first_wrong = [Place(0, "operand", False)]
     found = write_shares([right, second_wrong, ended, first_wrong, first_wrong])
     assert found["write_by_place"] == [3 / 5, 2 / 3, 1]
     assert found["write_joint"] == 2 / 5
-    assert found["write_by_kind"] == {"result": 2 / 3, "other": 3 / 5, "end": 1}
+    assert found["write_by_kind"] == {
+        "bracket": None,
+        "operator": None,
+        "operand": 3 / 5,
+        "result": 2 / 3,
+        "text": None,
+        "end": 1,
+    }
     assert write_shares([right])["write_by_kind"]["end"] is None
-    assert write_shares([]) == {"write_by_place": None, "write_by_kind": None, "write_joint": None}
+    # By what came before the group: t1 of the second one alone.
+    behind = [Place(0, "operator", False, behind_number=True)]
+    assert found["write_first"] == {"behind_number": None, "else": 3 / 5}
+    assert write_shares([right, behind])["write_first"] == {"behind_number": 0, "else": 1}
+    nothing = write_shares([])
+    assert set(nothing) == {"write_by_place", "write_by_kind", "write_first", "write_joint"}
+    assert not any(nothing.values())
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ([], False),
+        ([RESULT], False),
+        ([Token(4, "operator"), RESULT], False),
+        ([PLAN, RESULT], True),
+        ([RESULT, RESULT, Token(5, "bracket")], True),
+    ],
+)
+def test_a_group_knows_whether_several_number_tokens_came_before(before, expected):
+    lm, _ = build("cot")
+    judged = places(lm, [PLAN, RESULT], [1, 2], before)
+    assert [place.behind_number for place in judged] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("step", "kinds"),
+    [
+        (
+            ["<<", "2", "0", "-", "4", "=", "1", "6", ">>"],
+            "bracket operand operand operator operand operator result result bracket",
+        ),
+        (
+            [" <<", "3.", "5", "*", "(", "2", ")", "="],
+            "bracket operand operand operator operator operand operator operator",
+        ),
+        (["=-", "7", " apples", ">>"], "operator result result bracket"),
+        (["Every", " lempus", " 12"], "text text operand"),
+        (["a", "=", "b", "=", "8"], "text operator text operator result"),
+    ],
+)
+def test_kinds_of_tokens_by_hand(step, kinds):
+    last = max((i for i, text in enumerate(step) if "=" in text), default=len(step))
+    assert [kind_of(text, i > last) for i, text in enumerate(step)] == kinds.split()
 
 
 FACTORS = (1, 1.5, 2, 2.75, 3)
@@ -297,7 +348,9 @@ def test_writing_by_place_equals_a_count(beginner, c):
         joint = sum(all(place.right for place in group) for group in record["places"])
         assert joint <= record["right"]
         assert len(record["places"]) == record["groups"]
-    assert [[(p.place, p.kind, p.right) for p in group] for group in found] == expected
+    coarse = {"result": "result", "end": "end"}
+    judged = [[(p.place, coarse.get(p.kind, "other"), p.right) for p in group] for group in found]
+    assert judged == expected
     shares = write_shares(found)
     assert len(shares["write_by_place"]) <= math.ceil(c)
     assert 0.1 < shares["write_by_place"][0] < 1
@@ -370,7 +423,7 @@ class Thought:
 def test_a_chosen_thought_stands_for_as_many_tokens_as_it_has():
     lm, _ = build("cot")
     lm.template.separator_id = SEPARATOR
-    a, b, c = PLAN, RESULT, Token(3, False)
+    a, b, c = PLAN, RESULT, Token(3, "operand")
     training = [[a, b], [c]]
     assert groups_thought(lm, training, Thought()) == training
     assert groups_thought(lm, training, Thought({"sigma": torch.ones(2)})) == training

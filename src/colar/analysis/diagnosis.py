@@ -191,7 +191,8 @@ def write(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
                 # As many tokens of the chain as were chosen: a group may also end before an unsure one.
                 asked = tokens[start : start + len(ids)]
                 read_as[k] = set(ids)
-                judged.append(places(lm, tokens[start:], ids))
+                before = groups[k - 1] if k > 0 else []
+                judged.append(places(lm, tokens[start:], ids, before))
             if not missing(asked, read_as[k]):
                 right += 1
             start += len(group)

@@ -8,16 +8,19 @@ from typing import Any, Literal
 from rich.table import Table
 
 from colar.analysis.diagnosis import CLASSES
+from colar.analysis.places import KINDS
 
 SYSTEM = ("system", "c")
 MEASURED = ("read", "write", "whole chain", "stop", "free", "#L", "gold #L")
 WRONG = CLASSES[1:]
+FIRST = {"behind_number": "t1 after a number", "else": "t1 else"}
 
 
-def cells(row: Mapping[str, Any], widest: int = 0) -> dict[str, str]:
+def cells(row: Mapping[str, Any], widest: int = 0, kinds: Sequence[str] = ()) -> dict[str, str]:
     """A row of `diagnose`, with the keys that name its system, as tables show it: percentages, by column.
 
     `widest` is the most places that a group has in any row of the table: there are no columns for them where it is 0.
+    `kinds` are the kinds of token that any row has.
     """
     factor = row["compression_factor"]
     variant = row["variant"]
@@ -40,6 +43,13 @@ def cells(row: Mapping[str, Any], widest: int = 0) -> dict[str, str]:
         shown[f"t{place + 1}"] = percent(by_place[place] if place < len(by_place) else None)
     if widest:
         shown["joint"] = percent(row.get("write_joint"))
+    by_kind = row.get("write_by_kind") or {}
+    for kind in kinds:
+        shown[kind] = percent(by_kind.get(kind))
+    first = row.get("write_first") or {}
+    if kinds:
+        for name, column in FIRST.items():
+            shown[column] = percent(first.get(name))
     return shown
 
 
@@ -50,22 +60,27 @@ def percent(share: float | None) -> str:
 def shown_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """The cells of all rows, with the same columns each."""
     widest = max(len(row.get("write_by_place") or []) for row in rows)
-    return [cells(row, widest) for row in rows]
+    by_kinds = [row.get("write_by_kind") or {} for row in rows]
+    kinds = [kind for kind in KINDS if any(by_kind.get(kind) is not None for by_kind in by_kinds)]
+    return [cells(row, widest, kinds) for row in rows]
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """For the terminal: what was measured, what went wrong, and the places of a group where there are any.
 
-    Three tables, because one would be wider than most terminals.
+    Four tables, because one would be wider than most terminals.
     """
     shown = shown_rows(rows)
-    places = [name for name in shown[0] if name not in (*SYSTEM, *MEASURED, *WRONG)]
+    kinds = [name for name in shown[0] if name in (*KINDS, *FIRST.values())]
+    places = [name for name in shown[0] if name not in (*SYSTEM, *MEASURED, *WRONG, *kinds)]
     titles = {
         f"{rows[0]['n']} problems: % of them, of latents for `write`": MEASURED,
         "% of problems, by the first thing that went wrong": WRONG,
     }
     if places:
         titles["write by place in the group: % right, after a right prefix"] = tuple(places)
+    if kinds:
+        titles["write by kind of token, and a group's first token by what came before"] = tuple(kinds)
     made = []
     for title, columns in titles.items():
         table = Table(title=title, title_justify="left")

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
-from colar.analysis.reference_chain import Token
+from colar.analysis.reference_chain import Kind, Token
 from colar.model.latent_lm import LatentLM
 
-Kind = Literal["result", "other", "end"]
-KINDS: tuple[Kind, ...] = ("result", "other", "end")
-"""What a place should hold: a token of a step's result, another token, the separator behind the chain's last."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+NUMBERS = ("operand", "result")
 
 
 @dataclass(frozen=True)
@@ -31,18 +30,26 @@ class Place:
     place: int
     kind: Kind
     right: bool
+    behind_number: bool = False
+    """Whether the group before it has several tokens of numbers: a plain sum has lost their order."""
 
 
-def places(lm: LatentLM, rest: Sequence[Token], ids: Sequence[int]) -> list[Place]:
-    """The tokens of a group up to its first wrong one, compared with the `rest` of the chain from its start on."""
+def places(
+    lm: LatentLM, rest: Sequence[Token], ids: Sequence[int], before: Sequence[Token] = ()
+) -> list[Place]:
+    """The tokens of a group up to its first wrong one, compared with the `rest` of the chain from its start on.
+
+    `before` is the group before it.
+    """
+    behind_number = sum(token.kind in NUMBERS for token in before) > 1
     judged: list[Place] = []
     for place, token_id in enumerate(ids):
         kind: Kind = "end"
         label = lm.template.separator_id
         if place < len(rest):
-            kind = "result" if rest[place].is_result else "other"
+            kind = rest[place].kind
             label = rest[place].token_id
-        judged.append(Place(place, kind, token_id == label))
+        judged.append(Place(place, kind, token_id == label, behind_number))
         # What comes after a wrong token is conditional on it.
         if token_id != label:
             break
@@ -52,21 +59,26 @@ def places(lm: LatentLM, rest: Sequence[Token], ids: Sequence[int]) -> list[Plac
 def write_shares(groups: Sequence[Sequence[Place]]) -> dict[str, Any]:
     """Shares of right tokens by place and by kind, None for a kind that no place has; and of groups all right.
 
-    Without any group, as of a latent head, all are None.
+    `write_first` are those of first places alone, by what came before: a group with several tokens of numbers, or
+    anything else. Without any group, as of a latent head, all are None.
     """
     if not groups:
-        return {"write_by_place": None, "write_by_kind": None, "write_joint": None}
+        return {"write_by_place": None, "write_by_kind": None, "write_first": None, "write_joint": None}
     by_place: defaultdict[int, list[bool]] = defaultdict(list)
     by_kind: defaultdict[str, list[bool]] = defaultdict(list)
+    first: dict[str, list[bool]] = {"behind_number": [], "else": []}
     joint: list[bool] = []
     for group in groups:
         for each in group:
             by_place[each.place].append(each.right)
             by_kind[each.kind].append(each.right)
+        behind = "behind_number" if group[0].behind_number else "else"
+        first[behind].append(group[0].right)
         joint.append(all(each.right for each in group))
     return {
         "write_by_place": [_share(by_place[place]) for place in sorted(by_place)],
         "write_by_kind": {kind: _share(by_kind[kind]) for kind in KINDS},
+        "write_first": {name: _share(right) for name, right in first.items()},
         "write_joint": _share(joint),
     }
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,13 +19,33 @@ from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 
+Kind = Literal["bracket", "operator", "operand", "result", "text", "end"]
+"""Of a token of an equation `<<20-4=16>>`: its brackets, signs, numbers before the last "=", all behind it, other text.
+"end" is the separator behind the chain's last token."""
+
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a reference chain, and whether it belongs to a step's result (after its last "=")."""
+    """A token of a reference chain, and what kind of token it is."""
 
     token_id: int
-    is_result: bool
+    kind: Kind
+
+    @property
+    def is_result(self) -> bool:
+        return self.kind == "result"
+
+
+def kind_of(text: str, after_equals: bool) -> Kind:
+    """The kind of a token by its text; `after_equals`: it stands behind its step's last "="."""
+    stripped = text.strip()
+    if stripped.strip("<>") == "":
+        return "bracket"
+    if after_equals:
+        return "result"
+    if stripped.strip("+-*/%()=") == "":
+        return "operator"
+    return "operand" if any(character.isdigit() for character in stripped) or stripped == "." else "text"
 
 
 def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
@@ -62,8 +82,7 @@ def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
             if "=" in text:
                 equals = i
         for i, token_id in enumerate(step):
-            is_bracket = texts[i].strip().strip(">").strip() == ""
-            tokens.append(Token(token_id, is_result=i > equals and not is_bracket))
+            tokens.append(Token(token_id, kind_of(texts[i], after_equals=i > equals)))
     return tokens
 
 
