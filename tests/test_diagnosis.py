@@ -207,7 +207,7 @@ def test_shares_by_place_by_hand():
     assert found["write_joint"] == 2 / 5
     assert found["write_by_kind"] == {
         "bracket": None,
-        "operator": None,
+        "sign": None,
         "operand": 3 / 5,
         "result": 2 / 3,
         "text": None,
@@ -215,7 +215,7 @@ def test_shares_by_place_by_hand():
     }
     assert write_shares([right])["write_by_kind"]["end"] is None
     # By what came before the group: t1 of the second one alone.
-    behind = [Place(0, "operator", False, behind_number=True)]
+    behind = [Place(0, "sign", False, behind_number=True)]
     assert found["write_first"] == {"behind_number": None, "else": 3 / 5}
     assert write_shares([right, behind])["write_first"] == {"behind_number": 0, "else": 1}
     nothing = write_shares([])
@@ -228,7 +228,7 @@ def test_shares_by_place_by_hand():
     [
         ([], False),
         ([RESULT], False),
-        ([Token(4, "operator"), RESULT], False),
+        ([Token(4, "sign"), RESULT], False),
         ([PLAN, RESULT], True),
         ([RESULT, RESULT, Token(5, "bracket")], True),
     ],
@@ -244,15 +244,15 @@ def test_a_group_knows_whether_several_number_tokens_came_before(before, expecte
     [
         (
             ["<<", "2", "0", "-", "4", "=", "1", "6", ">>"],
-            "bracket operand operand operator operand operator result result bracket",
+            "bracket operand operand sign operand sign result result bracket",
         ),
         (
             [" <<", "3.", "5", "*", "(", "2", ")", "="],
-            "bracket operand operand operator operator operand operator operator",
+            "bracket operand operand sign sign operand sign sign",
         ),
-        (["=-", "7", " apples", ">>"], "operator result result bracket"),
+        (["=-", "7", " apples", ">>"], "sign result result bracket"),
         (["Every", " lempus", " 12"], "text text operand"),
-        (["a", "=", "b", "=", "8"], "text operator text operator result"),
+        (["a", "=", "b", "=", "8"], "text sign text sign result"),
     ],
 )
 def test_kinds_of_tokens_by_hand(step, kinds):

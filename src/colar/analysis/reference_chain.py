@@ -19,7 +19,7 @@ from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 
-Kind = Literal["bracket", "operator", "operand", "result", "text", "end"]
+Kind = Literal["bracket", "sign", "operand", "result", "text", "end"]
 """Of a token of an equation `<<20-4=16>>`: its brackets, signs, numbers before the last "=", all behind it, other text.
 "end" is the separator behind the chain's last token."""
 
@@ -44,7 +44,7 @@ def kind_of(text: str, after_equals: bool) -> Kind:
     if after_equals:
         return "result"
     if stripped.strip("+-*/%()=") == "":
-        return "operator"
+        return "sign"
     return "operand" if any(character.isdigit() for character in stripped) or stripped == "." else "text"
 
 
