@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The sequential head at the tiny scale, beside CoT and the paper's head: the rows, updates, test sets and seeds of
 # table1.sh. Three ways to train it: c drawn from 1 to 5; any real c from 1 to 5; groups that the model's own confidence
-# ends. CoT weights and CoT are taken from runs/arena (ARENA) where table1.sh has trained them, the paper's head from the
-# committed records of results/arena-tiny. Narrower ranges of c, up to 2 or 3, say what a wide one costs. Everything is left in runs/sequential (or the folder given). Stopped and run
-# again, it resumes.
+# ends. Narrower ranges of c, up to 2 or 3, say what a wide one costs. CoT weights and CoT are taken from runs/arena
+# (ARENA) where table1.sh has trained them, the paper's head from the committed records of results/arena-tiny. Everything
+# is left in runs/sequential (or the folder given). Stopped and run again, it resumes.
 #
 #   reproduce/sequential.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
 set -euo pipefail
@@ -112,6 +112,11 @@ for c in 2 3 4 5; do
 done
 for c in 2 3; do
   for gate in "${gates[@]}"; do pair "colar c=$c (sequential, gated, c to 3, confidence_threshold=$gate)" cot; done
+done
+for c in 1 2 3; do pair "colar c=$c (sequential, gated, c to 3)" cot; done
+for c in 1 1.25 1.5 1.75 2 3; do
+  pair "colar c=$c (sequential, gated, with 1.5)" cot
+  pair "colar c=$c (sequential, gated, with 1.5, confidence_threshold=0.7)" cot
 done
 mkdir -p "$out/eval/beside"
 for seed in "${seeds[@]}"; do grep -h '"decoding": "greedy"' "$out/eval/drawn$seed/records.jsonl" || true; done \
