@@ -506,6 +506,16 @@ def test_the_picture_has_a_method_all_of_whose_systems_have_a_label(tmp_path: Pa
     assert a == b != c
 
 
+def test_of_a_method_that_has_labels_alone_those_named_are_drawn(tmp_path: Path) -> None:
+    cot = system("CoT", "78")
+    gated, other = system("Fast", "78", label="gated"), system("Fast", "88", label="other")
+    for name, records in (("a", [*cot, *gated, *other]), ("b", [*cot, *gated])):
+        report.write(tmp_path / name, records, provenance={}, draw_labelled=["gated"])
+    report.write(tmp_path / "c", [*cot, *gated, *other], provenance={})
+    a, b, c = ((tmp_path / name / "accuracy_vs_length.png").read_bytes() for name in "abc")
+    assert a == b != c
+
+
 def test_differences_are_starred_only_where_the_interval_leaves_out_zero() -> None:
     clear = [*system("CoT", "7" * 12), *system("Fast", "8" * 11 + "7"), *system("Same", "7" * 11 + "8")]
     text = render(fold(clear)).split("## Paired")[1]

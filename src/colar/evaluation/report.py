@@ -95,7 +95,8 @@ def write(
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png. Pictures show
-    the systems without a label. Where a method has none, they show its labelled ones, controls excepted.
+    the systems without a label. Where a method has none, and none is named, they show its labelled ones, controls
+    excepted.
     `draw_labelled` adds the systems with these labels, or with True all systems.
     """
     folder = Path(folder)
@@ -170,14 +171,17 @@ def _drawn(rows: Sequence[ReportRow], draw_labelled: bool | Sequence[str]) -> li
     if draw_labelled is True:
         return list(rows)
     labels = draw_labelled or ()
-    unlabelled = {(row.system.model, row.system.method) for row in rows if not row.system.label}
+    # Methods of which a picture shows something without asking: their plain rows, or those that were named.
+    shown = {
+        (row.system.model, row.system.method)
+        for row in rows
+        if not row.system.label or row.system.label in labels
+    }
     drawn = []
     for row in rows:
         system = row.system
         # Snapping, say, labels all rows of a method: those are its own answers, and there are no others to draw.
-        stands_for_its_method = (system.model, system.method) not in unlabelled and not is_control(
-            system.label
-        )
+        stands_for_its_method = (system.model, system.method) not in shown and not is_control(system.label)
         if not system.label or system.label in labels or stands_for_its_method:
             drawn.append(row)
     return drawn
