@@ -1,0 +1,262 @@
+"""Where each operand of a chain comes from: a number of the question, an earlier result, or a constant.
+
+An operand's candidates are, in this order, the first of these that has any:
+
+1. the question's numbers and the earlier results of that very value, and a constant that the question's words name
+   ("week" is a cue for 7, "half" for 2);
+2. what is made of a number in one step that its kind allows: 20% as 0.2, 80, 0.8, 120 or 1.2; 2/5 as 2, 5, 0.4 or
+   0.6; "3 million", "75 cents" and "2 dozen" in their scale; an earlier result of percent as a hundredth;
+3. a constant without a cue: up to 12, or a round one. Any other is not traced, and the row is left alone.
+
+**Ambiguity.** An operand with several candidates is right only where all of them give the same new value. So numbers
+of one value stay equal, and a number that may be a constant stays what it is. Numbers stay what they are, too, where
+they may be tied to something that is not in the chain (`_frozen`):
+
+- numbers from which a constant without a cue follows in one step (3 from "2 brothers": 2 + 1);
+- a number up to 5 that the chain uses more often than the question names it: one use may be a count of persons;
+- a number up to 12 that counts what is listed ("three friends, Ann, Bob and Cid"), or any in a row with "the other two";
+- numbers whose sum, difference or product is a number above 12 that the chain does not use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from colar.data.mentions import Mention
+from colar.data.program import NotAProgram, Step
+
+_SMALL = 12
+_FEW = 5
+_ROUND = frozenset(Fraction(value) for value in ("100", "1000", "0.5", "0.25", "0.75", "0.1", "0.01", "1.5"))
+"""Constants that need no cue, beside whole numbers up to 12."""
+
+_CUES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"week|daily|every ?day|each day|per day|a day|monday|tuesday|wednesday|thursday|friday|saturday|sunday", ("7", "5", "2", "6")),
+    (r"\bday|night|overnight|o'clock", ("24",)),
+    (r"hour|minute|second|mph|km/h", ("60", "0.5", "30", "3600", "15", "45")),
+    (r"month|january|february|march|april|june|july|august|september|october|november|december", ("12", "30", "4", "31")),
+    (r"year|annual", ("12", "52", "365", "4")),
+    (r"dozen", ("12", "6", "24")),
+    (r"%|percent|discount", ("100", "0.01")),
+    (r"\$|cent|dollar|penn|dime|nickel|quarter", ("100", "0.01", "25", "10", "5", "0.25", "0.1", "0.05")),
+    (r"half|halv|twice|doubl|both|pair|couple|either|twin|parents|midway|round trip|return", ("2", "0.5", "50", "1.5")),
+    (r"third|tripl|thrice", ("3", "2")),
+    (r"quarter|fourth|quadrupl|season", ("4", "0.25", "0.75", "25", "75", "3")),
+    (r"fifth", ("5", "0.2", "20", "4")),
+    (r"sixth", ("6", "5")),
+    (r"eighth", ("8", "7")),
+    (r"tenth", ("10", "9", "0.1")),
+    (r"foot|feet|inch|yard", ("12", "3", "36")),
+    (r"pound|ounce", ("16",)),
+    (r"kilo|km|kg|litre|liter|meter|gram|\bml\b|\bcm\b", ("1000", "100")),
+    (r"gallon|quart|pint|cup", ("4", "2", "8", "16")),
+    (r"decade|centur", ("10", "100")),
+    (r"square|rectang|perimeter|car\b|cars\b|truck|dog|cat|cow|horse|goat|sheep|pig|chair|table|leg", ("4", "2")),
+    (r"bicycle|bike|motorcycle|chicken|duck|bird|people|person|hand|eye|feet|shoe|sock|glove", ("2",)),
+    (r"triang|tricycle", ("3",)),
+    (r"spider|octop", ("8",)),
+    (r"insect|ant\b|ants\b|bee\b|bees\b", ("6",)),
+)  # fmt: skip
+"""Words of a question, and the constants that a chain may have from them."""
+
+_OTHERS = re.compile(r"\b(?:other|remaining|rest of the) (?:two|three|four|five|six|[2-9])\b", re.IGNORECASE)
+_LIST = re.compile(r"[^,.;:?!]{1,60}(?:, [^,.;:?!]{1,60}?)+,? (?:and|or) |\b[A-Z][a-z]+(?: and) [A-Z][a-z]+")
+_NAME = re.compile(r"(?<![.?!] )(?<!^)\b[A-Z][a-z]+\b")
+_PEOPLE = frozenset(
+    "friend brother sister sibling kid child children people person cousin son daughter man men woman women neighbor roommate "
+    "coworker colleague player runner member guest boy girl student teacher employee worker grandchildren grandchild".split()
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an operand is made of a number or a result: offset + factor * (its value, or a part of its fraction)."""
+
+    part: str = "value"
+    offset: Fraction = Fraction(0)
+    factor: Fraction = Fraction(1)
+
+    def of(self, value: Fraction) -> Fraction:
+        """The operand that this form makes of a value."""
+        if self.part == "top":
+            value = Fraction(value.numerator)
+        elif self.part == "bottom":
+            value = Fraction(value.denominator)
+        return self.offset + self.factor * value
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One candidate of an operand: the question's numbers of value `number`, or step `result`, or neither: a constant."""
+
+    form: Form = Form()
+    number: Fraction | None = None
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The origins of every operand (by step, then by operand), and the values of the question that may change."""
+
+    origins: list[list[list[Origin]]]
+    free: list[Fraction]
+
+
+def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> Trace:
+    """Trace every operand. `NotAProgram` where one comes from nowhere, or where no number may change."""
+    cued = cued_constants(question, mentions)
+    origins: list[list[list[Origin]]] = []
+    for index, step in enumerate(steps):
+        found = [_origins(operand, mentions, steps[:index], cued) for operand in step.operands]
+        if len(step.operands) == 1 and not any(origin.result is not None for origin in found[0]):
+            raise NotAProgram("a step computes nothing")
+        origins.append(found)
+    frozen = _frozen(question, mentions, steps, origins)
+    used = {origin.number for origin in _flat(origins) if origin.number is not None}
+    free = sorted(used - frozen)
+    if not free:
+        raise NotAProgram("no number may change")
+    return Trace(origins, free)
+
+
+def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
+    """Constants that the question's words are cues for. The words of its numbers ("twice") are none."""
+    characters = list(question.lower())
+    for mention in mentions:
+        if mention.kind in ("fraction", "times", "word"):
+            characters[mention.start : mention.end] = "#" * (mention.end - mention.start)
+    text = "".join(characters)
+    cued = {Fraction(1)}
+    for words, constants in _CUES:
+        if re.search(words, text):
+            cued.update(Fraction(constant) for constant in constants)
+    return cued
+
+
+def forms_of(mention: Mention) -> list[Form]:
+    """What else a number of this kind may be in a chain, beside its value."""
+    hundredth = Fraction(1, 100)
+    forms = []
+    if mention.kind == "percent":
+        forms += [
+            Form(factor=hundredth),
+            Form(offset=Fraction(100), factor=Fraction(-1)),
+            Form(offset=Fraction(1), factor=-hundredth),
+            Form(offset=Fraction(100)),
+            Form(offset=Fraction(1), factor=hundredth),
+        ]
+    elif mention.kind == "fraction":
+        rest = Form(offset=Fraction(1), factor=Fraction(-1))
+        forms += [Form(part="top"), Form(part="bottom"), rest]
+    elif mention.unit == "cent":
+        forms.append(Form(factor=hundredth))
+    if mention.scale > 1:
+        forms.append(Form(factor=Fraction(mention.scale)))
+    return forms
+
+
+def _origins(
+    operand: Fraction, mentions: Sequence[Mention], earlier: Sequence[Step], cued: set[Fraction]
+) -> list[Origin]:
+    """The candidates of one operand; `NotAProgram` where it has none."""
+    found = [Origin(number=mention.value) for mention in mentions if mention.value == operand]
+    found += [Origin(result=index) for index, step in enumerate(earlier) if step.result == operand]
+    if found and operand in cued:
+        found.append(Origin())
+    if not found and operand not in cued:
+        found = _made_of(operand, mentions, earlier, percent=Fraction(1, 100) in cued)
+    if not found and operand not in cued:
+        small = operand.denominator == 1 and operand <= _SMALL
+        if not small and operand not in _ROUND:
+            raise NotAProgram("an operand comes from nowhere")
+    # Several numbers of one value are one origin.
+    return list(dict.fromkeys(found or [Origin()]))
+
+
+def _made_of(
+    operand: Fraction, mentions: Sequence[Mention], earlier: Sequence[Step], percent: bool
+) -> list[Origin]:
+    found = []
+    for mention in mentions:
+        for form in forms_of(mention):
+            if form.of(mention.value) == operand:
+                found.append(Origin(form, number=mention.value))
+    hundredth = Form(factor=Fraction(1, 100))
+    for index, step in enumerate(earlier):
+        if percent and hundredth.of(step.result) == operand:
+            found.append(Origin(hundredth, result=index))
+    return found
+
+
+def _frozen(
+    question: str,
+    mentions: Sequence[Mention],
+    steps: Sequence[Step],
+    origins: list[list[list[Origin]]],
+) -> set[Fraction]:
+    """The question's values that stay what they are: see the module's docstring."""
+    frozen = {mention.value for mention in mentions if mention.kind == "fixed"}
+    named = Counter(mention.value for mention in mentions)
+    uses: Counter[Fraction] = Counter()
+    for step, of_step in zip(steps, origins, strict=True):
+        for operand, candidates in zip(step.operands, of_step, strict=True):
+            numbers = {origin.number for origin in candidates if origin.number is not None}
+            uses.update(numbers)
+            is_constant = any(origin.number is None and origin.result is None for origin in candidates)
+            if is_constant and numbers:
+                frozen |= numbers
+            elif is_constant and operand != 1:
+                frozen |= _giving(operand, named)
+    frozen |= {value for value in named if value <= _FEW and uses[value] > named[value]}
+    frozen |= _counts(question, mentions)
+    for value in named:
+        if uses[value] == 0 and value > _SMALL:
+            frozen |= _giving(value, [other for other in named if other != value])
+    return frozen
+
+
+def _giving(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
+    """The values from which `target` follows in one step, with another of them, with 1 or with 100."""
+    values = list(values)
+    giving: set[Fraction] = set()
+    for one in values:
+        for other in [*values, Fraction(1), Fraction(100)]:
+            made = {one + other, one - other, other - one, one * other}
+            if other:
+                made.add(one / other)
+            if target in made and not (other == 1 and one == target):
+                giving |= {one, other}
+    return giving
+
+
+def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
+    """Numbers up to 12 that may count what the question lists."""
+    small = {
+        mention.value for mention in mentions if mention.value <= _SMALL and mention.kind in ("integer", "word")
+    }
+    if _OTHERS.search(question):
+        return small
+    lengths = set()
+    for match in _LIST.finditer(question):
+        commas = match[0].count(",")
+        with_last = commas + (1 if re.search(r", (?:and|or) $", match[0]) else 2)
+        lengths.add(with_last if commas else 2)
+    names = len(set(_NAME.findall(question)))
+    counts = {value for value in small if value in lengths}
+    for mention in mentions:
+        # "Four runners": Ann, Bob, Cid and Dot need not stand in one list, nor "I" among them.
+        if mention.unit in _PEOPLE and abs(mention.value - names) <= 1:
+            counts.add(mention.value)
+    return counts
+
+
+def _flat(origins: list[list[list[Origin]]]) -> list[Origin]:
+    flat = []
+    for of_step in origins:
+        for candidates in of_step:
+            flat += candidates
+    return flat
