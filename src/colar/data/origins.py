@@ -1,25 +1,31 @@
 """Where each operand of a chain comes from: a number of the question, an earlier result, or a constant.
 
-An operand's candidates are, in this order, the first of these that has any:
+An operand's candidates are all of these that have its value:
 
-1. the question's numbers and the earlier results of that very value, and a constant that the question's words name
-   ("week" is a cue for 7, "half" for 2);
-2. what is made of a number in one step that its kind allows: 20% as 0.2, 80, 0.8, 120 or 1.2; 2/5 as 2, 5, 0.4 or
-   0.6; "3 million", "75 cents" and "2 dozen" in their scale; an earlier result of percent as a hundredth;
-3. a constant without a cue: up to 12, or a round one. Any other is not traced, and the row is left alone.
+- a number of the question, as it is or in a form that its kind allows: 20% as 0.2, 80, 0.8, 120 or 1.2; 2/5 as 2, 5,
+  0.4 or 0.6; "3 million", "75 cents" and "2 dozen" in their scale;
+- an earlier result, and, where there is nothing else, a hundredth of one where percentages are at stake;
+- a constant that the question's words are a cue for ("week" for 7, "half" for 2), and 1.
+
+An operand without any is a constant if it is whole and up to 12, or round. Any other comes from nowhere, and the row
+is left alone.
 
 **Ambiguity.** An operand with several candidates is right only where all of them give the same new value. So numbers
-of one value stay equal, and a number that may be a constant stays what it is. Numbers stay what they are, too, where
-they may be tied to something that is not in the chain (`_frozen`):
+of one value stay equal, and a number that may be a constant stays what it is. One thing is decided: an operand that may
+be an earlier result is that result, if the chain has not used it so far and has used the number of that value.
 
-- numbers from which a constant without a cue follows in one step (3 from "2 brothers": 2 + 1);
+Numbers stay what they are, too, where they may be tied to something that is not in the chain (`_frozen`):
+
+- numbers from which a constant without a cue follows in one step (3 from "2 brothers": 2 + 1) or as a sum of a few;
+- fractions and percentages whose rest an operand may be (the 2 of 2/3, where the question says 1/3);
 - a number up to 5 that the chain uses more often than the question names it: one use may be a count of persons;
-- a number up to 12 that counts what is listed ("three friends, Ann, Bob and Cid"), or any in a row with "the other two";
+- a number up to 12 that counts what is listed ("three friends, Ann, Bob and Cid"), or stands beside "the other two";
 - numbers whose sum, difference or product is a number above 12 that the chain does not use.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,17 +41,19 @@ _ROUND = frozenset(Fraction(value) for value in ("100", "1000", "0.5", "0.25", "
 """Constants that need no cue, beside whole numbers up to 12."""
 
 _CUES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"week|daily|every ?day|each day|per day|a day|monday|tuesday|wednesday|thursday|friday|saturday|sunday", ("7", "5", "2", "6")),
-    (r"\bday|night|overnight|o'clock", ("24",)),
+    (r"week|daily|every ?day|each day|per day|a day|monday|tuesday|wednesday|thursday|friday|saturday|sunday", ("7",)),
+    (r"weekday|work ?day|business day|work ?week|school", ("5",)),
+    (r"weekend", ("2",)),
+    (r"\bday|night|o'clock", ("24",)),
     (r"hour|minute|second|mph|km/h", ("60", "0.5", "30", "3600", "15", "45")),
-    (r"month|january|february|march|april|june|july|august|september|october|november|december", ("12", "30", "4", "31")),
-    (r"year|annual", ("12", "52", "365", "4")),
+    (r"month|january|february|march|april|june|july|august|september|october|november|december", ("12", "30", "4")),
+    (r"year|annual", ("12", "52", "365")),
     (r"dozen", ("12", "6", "24")),
-    (r"%|percent|discount", ("100", "0.01")),
-    (r"\$|cent|dollar|penn|dime|nickel|quarter", ("100", "0.01", "25", "10", "5", "0.25", "0.1", "0.05")),
+    (r"%|percent|discount|\$|cent|dollar", ("100", "0.01")),
+    (r"penn|dime|nickel|quarter|coin", ("100", "0.01", "25", "10", "5", "0.25", "0.1", "0.05")),
     (r"half|halv|twice|doubl|both|pair|couple|either|twin|parents|midway|round trip|return", ("2", "0.5", "50", "1.5")),
-    (r"third|tripl|thrice", ("3", "2")),
-    (r"quarter|fourth|quadrupl|season", ("4", "0.25", "0.75", "25", "75", "3")),
+    (r"third|tripl|thrice|triang|tricycle", ("3", "2")),
+    (r"quarter|fourth|quadrupl|season|square|rectang|perimeter|corner", ("4", "2", "0.25", "0.75", "25", "75", "3")),
     (r"fifth", ("5", "0.2", "20", "4")),
     (r"sixth", ("6", "5")),
     (r"eighth", ("8", "7")),
@@ -53,23 +61,20 @@ _CUES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"foot|feet|inch|yard", ("12", "3", "36")),
     (r"pound|ounce", ("16",)),
     (r"kilo|km|kg|litre|liter|meter|gram|\bml\b|\bcm\b", ("1000", "100")),
-    (r"gallon|quart|pint|cup", ("4", "2", "8", "16")),
+    (r"gallon|quart|pint", ("4", "2", "8", "16")),
     (r"decade|centur", ("10", "100")),
-    (r"square|rectang|perimeter|car\b|cars\b|truck|dog|cat|cow|horse|goat|sheep|pig|chair|table|leg", ("4", "2")),
-    (r"bicycle|bike|motorcycle|chicken|duck|bird|people|person|hand|eye|feet|shoe|sock|glove", ("2",)),
-    (r"triang|tricycle", ("3",)),
-    (r"spider|octop", ("8",)),
-    (r"insect|ant\b|ants\b|bee\b|bees\b", ("6",)),
+    (r"leg\b|legs|wheel|tire|paw|hoo[fv]|shoe|sock|glove|bicycle|bike|motorcycle", ("2", "3", "4", "6", "8")),
 )  # fmt: skip
 """Words of a question, and the constants that a chain may have from them."""
 
 _OTHERS = re.compile(r"\b(?:other|remaining|rest of the) (?:two|three|four|five|six|[2-9])\b", re.IGNORECASE)
 _LIST = re.compile(r"[^,.;:?!]{1,60}(?:, [^,.;:?!]{1,60}?)+,? (?:and|or) |\b[A-Z][a-z]+(?: and) [A-Z][a-z]+")
 _NAME = re.compile(r"(?<![.?!] )(?<!^)\b[A-Z][a-z]+\b")
-_PEOPLE = frozenset(
-    "friend brother sister sibling kid child children people person cousin son daughter man men woman women neighbor roommate "
-    "coworker colleague player runner member guest boy girl student teacher employee worker grandchildren grandchild".split()
-)
+_PEOPLE = {
+    "friend", "brother", "sister", "sibling", "kid", "child", "children", "people", "person", "cousin", "son",
+    "daughter", "man", "men", "woman", "women", "boy", "girl", "neighbor", "roommate", "coworker", "colleague",
+    "player", "runner", "member", "guest", "student", "teacher", "employee", "worker", "grandchild", "grandchildren",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Origin:
-    """One candidate of an operand: the question's numbers of value `number`, or step `result`, or neither: a constant."""
+    """One candidate of an operand: the question's numbers of value `number`, step `result`, or else a constant."""
 
     form: Form = Form()
     number: Fraction | None = None
@@ -111,11 +116,15 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
     cued = cued_constants(question, mentions)
     origins: list[list[list[Origin]]] = []
     for index, step in enumerate(steps):
-        found = [_origins(operand, mentions, steps[:index], cued) for operand in step.operands]
+        before = [candidates for of_step in origins for candidates in of_step]
+        found: list[list[Origin]] = []
+        for operand in step.operands:
+            candidates = _origins(operand, mentions, steps[:index], cued)
+            found.append(_due(candidates, [*before, *found]))
         if len(step.operands) == 1 and not any(origin.result is not None for origin in found[0]):
             raise NotAProgram("a step computes nothing")
         origins.append(found)
-    frozen = _frozen(question, mentions, steps, origins)
+    frozen = _frozen(question, mentions, steps, origins, cued)
     used = {origin.number for origin in _flat(origins) if origin.number is not None}
     free = sorted(used - frozen)
     if not free:
@@ -163,33 +172,40 @@ def _origins(
     operand: Fraction, mentions: Sequence[Mention], earlier: Sequence[Step], cued: set[Fraction]
 ) -> list[Origin]:
     """The candidates of one operand; `NotAProgram` where it has none."""
-    found = [Origin(number=mention.value) for mention in mentions if mention.value == operand]
-    found += [Origin(result=index) for index, step in enumerate(earlier) if step.result == operand]
-    if found and operand in cued:
+    found = []
+    for mention in mentions:
+        for form in (Form(), *forms_of(mention)):
+            if form.of(mention.value) == operand:
+                found.append(Origin(form, number=mention.value))
+    for index, step in enumerate(earlier):
+        if step.result == operand:
+            found.append(Origin(result=index))
+    if not found and Fraction(1, 100) in cued:
+        # What is left of 100%, as a factor.
+        hundredth = Form(factor=Fraction(1, 100))
+        shares = [index for index, step in enumerate(earlier) if hundredth.of(step.result) == operand]
+        found = [Origin(hundredth, result=index) for index in shares]
+    if operand in cued:
         found.append(Origin())
-    if not found and operand not in cued:
-        found = _made_of(operand, mentions, earlier, percent=Fraction(1, 100) in cued)
-    if not found and operand not in cued:
+    if not found:
         small = operand.denominator == 1 and operand <= _SMALL
         if not small and operand not in _ROUND:
             raise NotAProgram("an operand comes from nowhere")
+        found.append(Origin())
     # Several numbers of one value are one origin.
-    return list(dict.fromkeys(found or [Origin()]))
+    return list(dict.fromkeys(found))
 
 
-def _made_of(
-    operand: Fraction, mentions: Sequence[Mention], earlier: Sequence[Step], percent: bool
-) -> list[Origin]:
-    found = []
-    for mention in mentions:
-        for form in forms_of(mention):
-            if form.of(mention.value) == operand:
-                found.append(Origin(form, number=mention.value))
-    hundredth = Form(factor=Fraction(1, 100))
-    for index, step in enumerate(earlier):
-        if percent and hundredth.of(step.result) == operand:
-            found.append(Origin(hundredth, result=index))
-    return found
+def _due(candidates: list[Origin], before: Sequence[list[Origin]]) -> list[Origin]:
+    """The one earlier result that is due: not used so far, where the numbers of that value have been. Else all."""
+    taken = {origin.result for earlier in before for origin in earlier}
+    results = [origin for origin in candidates if origin.result is not None and origin.result not in taken]
+    if len(results) != 1:
+        return candidates
+    # A number counts as used only where an operand can be nothing else.
+    spent = {earlier[0].number for earlier in before if len(earlier) == 1}
+    numbers = [origin for origin in candidates if origin.number is not None]
+    return results if all(origin.number in spent for origin in numbers) else candidates
 
 
 def _frozen(
@@ -197,6 +213,7 @@ def _frozen(
     mentions: Sequence[Mention],
     steps: Sequence[Step],
     origins: list[list[list[Origin]]],
+    cued: set[Fraction],
 ) -> set[Fraction]:
     """The question's values that stay what they are: see the module's docstring."""
     frozen = {mention.value for mention in mentions if mention.kind == "fixed"}
@@ -209,14 +226,38 @@ def _frozen(
             is_constant = any(origin.number is None and origin.result is None for origin in candidates)
             if is_constant and numbers:
                 frozen |= numbers
-            elif is_constant and operand != 1:
-                frozen |= _giving(operand, named)
+            elif is_constant and operand not in cued:
+                frozen |= (
+                    _giving(operand, named) | _giving(100 * operand, named) | _summing_to(operand, named)
+                )
+            frozen |= _leaving(operand, mentions, is_constant)
     frozen |= {value for value in named if value <= _FEW and uses[value] > named[value]}
     frozen |= _counts(question, mentions)
     for value in named:
         if uses[value] == 0 and value > _SMALL:
             frozen |= _giving(value, [other for other in named if other != value])
     return frozen
+
+
+def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) -> set[Fraction]:
+    """The fractions and percentages of which the operand may be the rest, or the whole and the rest.
+
+    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question. After 40% and 50% it is 10.
+    """
+    leaving = set()
+    for mention in mentions:
+        top, bottom = mention.value.numerator, mention.value.denominator
+        if (
+            mention.kind == "fraction"
+            and operand in (bottom - top, bottom + top)
+            and operand not in (top, bottom)
+        ):
+            leaving.add(mention.value)
+    percentages = [mention.value for mention in mentions if mention.kind == "percent"]
+    rest = 100 - sum(percentages)
+    if is_constant and len(percentages) > 1 and operand in (rest, rest / 100):
+        leaving.update(percentages)
+    return leaving
 
 
 def _giving(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
@@ -233,10 +274,23 @@ def _giving(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
     return giving
 
 
+def _summing_to(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
+    """The values of which three or four sum to `target`, 1 among them or not: the parts of a ratio, persons named."""
+    least = [value for value in {*values, Fraction(1)} if value < target]
+    summing: set[Fraction] = set()
+    for size in (3, 4):
+        for some in itertools.combinations(least, size):
+            if sum(some) == target:
+                summing.update(some)
+    return summing
+
+
 def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
     """Numbers up to 12 that may count what the question lists."""
     small = {
-        mention.value for mention in mentions if mention.value <= _SMALL and mention.kind in ("integer", "word")
+        mention.value
+        for mention in mentions
+        if mention.value <= _SMALL and mention.kind in ("integer", "word")
     }
     if _OTHERS.search(question):
         return small

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from colar.data.mentions import digits_like, places_of
+from colar.data.spelling import digits_like, places_of
 
 _STEP = re.compile(r"(<<)?([0-9.+*/() -]+)=\s*([0-9]*\.?[0-9]+)\s*(>>)?")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
@@ -76,7 +76,8 @@ def same_kind(before: Fraction, now: Fraction) -> bool:
     """
     if now <= 0 or len(str(int(now))) > len(str(int(before))) + 1:
         return False
-    return 10 ** places_of(before) % now.denominator == 0
+    units: int = 10 ** places_of(before)
+    return units % now.denominator == 0
 
 
 def _step(text: str) -> Step:

@@ -29,13 +29,16 @@ from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 
 from colar import progress
+from colar.checks import check_number
 from colar.data import mentions as numbers_of
 from colar.data import origins, program
+from colar.data.catalogue import SOURCES
 from colar.data.example import Example
 from colar.data.formats import collapsed
 from colar.data.mentions import Mention
 from colar.data.origins import Origin, Trace
 from colar.data.program import NotAProgram, Step
+from colar.data.spelling import digits_like
 
 TRIES = 400
 """Draws for one new row, after which there is none."""
@@ -73,13 +76,31 @@ class Renumbered:
     """New rows that were dropped because another training row asks their question."""
 
 
-def renumbered(rows: Sequence[Example], versions: int, seed: int, held_out: Collection[str] = ()) -> Renumbered:
+def check(key: str, versions: object, source: str, split: str) -> None:
+    """Reject a number of new rows out of range, a source whose steps are no equations, and rows that are tested on."""
+    check_number(key, versions, 0, MOST, whole=True)
+    if not versions:
+        return
+    if source == "arithmetic":
+        raise ValueError(f"{key}: arithmetic is generated; ask for more rows of it instead")
+    if source in SOURCES and not SOURCES[source].equations:
+        able = ", ".join(name for name, entry in SOURCES.items() if entry.equations)
+        raise ValueError(
+            f"{key} is for sources whose steps are equations ({able}, or a file of your own), got {source}"
+        )
+    if split in ("validation", "test"):
+        raise ValueError(f"{key} is for training rows, got split {split}")
+
+
+def renumbered(
+    rows: Sequence[Example], versions: int, seed: int, held_out: Collection[str] = ()
+) -> Renumbered:
     """Up to `versions` new rows for each row. `held_out`: questions of validation and test, none of which comes out."""
     forbidden = {collapsed(question) for question in held_out}
     taken = {collapsed(row.question) for row in rows}
     alone: Counter[str] = Counter()
     made: list[Example] = []
-    for row in rows:
+    for row in progress.track(rows, "renumber"):
         try:
             made += versions_of(row, versions, seed)
         except NotAProgram as reason:
@@ -99,12 +120,13 @@ def renumbered(rows: Sequence[Example], versions: int, seed: int, held_out: Coll
 
 
 def say(found: Renumbered, n_rows: int) -> None:
-    """One line on stderr: how many rows there are now, and how many stay alone and why."""
+    """Say on stderr how many new rows there are, and how many rows stay alone and why."""
     n_alone = found.alone.total()
     reasons = ", ".join(f"{reason}: {count}" for reason, count in found.alone.most_common())
     progress.say(
-        f"renumber: {len(found.examples)} new rows from {n_rows - n_alone} of {n_rows}; dropped {found.held_out} held-out "
-        f"and {found.repeated} repeated questions; {n_alone} rows stay alone ({reasons or 'none'})"
+        f"renumber: {len(found.examples)} new rows from {n_rows - n_alone} of {n_rows}; "
+        f"dropped {found.held_out} held-out and {found.repeated} repeated questions; "
+        f"{n_alone} rows stay alone ({reasons or 'none'})"
     )
 
 
@@ -139,7 +161,7 @@ def plan_of(example: Example) -> Plan:
         raise NotAProgram("the answer is no number") from None
     if answer != steps[-1].result:
         raise NotAProgram("the answer is not the last result")
-    if numbers_of.digits_like(answer, example.answer) != example.answer:
+    if digits_like(answer, example.answer) != example.answer:
         raise NotAProgram("a number is oddly spelled")
     found = numbers_of.find(example.question)
     trace = origins.trace(example.question, found, steps)
@@ -168,7 +190,7 @@ def rewrite(plan: Plan, values: Mapping[Fraction, Fraction]) -> Example | None:
         return None
     new_values = [values[mention.value] for mention in plan.mentions]
     question = numbers_of.write(plan.example.question, plan.mentions, new_values)
-    answer = numbers_of.digits_like(results[-1], plan.example.answer)
+    answer = digits_like(results[-1], plan.example.answer)
     return dataclasses.replace(plan.example, question=question, steps=tuple(texts), answer=answer)
 
 
@@ -242,7 +264,10 @@ def _choices(plan: Plan, value: Fraction) -> list[Fraction]:
 
 
 def _agreed(
-    operand: Fraction, candidates: Sequence[Origin], values: Mapping[Fraction, Fraction], results: Sequence[Fraction]
+    operand: Fraction,
+    candidates: Sequence[Origin],
+    values: Mapping[Fraction, Fraction],
+    results: Sequence[Fraction],
 ) -> Fraction | None:
     """The operand's new value, where all its candidates have the same."""
     found = set()
