@@ -71,7 +71,9 @@ _LABELS = (
     r"|figure|machine|line|top|under"
 )
 # What stands right before a number that is part of a name, a range, a sum or a date.
-_FIXED_BEFORE = re.compile(rf"[\w#+*^:×/–—-]$|[\d)]\s?[x×]\s?$|\b{_MONTHS}\.?\s$|\b(?:{_LABELS})\s#?$")
+_FIXED_BEFORE = re.compile(
+    rf"[\w#+*^:×/–—-]$|[\d)]\s?[x×]\s?$|\b{_MONTHS}\.?\s$|\b(?i:{_LABELS})\s#?$|\b(?:hundred|thousand)\s(?:and\s)?$"
+)
 # What stands right behind an ordinal, a clock time, a ratio, a range, a product, a date or a compound.
 _FIXED_BEHIND = re.compile(
     rf"(?:st|nd|rd|th)\b|\s?(?:[ap]\.?m\b|o['’]?clock)|[:/–—-]\s?\d|\s?[x×*^+=]\s?[\d(]|-(?:to|of|by|in|for)-"
@@ -205,8 +207,8 @@ def _grid(mention: Mention) -> Fraction:
     else:
         unit = Fraction(1, 10 ** len(mention.text.partition(".")[2]))
     in_units = int(value / unit)
-    # A number is round where it is a multiple of a step, and whole numbers of six steps at least.
-    least = 1 if unit < 1 else 2 if mention.kind == "percent" else 6
+    # A number is round where it is some steps long.
+    least = 2 if unit < 1 or mention.kind == "percent" else 6
     for step in (10**6, 10**5, 10**4, 5000, 1000, 500, 100, 50, 25, 10, 5):
         if in_units % step == 0 and in_units // step >= least:
             return step * unit
@@ -312,7 +314,11 @@ def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
         return True
     if kind in ("times", "fixed"):
         return kind == "fixed"
-    return spell(mention, value).lower() != mention.text.lower().replace("quarter", "fourth")
+    try:
+        spelled = spell(mention, value).lower()
+    except ValueError:  # more decimals than anyone writes
+        return True
+    return spelled != mention.text.lower().replace("quarter", "fourth")
 
 
 def _fixed_if_alone(question: str, mention: Mention, found: Sequence[Mention]) -> Mention:

@@ -218,11 +218,14 @@ def _frozen(
     """The question's values that stay what they are: see the module's docstring."""
     frozen = {mention.value for mention in mentions if mention.kind == "fixed"}
     named = Counter(mention.value for mention in mentions)
-    uses: Counter[Fraction] = Counter()
+    plain = [Origin(number=value) for value in named]
+    used: set[Fraction] = set()
+    uses: Counter[Fraction | None] = Counter()
     for step, of_step in zip(steps, origins, strict=True):
         for operand, candidates in zip(step.operands, of_step, strict=True):
             numbers = {origin.number for origin in candidates if origin.number is not None}
-            uses.update(numbers)
+            used.update(numbers)
+            uses.update(origin.number for origin in candidates if origin in plain)
             is_constant = any(origin.number is None and origin.result is None for origin in candidates)
             if is_constant and numbers:
                 frozen |= numbers
@@ -234,7 +237,7 @@ def _frozen(
     frozen |= {value for value in named if value <= _FEW and uses[value] > named[value]}
     frozen |= _counts(question, mentions)
     for value in named:
-        if uses[value] == 0 and value > _SMALL:
+        if value not in used and value > _SMALL:
             frozen |= _giving(value, [other for other in named if other != value])
     return frozen
 

@@ -94,9 +94,17 @@ def _step(text: str) -> Step:
         raise NotAProgram("a result is rounded or wrong")
     if len(numbers) == 1:
         raise NotAProgram("a step computes nothing")
-    if fill(step, numbers, result) != text:
+    if not _respelled(step):
         raise NotAProgram("a number is oddly spelled")
     return step
+
+
+def _respelled(step: Step) -> bool:
+    """Whether the step's own numbers give its very text: not 007, nor a number with twenty decimals."""
+    try:
+        return fill(step, step.operands, step.result) == step.text
+    except ValueError:
+        return False
 
 
 def _postfix(expression: str) -> tuple[int | str, ...]:

@@ -3,18 +3,17 @@
     Ann has 20 bags of 5 pens and loses 8.      <<20*5=100>> <<100-8=92>>      92
     Ann has 34 bags of 7 pens and loses 9.      <<34*7=238>> <<238-9=229>>     229
 
-`mentions.py` finds the numbers in the words, `program.py` runs the chain, `origins.py` says which number goes where
-and which must stay. This file draws. A draw of other numbers is taken only where
-
-- every operand with several candidates has one value by all of them;
-- every result is what it was in kind: above 0, whole where it was, no more decimals, at most one digit longer;
-- numbers of one kind keep their order, and so do results and the numbers that the chain does not use: a part stays
-  smaller than its whole, a threshold stays reached or not;
-- percentages that sum to at most 100 still do, to 100 exactly where they did; fractions likewise with 1.
+| file | |
+|---|---|
+| `mentions.py` | finds the numbers in the words, and says which others could stand there |
+| `program.py` | runs the chain |
+| `origins.py` | says which number goes where in the chain, and which must stay |
+| `rewriting.py` | writes the row with other numbers, where its chain holds with them |
+| this one | draws numbers, for one row and for all |
 
 The new rows of a row are a pure function of the row's text, the seed and their number: the order of rows, other rows
 and machines play no part. A row that cannot be renumbered stays alone. What is checked is arithmetic and order, not
-the world: some new questions tell of odd amounts (a boat for $9, an uncle of 14).
+the world: some new questions tell of odd amounts (a boat for $9, a bus at 21 miles an hour).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import hashlib
-import itertools
 import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -30,37 +28,17 @@ from fractions import Fraction
 
 from colar import progress
 from colar.checks import check_number
-from colar.data import mentions as numbers_of
-from colar.data import origins, program
+from colar.data import mentions
 from colar.data.catalogue import SOURCES
 from colar.data.example import Example
 from colar.data.formats import collapsed
-from colar.data.mentions import Mention
-from colar.data.origins import Origin, Trace
-from colar.data.program import NotAProgram, Step
-from colar.data.spelling import digits_like
+from colar.data.program import NotAProgram
+from colar.data.rewriting import Plan, plan_of, rewrite
 
 TRIES = 400
 """Draws for one new row, after which there is none."""
 MOST = 100
 """The largest number of new rows for each row."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A row that can be renumbered: its numbers, its chain as a program, where each operand comes from."""
-
-    example: Example
-    mentions: list[Mention]
-    steps: list[Step]
-    trace: Trace
-    ranked: list[list[Fraction]]
-    """The values of each kind of number, in order of size."""
-
-    @property
-    def values(self) -> dict[Fraction, Fraction]:
-        """The row's own numbers, each with itself."""
-        return {mention.value: mention.value for mention in self.mentions}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,67 +130,6 @@ def versions_of(example: Example, versions: int, seed: int) -> list[Example]:
     return made
 
 
-def plan_of(example: Example) -> Plan:
-    """Read a row as a program. `NotAProgram`, with the reason, where it is none."""
-    steps = program.parse(example.steps)
-    try:
-        answer = Fraction(example.answer.replace(",", ""))
-    except ValueError:
-        raise NotAProgram("the answer is no number") from None
-    if answer != steps[-1].result:
-        raise NotAProgram("the answer is not the last result")
-    if digits_like(answer, example.answer) != example.answer:
-        raise NotAProgram("a number is oddly spelled")
-    found = numbers_of.find(example.question)
-    trace = origins.trace(example.question, found, steps)
-    return Plan(example, found, steps, trace, _ranked(found))
-
-
-def rewrite(plan: Plan, values: Mapping[Fraction, Fraction]) -> Example | None:
-    """The row with `values[old]` in place of each number; None where its chain does not hold with them.
-
-    With the row's own numbers (`plan.values`) this is the very row.
-    """
-    if not _in_order(plan, values) or not _shares_fit(plan, values):
-        return None
-    chain = _run(plan, values)
-    if chain is None:
-        return None
-    results = [result for _, result in chain]
-    if not _thresholds_hold(plan, results):
-        return None
-    try:
-        texts = [
-            program.fill(step, operands, result)
-            for step, (operands, result) in zip(plan.steps, chain, strict=True)
-        ]
-    except ValueError:  # a third has no end of decimals
-        return None
-    new_values = [values[mention.value] for mention in plan.mentions]
-    question = numbers_of.write(plan.example.question, plan.mentions, new_values)
-    answer = digits_like(results[-1], plan.example.answer)
-    return dataclasses.replace(plan.example, question=question, steps=tuple(texts), answer=answer)
-
-
-def _run(plan: Plan, values: Mapping[Fraction, Fraction]) -> list[tuple[list[Fraction], Fraction]] | None:
-    """Operands and result of every step; None where candidates disagree or a result changes its kind."""
-    chain: list[tuple[list[Fraction], Fraction]] = []
-    results: list[Fraction] = []
-    for step, of_step in zip(plan.steps, plan.trace.origins, strict=True):
-        operands = []
-        for operand, candidates in zip(step.operands, of_step, strict=True):
-            value = _agreed(operand, candidates, values, results)
-            if value is None:
-                return None
-            operands.append(value)
-        result = program.run(step, operands)
-        if result is None or not program.same_kind(step.result, result):
-            return None
-        chain.append((operands, result))
-        results.append(result)
-    return chain
-
-
 def _draw(
     plan: Plan, choices: Mapping[Fraction, list[Fraction]], rng: random.Random, asked: Collection[str]
 ) -> Example | None:
@@ -256,80 +173,5 @@ def _drawn(
 
 def _choices(plan: Plan, value: Fraction) -> list[Fraction]:
     """The values that may come for this one: those that every number of that value allows."""
-    mentions = [mention for mention in plan.mentions if mention.value == value]
-    shared = set(numbers_of.options(mentions[0]))
-    for mention in mentions[1:]:
-        shared &= set(numbers_of.options(mention))
-    return sorted(shared)
-
-
-def _agreed(
-    operand: Fraction,
-    candidates: Sequence[Origin],
-    values: Mapping[Fraction, Fraction],
-    results: Sequence[Fraction],
-) -> Fraction | None:
-    """The operand's new value, where all its candidates have the same."""
-    found = set()
-    for origin in candidates:
-        if origin.number is not None:
-            found.add(origin.form.of(values[origin.number]))
-        elif origin.result is not None:
-            found.add(origin.form.of(results[origin.result]))
-        else:
-            found.add(operand)
-    return found.pop() if len(found) == 1 else None
-
-
-def _in_order(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
-    """Whether numbers of one kind are in the order that they were in, and different where they were."""
-    for ranked in plan.ranked:
-        new = [values[value] for value in ranked]
-        if any(after <= before for before, after in itertools.pairwise(new)):
-            return False
-    return True
-
-
-def _ranked(mentions: Sequence[Mention]) -> list[list[Fraction]]:
-    """The values of each kind of number, from the smallest to the largest."""
-    kinds: dict[str, set[Fraction]] = {}
-    for mention in mentions:
-        kinds.setdefault(_order_kind(mention), set()).add(mention.value)
-    return [sorted(values) for values in kinds.values()]
-
-
-def _order_kind(mention: Mention) -> str:
-    """Money, percentages, fractions and factors are each compared among themselves, all else together."""
-    if mention.kind in ("money", "percent", "fraction"):
-        return mention.kind
-    return "times" if mention.kind == "times" or mention.unit == "time" else "count"
-
-
-def _shares_fit(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
-    """Whether percentages that sum to at most 100 still do, and to 100 where they did; fractions with 1."""
-    for kind, whole in (("percent", 100), ("fraction", 1)):
-        old = [mention.value for mention in plan.mentions if mention.kind == kind]
-        before = sum(old)
-        now = sum(values[value] for value in old)
-        if (before == whole and now != whole) or (before < whole < now):
-            return False
-    return True
-
-
-def _thresholds_hold(plan: Plan, results: Sequence[Fraction]) -> bool:
-    """Whether results and the numbers that the chain does not use are in the order that they were in."""
-    used = set()
-    for of_step in plan.trace.origins:
-        for candidates in of_step:
-            used |= {origin.number for origin in candidates}
-    for mention in plan.mentions:
-        if mention.value in used or mention.kind not in ("integer", "decimal", "money"):
-            continue
-        for step, result in zip(plan.steps, results, strict=True):
-            if _sign(step.result - mention.value) != _sign(result - mention.value):
-                return False
-    return True
-
-
-def _sign(value: Fraction) -> int:
-    return (value > 0) - (value < 0)
+    of_this_value = [set(mentions.options(mention)) for mention in plan.mentions if mention.value == value]
+    return sorted(set.intersection(*of_this_value))
