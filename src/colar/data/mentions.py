@@ -106,6 +106,7 @@ BODIES = {
 """What comes in numbers of its own: changing "4 wheels" would change the world."""
 CAPS = {"day": 7, "hour": 24, "minute": 60, "second": 60, "month": 12, "week": 52, "cent": 99, "time": 10}
 """A number of these that is at most the cap stays so: no day has 30 hours."""
+_MOST_STEPS = 5000
 _YEARS = range(1900, 2100)
 _NO_NOUN = {"", "and", "to", "he", "she", "they", "it", "but", "when", "was", "is"}
 
@@ -199,6 +200,15 @@ def _range(mention: Mention) -> tuple[Fraction, Fraction]:
 
 def _grid(mention: Mention) -> Fraction:
     """The distance between the values that may come: 1 for 23, 100 for 600, 0.25 for $12.50."""
+    step = _round_step(mention)
+    # Some thousand values are enough of 45,678,901.
+    while mention.value / step > _MOST_STEPS:
+        step *= 10
+    return step
+
+
+def _round_step(mention: Mention) -> Fraction:
+    """The largest step of which the value is a multiple, and that is small beside it."""
     value = mention.value
     if value.denominator == 1:
         unit = Fraction(1)  # $12.00 becomes $15.00
