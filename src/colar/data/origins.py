@@ -271,7 +271,7 @@ def _giving(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
         for other in [*values, Fraction(1), Fraction(100)]:
             made = {one + other, one - other, other - one, one * other}
             if other:
-                made.add(one / other)
+                made |= {one / other, Fraction(one // other)}
             if target in made and not (other == 1 and one == target):
                 giving |= {one, other}
     return giving

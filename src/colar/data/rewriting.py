@@ -5,8 +5,8 @@
 - every operand with several candidates has one value by all of them (`origins.py`);
 - every result is what it was in kind: above 0, whole where it was, no more decimals, at most one digit longer;
 - numbers of one kind keep their order: a part stays smaller than its whole;
-- results stay above or below what they may have been compared with in words: the numbers that the chain does not use,
-  and for the last result the ones that no step uses;
+- results stay above or below the numbers that they may have been compared with in words, and the last result above or
+  below the ones that no step uses;
 - percentages that sum to at most 100 still do, to 100 exactly where they did; fractions likewise with 1.
 """
 
@@ -36,8 +36,10 @@ class Plan:
     trace: Trace
     ranked: list[list[Fraction]]
     """The values of each kind of number, in order of size."""
-    thresholds: list[Fraction]
-    """Numbers that the chain does not use."""
+    counted: list[Fraction]
+    """Numbers that are no percentages, fractions or factors, and not fixed."""
+    unused: set[Fraction]
+    """Those of them that the chain does not use."""
     loose: list[int]
     """Steps whose results no step uses, without the last."""
 
@@ -63,10 +65,14 @@ def plan_of(example: Example) -> Plan:
     every = [origin for of_step in trace.origins for candidates in of_step for origin in candidates]
     numbers = {origin.number for origin in every}
     results = {origin.result for origin in every}
-    counted = [mention for mention in found if mention.kind in ("integer", "decimal", "money")]
-    thresholds = [mention.value for mention in counted if mention.value not in numbers]
+    counted = {
+        mention.value
+        for mention in found
+        if _order_kind(mention) in ("count", "money") and mention.kind != "fixed"
+    }
+    unused = {value for value in counted if value not in numbers}
     loose = [index for index in range(len(steps) - 1) if index not in results]
-    return Plan(example, found, steps, trace, _ranked(found), thresholds, loose)
+    return Plan(example, found, steps, trace, _ranked(found), sorted(counted), unused, loose)
 
 
 def rewrite(plan: Plan, values: Mapping[Fraction, Fraction]) -> Example | None:
@@ -80,7 +86,7 @@ def rewrite(plan: Plan, values: Mapping[Fraction, Fraction]) -> Example | None:
     if chain is None:
         return None
     results = [result for _, result in chain]
-    if not _results_in_order(plan, results):
+    if not _results_in_order(plan, values, results):
         return None
     try:
         texts = [
@@ -167,21 +173,23 @@ def _shares_fit(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
     return True
 
 
-def _results_in_order(plan: Plan, results: Sequence[Fraction]) -> bool:
-    """Whether results are still on the same side of what they may have been compared with, in words.
+def _results_in_order(plan: Plan, values: Mapping[Fraction, Fraction], results: Sequence[Fraction]) -> bool:
+    """Whether results are on the same side as before of what they may have been compared with in words.
 
-    That is a number that the chain does not use ("a discount above $40"), and, for the last result, another result that
-    no step uses: the chain may compute two prices and answer with the lower one.
+    That is any number of the question: five crates are broken of those that came, a discount begins at $40. And for the
+    last result it is another one that no step uses: the chain may compute two prices, and answer with the lower one.
     """
     old = [step.result for step in plan.steps]
-    for threshold in plan.thresholds:
-        if _signs(old, threshold) != _signs(results, threshold):
-            return False
-    loose_before = [old[index] for index in plan.loose]
-    loose_now = [results[index] for index in plan.loose]
-    return _signs(loose_before, old[-1]) == _signs(loose_now, results[-1])
+    for number in plan.counted:
+        for before, now in zip(old, results, strict=True):
+            side = _sign(before - number)
+            # A used number that is equal to a result by chance may come on either side of it.
+            if side != _sign(now - values[number]) and (side or number in plan.unused):
+                return False
+    loose_before = [_sign(old[index] - old[-1]) for index in plan.loose]
+    loose_now = [_sign(results[index] - results[-1]) for index in plan.loose]
+    return loose_before == loose_now
 
 
-def _signs(values: Sequence[Fraction], limit: Fraction) -> list[int]:
-    """For each value 1 above the limit, 0 at it, -1 below it."""
-    return [(value > limit) - (value < limit) for value in values]
+def _sign(value: Fraction) -> int:
+    return (value > 0) - (value < 0)
