@@ -90,6 +90,7 @@ def test_numbers_are_found(question, found):
         "buy-1-get-1-free, the 90s, a 5k",
         "agent 007 has 4/8 of it",
         "two hundred five dogs",
+        "two fourths of it, three halves",
         "the three of them",
         "the other two left",
         "0.12345678901234567890 of it",
@@ -293,6 +294,10 @@ def free(example: Example) -> list[Fraction]:
         # 3 is 2 + 1: who is not in the chain is in the question.
         (row("Ben and his 2 brothers eat 12 slices each. How many?", "<<3*12=36>>"), ["12"]),
         (row("Ben and his 2 brothers eat 12 slices each of 2 pies. Sum?", "<<3*12=36>> <<36*2=72>>"), ["12"]),
+        # 2 + 3 = 5, and 31 // 3 = 10: neither is in the chain.
+        (row("5 of 50 trees fell, one more fir than pines. He plants twice the pines and thrice the firs.",
+             "<<50-5=45>> <<2*2=4>> <<3*3=9>> <<45+4+9=58>>"), ["50"]),
+        (row("Of 31 rows he skips each that 3 divides, and reads 20 seats a row.", "<<31-10=21>> <<21*20=420>>"), ["20"]),
         # The rest of a fraction: 2/3 where the question says 1/3. "two" is not that 2, and may be.
         (row("He spends 1/3 of it, and two dollars. 15 dollars stay.", "<<15+2=17>> <<17/(2/3)=25.5>>"), ["15"]),
         # Used more often than named: one of the uses may be a count of persons.
@@ -362,6 +367,14 @@ def test_an_operand_that_may_be_two_things_has_one_value_by_both():
         ),  # below $40 now
         (row("At 3 or 4 a piece, what do 5 or 6 cost, the cheaper?", "<<4*6=24>> <<3*5=15>>"), {"5": "9"}),
         (row("Of 60 pens a third is red. How many?", "<<60/3=20>>"), {"60": "61"}),  # no whole number
+        # Five crates of three that came: the result was above 5.
+        (
+            row(
+                "He gets 20 crates, 8 fewer than he paid, and 4 eggs break in each of 5.",
+                "<<20-8=12>> <<12*5*4=240>>",
+            ),
+            {"8": "16"},
+        ),
     ],
 )
 def test_a_story_that_would_not_hold_is_not_written(example, values):

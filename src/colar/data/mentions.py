@@ -320,13 +320,13 @@ def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
         return True
     if kind == "integer" and value in _YEARS and mention.unit in _NO_NOUN:
         return True
-    if kind == "fraction" and not (value < 1 and value.denominator <= 10):
+    if kind == "fraction" and not (value < 1 and (value == Fraction(1, 2) or value.denominator in PARTS)):
         return True
     if kind in ("times", "fixed"):
         return kind == "fixed"
     try:
         spelled = spell(mention, value).lower()
-    except ValueError:  # more decimals than anyone writes
+    except (ValueError, KeyError):  # more decimals than anyone writes; "two fourths" are no name of a half
         return True
     return spelled != mention.text.lower().replace("quarter", "fourth")
 

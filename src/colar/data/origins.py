@@ -17,6 +17,7 @@ be an earlier result is that result, if the chain has not used it so far and has
 Numbers stay what they are, too, where they may be tied to something that is not in the chain (`_frozen`):
 
 - numbers from which a constant without a cue follows in one step (3 from "2 brothers": 2 + 1) or as a sum of a few;
+- the sum of two constants (the 2 and 3 of "5 trees fell, one more of these than of those");
 - fractions and percentages whose rest an operand may be (the 2 of 2/3, where the question says 1/3);
 - a number up to 5 that the chain uses more often than the question names it: one use may be a count of persons;
 - a number up to 12 that counts what is listed ("three friends, Ann, Bob and Cid"), or stands beside "the other two";
@@ -220,6 +221,7 @@ def _frozen(
     named = Counter(mention.value for mention in mentions)
     plain = [Origin(number=value) for value in named]
     used: set[Fraction] = set()
+    constants: set[Fraction] = set()
     uses: Counter[Fraction | None] = Counter()
     for step, of_step in zip(steps, origins, strict=True):
         for operand, candidates in zip(step.operands, of_step, strict=True):
@@ -234,7 +236,11 @@ def _frozen(
                     _giving(operand, named) | _giving(100 * operand, named) | _summing_to(operand, named)
                 )
             frozen |= _leaving(operand, mentions, is_constant)
-    frozen |= {value for value in named if value <= _FEW and uses[value] > named[value]}
+            if is_constant and operand not in (1, 100):
+                constants.add(operand)
+    overused = {value for value in named if value <= _FEW and uses[value] > named[value]}
+    constants |= overused
+    frozen |= overused | {one + other for one, other in itertools.combinations(constants, 2)}
     frozen |= _counts(question, mentions)
     for value in named:
         if value not in used and value > _SMALL:
