@@ -101,7 +101,7 @@ FACTS = {
 """A number and its unit that are, or may be, a fact of the calendar or of measures."""
 BODIES = {
     "wheel", "leg", "tire", "eye", "ear", "hand", "arm", "wing", "parent", "grandparent", "side", "twin", "tentacle",
-    "finger", "toe", "half",
+    "finger", "toe", "half", "halve",
 }  # fmt: skip
 """What comes in numbers of its own: changing "4 wheels" would change the world."""
 CAPS = {"day": 7, "hour": 24, "minute": 60, "second": 60, "month": 12, "week": 52, "cent": 99, "time": 10}
