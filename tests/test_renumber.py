@@ -321,6 +321,10 @@ def test_what_may_change(example, values):
         (row("He has 4 pens and 5 more.", "<<4+5=9>>", "10"), "the answer is not the last result"),
         (row("He has 4 pens and 5 more.", "<<4+5=9>>", "nine"), "the answer is no number"),
         (row("Jo has 195 km, Al 51.", "<<144/3=48>>"), "an operand comes from nowhere"),
+        (
+            row("One-fourth of the other half of 40 nuts are bad.", "<<40/2=20>> <<20-5=15>>"),
+            "may follow from a result",
+        ),
         (row("He walks, and has 48.", "<<8=8>>"), "a step computes nothing"),
         (row("One has a half.", "<<1/2=0.5>>"), "no number may change"),
         (row("He has 10 pens and 10 in 2 weeks.", "<<10/7=1.43>>"), "a result is rounded or wrong"),

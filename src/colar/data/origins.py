@@ -7,8 +7,8 @@ An operand's candidates are all of these that have its value:
 - an earlier result, and, where there is nothing else, a hundredth of one where percentages are at stake;
 - a constant that the question's words are a cue for ("week" for 7, "half" for 2), and 1.
 
-An operand without any is a constant if it is whole and up to 12, or round. Any other comes from nowhere, and the row
-is left alone.
+An operand without any is a constant if it is whole and up to 12, or round, and does not follow in one step from an
+earlier result and a number. Any other comes from nowhere, and the row is left alone.
 
 **Ambiguity.** An operand with several candidates is right only where all of them give the same new value. So numbers
 of one value stay equal, and a number that may be a constant stays what it is. One thing is decided: an operand that may
@@ -223,7 +223,7 @@ def _frozen(
     used: set[Fraction] = set()
     constants: set[Fraction] = set()
     uses: Counter[Fraction | None] = Counter()
-    for step, of_step in zip(steps, origins, strict=True):
+    for index, (step, of_step) in enumerate(zip(steps, origins, strict=True)):
         for operand, candidates in zip(step.operands, of_step, strict=True):
             numbers = {origin.number for origin in candidates if origin.number is not None}
             used.update(numbers)
@@ -232,9 +232,10 @@ def _frozen(
             if is_constant and numbers:
                 frozen |= numbers
             elif is_constant and operand not in cued:
-                frozen |= (
-                    _giving(operand, named) | _giving(100 * operand, named) | _summing_to(operand, named)
-                )
+                if operand > 2 and any(_follows(operand, earlier.result, named) for earlier in steps[:index]):
+                    raise NotAProgram("an operand may follow from a result")
+                frozen |= _giving(operand, named) | _giving(100 * operand, named)
+                frozen |= _summing_to(operand, named)
             frozen |= _leaving(operand, mentions, is_constant)
             if is_constant and operand not in (1, 100):
                 constants.add(operand)
@@ -267,6 +268,15 @@ def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) 
     if is_constant and len(percentages) > 1 and operand in (rest, rest / 100):
         leaving.update(percentages)
     return leaving
+
+
+def _follows(operand: Fraction, result: Fraction, values: Iterable[Fraction]) -> bool:
+    """Whether the operand follows in one step from a result and a number of the question: a quarter of what is left."""
+    return any(
+        operand in (result - value, value - result, result * value, result / value)
+        for value in values
+        if value
+    )
 
 
 def _giving(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
