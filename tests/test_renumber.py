@@ -325,6 +325,7 @@ def test_what_may_change(example, values):
             row("One-fourth of the other half of 40 nuts are bad.", "<<40/2=20>> <<20-5=15>>"),
             "may follow from a result",
         ),
+        (row("15 pens are red, half as many blue.", "<<15/2=7.5>> <<15+7=22>>"), "may follow from a result"),
         (row("He walks, and has 48.", "<<8=8>>"), "a step computes nothing"),
         (row("One has a half.", "<<1/2=0.5>>"), "no number may change"),
         (row("He has 10 pens and 10 in 2 weeks.", "<<10/7=1.43>>"), "a result is rounded or wrong"),

@@ -8,7 +8,7 @@ An operand's candidates are all of these that have its value:
 - a constant that the question's words are a cue for ("week" for 7, "half" for 2), and 1.
 
 An operand without any is a constant if it is whole and up to 12, or round, and does not follow in one step from an
-earlier result and a number. Any other comes from nowhere, and the row is left alone.
+earlier result, rounded or with a number. Any other comes from nowhere, and the row is left alone.
 
 **Ambiguity.** An operand with several candidates is right only where all of them give the same new value. So numbers
 of one value stay equal, and a number that may be a constant stays what it is. One thing is decided: an operand that may
@@ -27,6 +27,7 @@ Numbers stay what they are, too, where they may be tied to something that is not
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -271,7 +272,9 @@ def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) 
 
 
 def _follows(operand: Fraction, result: Fraction, values: Iterable[Fraction]) -> bool:
-    """Whether the operand follows in one step from a result and a number of the question: a quarter of what is left."""
+    """Whether an operand follows from a result: rounded, or in one step with a number (a quarter of what is left)."""
+    if operand in (math.floor(result), math.ceil(result)):
+        return True
     return any(
         operand in (result - value, value - result, result * value, result / value)
         for value in values
