@@ -306,6 +306,10 @@ def free(example: Example) -> list[Fraction]:
         # A number that counts a list.
         (row("Four friends, Ann, Bob, Cid and Dot, share 48 nuts.", "<<48/4=12>>"), ["48"]),
         (row("Of 5 men, 20 eat; the other two pay 30 each.", "<<5*20=100>> <<100+30=130>>"), ["20", "30"]),
+        # 14 is 8 + 6 in the question itself, and 3 the rest of the week.
+        (row("8 men weigh 90 each and 6 women 83 each. What is the mean of all 14?",
+             "<<8*90=720>> <<6*83=498>> <<720+498=1218>> <<1218/14=87>>"), ["83", "90"]),
+        (row("He works 4 days a week and rests at 50 a day.", "<<3*50=150>>"), ["50"]),
         # 45 is not in the chain, and is 30 + 15.
         (row("Of 45 pens 30 are red and 15 blue; a red one costs 4. Sum?", "<<30*4=120>>"), ["4"]),
     ],

@@ -15,8 +15,8 @@
 
 Fixed are 0 and 1 (so that no plural becomes a singular), ordinals, clock times, ratios, ranges and scores (3:2,
 37-23), years, dates, names (mp3, Room 12), mixed numbers, 100% and more, facts of calendar and measures (7 days, 12
-inches), what bodies and vehicles have (4 wheels), compounds ("two hundred five"), odd spellings (007, 4/8), and "the
-three" where no other number is 3. "one", "half", "a third", "double" and "a dozen" are no mentions at all: `origins.py`
+inches), what bodies and vehicles have (4 wheels), compounds ("two hundred five"), odd spellings (007, 4/8), "all 14",
+and "the three" where no other number is 3. "one", "half", "a third", "double" and "a dozen" are no mentions at all: `origins.py`
 has them as cues for constants.
 """
 
@@ -332,14 +332,15 @@ def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
 
 
 def _fixed_if_alone(question: str, mention: Mention, found: Sequence[Mention]) -> Mention:
-    """Fix "the three" where nothing else is 3: it counts what is listed by name. So with "the other two", always."""
+    """Fix "the three" where nothing else is 3: it counts what is listed by name. "The other two" is always fixed."""
     before = question[: mention.start]
-    if mention.kind not in ("integer", "word") or mention.value > 12 or not _BACK.search(before):
+    if mention.kind not in ("integer", "word") or not _BACK.search(before):
         return mention
-    others = [other for other in found if other.value == mention.value and other is not mention]
-    if others and not _ALWAYS_BACK.search(before):
-        return mention
-    return replace(mention, kind="fixed")
+    again = any(other.value == mention.value and other is not mention for other in found)
+    counts_what_is_listed = mention.value <= 12 and not again
+    if counts_what_is_listed or _ALWAYS_BACK.search(before):
+        return replace(mention, kind="fixed")
+    return mention
 
 
 def singular(noun: str) -> str:

@@ -21,7 +21,7 @@ Numbers stay what they are, too, where they may be tied to something that is not
 - fractions and percentages whose rest an operand may be (the 2 of 2/3, where the question says 1/3);
 - a number up to 5 that the chain uses more often than the question names it: one use may be a count of persons;
 - a number up to 12 that counts what is listed ("three friends, Ann, Bob and Cid"), or stands beside "the other two";
-- numbers whose sum, difference or product is a number above 12 that the chain does not use.
+- numbers from which another above 12 follows that is fixed or not in the chain ("8 men and 6 women ... of all 14").
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CUES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"weekday|work ?day|business day|work ?week|school", ("5",)),
     (r"weekend", ("2",)),
     (r"\bday|night|o'clock", ("24",)),
-    (r"hour|minute|second|mph|km/h", ("60", "0.5", "30", "3600", "15", "45")),
+    (r"hour|minute|second|mph|km/h", ("60", "0.5", "30", "3600")),
     (r"month|january|february|march|april|june|july|august|september|october|november|december", ("12", "30", "4")),
     (r"year|annual", ("12", "52", "365")),
     (r"dozen", ("12", "6", "24")),
@@ -68,6 +68,9 @@ _CUES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"leg\b|legs|wheel|tire|paw|hoo[fv]|shoe|sock|glove|bicycle|bike|motorcycle", ("2", "3", "4", "6", "8")),
 )  # fmt: skip
 """Words of a question, and the constants that a chain may have from them."""
+
+_UNITS = {Fraction(value) for value in (7, 12, 24, 30, 52, 60)}
+"""Constants of the calendar: 3 may be what 4 days leave of a week, and 15 the minutes of a mile at 4 an hour."""
 
 _OTHERS = re.compile(r"\b(?:other|remaining|rest of the) (?:two|three|four|five|six|[2-9])\b", re.IGNORECASE)
 _LIST = re.compile(r"[^,.;:?!]{1,60}(?:, [^,.;:?!]{1,60}?)+,? (?:and|or) |\b[A-Z][a-z]+(?: and) [A-Z][a-z]+")
@@ -218,7 +221,8 @@ def _frozen(
     cued: set[Fraction],
 ) -> set[Fraction]:
     """The question's values that stay what they are: see the module's docstring."""
-    frozen = {mention.value for mention in mentions if mention.kind == "fixed"}
+    fixed = {mention.value for mention in mentions if mention.kind == "fixed"}
+    frozen = set(fixed)
     named = Counter(mention.value for mention in mentions)
     plain = [Origin(number=value) for value in named]
     used: set[Fraction] = set()
@@ -235,7 +239,8 @@ def _frozen(
             elif is_constant and operand not in cued:
                 if operand > 2 and any(_follows(operand, earlier.result, named) for earlier in steps[:index]):
                     raise NotAProgram("an operand may follow from a result")
-                frozen |= _giving(operand, named) | _giving(100 * operand, named)
+                units = cued & _UNITS
+                frozen |= _giving(operand, named, units) | _giving(100 * operand, named)
                 frozen |= _summing_to(operand, named)
             frozen |= _leaving(operand, mentions, is_constant)
             if is_constant and operand not in (1, 100):
@@ -245,7 +250,7 @@ def _frozen(
     frozen |= overused | {one + other for one, other in itertools.combinations(constants, 2)}
     frozen |= _counts(question, mentions)
     for value in named:
-        if value not in used and value > _SMALL:
+        if (value not in used or value in fixed) and value > _SMALL:
             frozen |= _giving(value, [other for other in named if other != value])
     return frozen
 
@@ -282,15 +287,17 @@ def _follows(operand: Fraction, result: Fraction, values: Iterable[Fraction]) ->
     )
 
 
-def _giving(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
-    """The values from which `target` follows in one step, with another of them, with 1 or with 100."""
+def _giving(target: Fraction, values: Iterable[Fraction], units: Iterable[Fraction] = ()) -> set[Fraction]:
+    """The values from which `target` follows in one step, with another of them, a unit's constant, 1 or 100."""
     values = list(values)
     giving: set[Fraction] = set()
     for one in values:
-        for other in [*values, Fraction(1), Fraction(100)]:
+        for other in [*values, *units, Fraction(1), Fraction(100)]:
             made = {one + other, one - other, other - one, one * other}
             if other:
                 made |= {one / other, Fraction(one // other)}
+            if one:
+                made.add(other / one)
             if target in made and not (other == 1 and one == target):
                 giving |= {one, other}
     return giving
