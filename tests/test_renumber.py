@@ -329,7 +329,11 @@ def test_what_may_change(example, values):
             row("One-fourth of the other half of 40 nuts are bad.", "<<40/2=20>> <<20-5=15>>"),
             "may follow from a result",
         ),
-        (row("15 pens are red, half as many blue.", "<<15/2=7.5>> <<15+7=22>>"), "may follow from a result"),
+        (
+            row("Two hours, and 45 and 15 minutes before 8.", "<<45+15=60>> <<2+1=3>> <<8-3=5>>"),
+            "may be used silently",
+        ),
+        (row("15 pens are red, half as many blue.", "<<15/2=7.5>> <<15+7=22>>"), "may be used silently"),
         (row("He walks, and has 48.", "<<8=8>>"), "a step computes nothing"),
         (row("One has a half.", "<<1/2=0.5>>"), "no number may change"),
         (row("He has 10 pens and 10 in 2 weeks.", "<<10/7=1.43>>"), "a result is rounded or wrong"),

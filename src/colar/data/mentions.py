@@ -16,8 +16,8 @@
 Fixed are 0 and 1 (so that no plural becomes a singular), ordinals, clock times, ratios, ranges and scores (3:2,
 37-23), years, dates, names (mp3, Room 12), mixed numbers, 100% and more, facts of calendar and measures (7 days, 12
 inches), what bodies and vehicles have (4 wheels), compounds ("two hundred five"), odd spellings (007, 4/8), "all 14",
-and "the three" where no other number is 3. "one", "half", "a third", "double" and "a dozen" are no mentions at all: `origins.py`
-has them as cues for constants.
+and "the three" where no other number is 3. "one", "half", "a third", "double" and "a dozen" are no mentions at all:
+`origins.py` has them as cues for constants.
 """
 
 from __future__ import annotations

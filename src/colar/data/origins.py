@@ -8,7 +8,8 @@ An operand's candidates are all of these that have its value:
 - a constant that the question's words are a cue for ("week" for 7, "half" for 2), and 1.
 
 An operand without any is a constant if it is whole and up to 12, or round, and does not follow in one step from an
-earlier result, rounded or with a number. Any other comes from nowhere, and the row is left alone.
+earlier result, rounded or with a number. Any other comes from nowhere, and the row is left alone. So is a chain with a
+constant behind a result that it never uses.
 
 **Ambiguity.** An operand with several candidates is right only where all of them give the same new value. So numbers
 of one value stay equal, and a number that may be a constant stays what it is. One thing is decided: an operand that may
@@ -34,6 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from colar.data.cues import cued_constants
 from colar.data.mentions import Mention
 from colar.data.program import NotAProgram, Step
 
@@ -41,33 +43,6 @@ _SMALL = 12
 _FEW = 5
 _ROUND = frozenset(Fraction(value) for value in ("100", "1000", "0.5", "0.25", "0.75", "0.1", "0.01", "1.5"))
 """Constants that need no cue, beside whole numbers up to 12."""
-
-_CUES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"week|daily|every ?day|each day|per day|a day|monday|tuesday|wednesday|thursday|friday|saturday|sunday", ("7",)),
-    (r"weekday|work ?day|business day|work ?week|school", ("5",)),
-    (r"weekend", ("2",)),
-    (r"\bday|night|o'clock", ("24",)),
-    (r"hour|minute|second|mph|km/h", ("60", "0.5", "30", "3600")),
-    (r"month|january|february|march|april|june|july|august|september|october|november|december", ("12", "30", "4")),
-    (r"year|annual", ("12", "52", "365")),
-    (r"dozen", ("12", "6", "24")),
-    (r"%|percent|discount|\$|cent|dollar", ("100", "0.01")),
-    (r"penn|dime|nickel|quarter|coin", ("100", "0.01", "25", "10", "5", "0.25", "0.1", "0.05")),
-    (r"half|halv|twice|doubl|both|pair|couple|either|twin|parents|midway|round trip|return", ("2", "0.5", "50", "1.5")),
-    (r"third|tripl|thrice|triang|tricycle", ("3", "2")),
-    (r"quarter|fourth|quadrupl|season|square|rectang|perimeter|corner", ("4", "2", "0.25", "0.75", "25", "75", "3")),
-    (r"fifth", ("5", "0.2", "20", "4")),
-    (r"sixth", ("6", "5")),
-    (r"eighth", ("8", "7")),
-    (r"tenth", ("10", "9", "0.1")),
-    (r"foot|feet|inch|yard", ("12", "3", "36")),
-    (r"pound|ounce", ("16",)),
-    (r"kilo|km|kg|litre|liter|meter|gram|\bml\b|\bcm\b", ("1000", "100")),
-    (r"gallon|quart|pint", ("4", "2", "8", "16")),
-    (r"decade|centur", ("10", "100")),
-    (r"leg\b|legs|wheel|tire|paw|hoo[fv]|shoe|sock|glove|bicycle|bike|motorcycle", ("2", "3", "4", "6", "8")),
-)  # fmt: skip
-"""Words of a question, and the constants that a chain may have from them."""
 
 _UNITS = {Fraction(value) for value in (7, 12, 24, 30, 52, 60)}
 """Constants of the calendar: 3 may be what 4 days leave of a week, and 15 the minutes of a mile at 4 an hour."""
@@ -129,6 +104,7 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
         if len(step.operands) == 1 and not any(origin.result is not None for origin in found[0]):
             raise NotAProgram("a step computes nothing")
         origins.append(found)
+    _check_silent(origins)
     frozen = _frozen(question, mentions, steps, origins, cued)
     used = {origin.number for origin in _flat(origins) if origin.number is not None}
     free = sorted(used - frozen)
@@ -137,18 +113,13 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
     return Trace(origins, free)
 
 
-def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
-    """Constants that the question's words are cues for. The words of its numbers ("twice") are none."""
-    characters = list(question.lower())
-    for mention in mentions:
-        if mention.kind in ("fraction", "times", "word"):
-            characters[mention.start : mention.end] = "#" * (mention.end - mention.start)
-    text = "".join(characters)
-    cued = {Fraction(1)}
-    for words, constants in _CUES:
-        if re.search(words, text):
-            cued.update(Fraction(constant) for constant in constants)
-    return cued
+def _check_silent(origins: list[list[list[Origin]]]) -> None:
+    """Reject a chain that leaves a result unused and has a constant behind it: 60 minutes may have become that 1."""
+    used = {origin.result for origin in _flat(origins)}
+    for index in range(len(origins) - 1):
+        behind = [candidates for of_step in origins[index + 1 :] for candidates in of_step]
+        if index not in used and [Origin()] in behind:
+            raise NotAProgram("a result may be used silently")
 
 
 def forms_of(mention: Mention) -> list[Form]:

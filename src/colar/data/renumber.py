@@ -7,6 +7,7 @@
 |---|---|
 | `mentions.py` | finds the numbers in the words, and says which others could stand there |
 | `program.py` | runs the chain |
+| `cues.py` | has the words that stand for constants |
 | `origins.py` | says which number goes where in the chain, and which must stay |
 | `rewriting.py` | writes the row with other numbers, where its chain holds with them |
 | this one | draws numbers, for one row and for all |
