@@ -33,6 +33,9 @@ def _add_show(actions: Any) -> None:
     # The name that --limit had before; it still works.
     show.add_argument("--n", dest="limit", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     show.add_argument("--split", help="split (default: the source's first)")
+    show.add_argument(
+        "--renumber", type=int, default=0, metavar="K", help="print each row and K new ones by other numbers"
+    )
     data_options(show)
     show.set_defaults(run=data_show)
 
@@ -57,9 +60,10 @@ def data_list(args: argparse.Namespace) -> None:
 
 
 def data_show(args: argparse.Namespace) -> None:
-    from colar.data import sources
+    from colar.data import renumber, sources
 
     split = args.split or sources.splits_of(args.source)[0]
+    renumber.check("--renumber", args.renumber, args.source, split)
     examples = sources.load(
         args.source,
         split,
@@ -69,6 +73,11 @@ def data_show(args: argparse.Namespace) -> None:
         skip_malformed=args.skip_malformed,
         options=_options(args),
     )
+    if args.renumber:
+        from colar.show import before_after
+
+        before_after.print_rows(examples, args.renumber, args.data_seed)
+        return
     for example in examples:
         print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
 

@@ -35,7 +35,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of the table. `order="key"`: sorted by the row's own id, or by the hash of its question."""
+    """One entry of the table. `order="key"`: sorted by the row's own id, or by the hash of its question.
+
+    `equations`: the published steps are equations alone, which `renumber.py` can run on other numbers.
+    """
 
     about: str
     licence: str
@@ -46,6 +49,7 @@ class Source:
     hub: str | None = None
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
+    equations: bool = False
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # name -> default
 
 
@@ -101,6 +105,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             file_parser=formats.icot_line,
             hub_parser=formats.columns("question", "answer", steps="steps"),
             hub="whynlp/gsm8k-aug",
+            equations=True,
         ),
         "gsm8k": Source(
             about="grade-school problems, steps in words",

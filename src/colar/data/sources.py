@@ -34,7 +34,17 @@ from colar.data.example import AnswerType, Example
 from colar.data.formats import Entries, Fields, Parser, UpstreamFault
 from colar.data.reading import DATA_DIR_VARIABLE
 
-__all__ = ["DATA_DIR_VARIABLE", "GENERATED", "SOURCES", "Listing", "describe", "load", "prepare", "splits_of"]
+__all__ = [
+    "DATA_DIR_VARIABLE",
+    "GENERATED",
+    "SOURCES",
+    "Listing",
+    "describe",
+    "held_out_questions",
+    "load",
+    "prepare",
+    "splits_of",
+]
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
@@ -145,6 +155,28 @@ def splits_of(source: str) -> list[str]:
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
     known = [split for split in SPLITS if split in splits]
     return known + [split for split in splits if split not in SPLITS]
+
+
+def held_out_questions(
+    source: str, train_split: str, *, data_dir: str | Path | None = None, skip_malformed: bool = False
+) -> set[str]:
+    """The questions that no training row may ask: those of the source's other splits, and of every test set of numbers.
+
+    The source's own splits must be there (a file has no others). Other test sets count where their files lie under
+    the data folder: nothing is downloaded for them. Errors are `load`'s.
+    """
+    wanted = [(source, split) for split in splits_of(source) if split != train_split]
+    under = reading.folder(data_dir)
+    for name, entry in SOURCES.items():
+        plan = entry.splits.get("test")
+        numbers = entry.answer_type == "number" and entry.file_parser is not None
+        if under is not None and plan is not None and numbers and reading.present(plan, under) is not None:
+            wanted.append((name, "test"))
+    questions: set[str] = set()
+    for name, split in dict.fromkeys(wanted):
+        rows = load(name, split, data_dir=data_dir, skip_malformed=skip_malformed)
+        questions.update(row.question for row in rows)
+    return questions
 
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colar.checks import check_choice, check_number
+from colar.data import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
 from colar.model.latent_lm import LoraSettings
@@ -38,7 +39,7 @@ class ModelConfig:
             )
 
 
-MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options"}
+MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options", "renumber"}
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,19 @@ class DataConfig:
     validation_size: int | None = 200
     """First N rows of it; 0: no validation, the last weights are kept."""
     seed: int = 0
-    """Seed of a generated source."""
+    """Seed of a generated source, and of renumbered rows."""
     options: dict[str, Any] = field(default_factory=dict)
     """A generated source's options (`colar data show arithmetic`)."""
     skip_malformed: bool = False
     """Skip malformed rows instead of stopping at the first."""
     mixed_in: tuple[dict[str, Any], ...] = ()
-    """More training rows: a list of {source, train_split, train_size, seed, options}; only source is needed."""
+    """More training rows: {source, train_split, train_size, seed, options, renumber} each; only source is needed."""
+    renumber: int = 0
+    """New rows for each training row whose chain is equations: the same story and chain with other numbers."""
 
     def __post_init__(self) -> None:
         check_number("data.train_skip", self.train_skip, 0, whole=True)
+        renumber.check("data.renumber", self.renumber, self.source, self.train_split)
         # jsonargparse knows no keys of a list's entries: they are checked here.
         for entry in self.mixed_in:
             unknown = set(entry) - MIXED_KEYS
@@ -79,6 +83,8 @@ class DataConfig:
                 raise ValueError(
                     f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {entry}"
                 )
+            split = entry.get("train_split", "train")
+            renumber.check("data.mixed_in: renumber", entry.get("renumber", 0), entry["source"], split)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from colar import files, progress
 from colar.checks import check_same_run
-from colar.data import sources
+from colar.data import renumber, sources
 from colar.data.example import Example
 from colar.evaluation.evaluate import require_fit, score
 from colar.methods import pretrained, registry
@@ -100,15 +100,15 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """
     held_out = _validation_rows(data)
     train_rows = _first_source(data)
+    train_rows += _renumbered(
+        data, data.source, data.train_split, train_rows, data.renumber, data.seed, held_out
+    )
     for mixed in data.mixed_in:
-        train_rows += _load(
-            data,
-            mixed["source"],
-            mixed.get("train_split", "train"),
-            limit=mixed.get("train_size"),
-            seed=mixed.get("seed", data.seed),
-            options=mixed.get("options", {}),
-        )
+        source, split = mixed["source"], mixed.get("train_split", "train")
+        seed = mixed.get("seed", data.seed)
+        rows = _load(data, source, split, mixed.get("train_size"), seed, mixed.get("options", {}))
+        new = _renumbered(data, source, split, rows, mixed.get("renumber", 0), seed, held_out)
+        train_rows += rows + new
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     if len({example.id for example in train_rows}) < len(train_rows):
         raise ValueError(
@@ -126,6 +126,29 @@ def _first_source(data: DataConfig) -> list[Example]:
             f"data.train_skip is {data.train_skip}, but {data.source} has no more rows than that"
         )
     return rows[data.train_skip :]
+
+
+def _renumbered(
+    data: DataConfig,
+    source: str,
+    split: str,
+    rows: list[Example],
+    versions: int,
+    seed: int,
+    held_out: list[Example],
+) -> list[Example]:
+    """New rows made of `rows` by other numbers; none of them asks a question of validation or of a test set."""
+    if versions == 0:
+        return []
+    questions = sources.held_out_questions(
+        source, split, data_dir=data.data_dir, skip_malformed=data.skip_malformed
+    )
+    questions.update(example.question for example in held_out)
+    found = renumber.renumbered(rows, versions, seed, questions)
+    renumber.say(found, len(rows))
+    if found.alone.total() == len(rows):
+        raise ValueError(f"data.renumber: {source} has no row whose chain is equations that can be run again")
+    return found.examples
 
 
 def _validation_rows(data: DataConfig) -> list[Example]:
