@@ -204,6 +204,21 @@ def test_a_problem_stays_in_its_split_whichever_way_it_is_told() -> None:
     assert shares["validation"] == pytest.approx(1_000, abs=120)
 
 
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (3, 3, 3)])
+def test_a_small_space_drawn_many_times_over_still_has_disjoint_splits(seeds) -> None:
+    def draw(dice):
+        # A hundred problems in all, so that an overlap could not hide.
+        number = str(dice.pick(range(100)))
+        return logic.Problem(f"{dice.pick(('Is', 'Was'))} it {number}?", (), number, (number,))
+
+    asked = []
+    for split, seed in zip(SPLITS, seeds, strict=True):
+        rows = logic.generate("toy", draw, "text", split, 1_500, seed, frozenset())
+        asked.append({row.answer for row in rows})
+    train, validation, test = asked
+    assert len(train | validation | test) == len(train) + len(validation) + len(test) == 100
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_questions_are_distinct(name, many) -> None:
     assert len({row.question for row in many[name]}) == MANY

@@ -3,8 +3,10 @@
     Bob is a yerpus. Every yerpus is a lorpus. Eva is a wumpus. ... Is Bob a hilpus or wumpus?
     Bob is a yerpus. Every yerpus is a lorpus. Every lorpus is a hilpus.                Bob is a hilpus.
 
-The published rows are facebookresearch/coconut, data/; how they were made is in the appendix of "Training Large
-Language Models to Reason in a Continuous Latent Space" (2412.06769), without code. Written here from that description:
+The published rows are facebookresearch/coconut, data/; the code that made them is not published. "Training Large
+Language Models to Reason in a Continuous Latent Space" (2412.06769) describes it in an appendix: a graph that grows
+from two entities, so that one choice is reached from the first only, the other from the second only. The rules here
+follow that idea; their numbers were fitted to the graphs that the published rows carry (docs/data.md compares):
 
     two entities stand at the start; nodes are added one by one
     a new node gets Poisson(1.5) parents among the nodes before it, deeper ones more often (weight 1.5 * depth + 1)
@@ -14,9 +16,8 @@ Language Models to Reason in a Continuous Latent Space" (2412.06769), without co
     nodes without any edge are left out; nodes without a parent are entities, the others are nouns
     asked: the deepest leaf that only one of the two entities reaches; the wrong choice: a leaf only the other reaches
 
-Departures: the shares 0.35 and 0.45 and the 28 nodes are fitted to the published rows, and so are what is asked and
-the random order of sentences and choices. Nouns and names come from longer lists (`logic.py`). Both choices are
-mentioned equally often, unless `balanced` is false. "a impus" is theirs: there is no "an".
+Departures: both choices are mentioned equally often, unless `balanced` is false; nouns and names come from longer
+lists (`logic.py`). "a impus" is the published rows' own: they have no "an".
 """
 
 from __future__ import annotations
