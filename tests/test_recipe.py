@@ -29,6 +29,12 @@ def test_there_are_recipes():
             "llama-3.1-8b/cot", "llama-3.1-8b/colar", "llama-3.1-8b/grpo", "tiny/cot", "tiny/no_cot", "tiny/colar", "tiny/grpo", "smollm2-135m/cot", "smollm2-135m/colar",
             "llama-3.2-1b/cot", "llama-3.2-1b/colar", "deepseek-qwen-1.5b/cot-math",
             "deepseek-qwen-1.5b/colar-math"} <= set(SHIPPED)  # fmt: skip
+    logic = {
+        f"logic-smollm2/{task}-{method}"
+        for task in ("prosqa", "prontoqa")
+        for method in ("cot", "no_cot", "colar")
+    }
+    assert logic <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -80,6 +86,20 @@ def test_a_copy_does_not_overwrite(tmp_path):
     assert not (tmp_path / "arena" / "coconut.yaml").exists()
     with pytest.raises(ValueError, match="no shipped recipe is called arena/cott, did you mean 'arena/cot'"):
         recipes.copy("arena/cott", tmp_path)
+
+
+@pytest.mark.parametrize("task", ["prosqa", "prontoqa"])
+def test_recipes_of_logic_train_and_validate_on_made_rows(task):
+    for method in ("cot", "no_cot", "colar"):
+        loaded = recipe.load(f"logic-smollm2/{task}-{method}")
+        assert (loaded.data.source, loaded.data.validation_source) == (f"{task}-made", None)
+        assert loaded.output == f"runs/logic-smollm2/{task}-{method}"
+        assert loaded.model.backbone == "smollm2-135m"
+    # The last one is CoLaR's.
+    assert loaded.model.init_from == f"runs/logic-smollm2/{task}-cot/best"
+    config = recipe.build_method(loaded).config
+    assert (config.head, config.lookahead_weight) == ("sequential", 0.2)
+    assert config.factors.values == (1, 2, 2, 3, 3, 4, 5, 5)
 
 
 def test_values_of_the_papers_recipes():

@@ -202,11 +202,23 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             splits=_coconut_splits("prontoqa"),
             file_parser=formats.coconut,
         ),
-        # No files and no Hub: `synthetic.py` makes the rows.
+        # No files and no Hub: these are made, `generators.py` says by what.
         "arithmetic": Source(
             about="generated here: chains of sums and products, no download",
             licence="Apache-2.0",
             answer_type="number",
+            splits={split: Split() for split in SPLITS},
+        ),
+        "prosqa-made": Source(
+            about="generated here by the rules of ProsQA: paths in a graph of made-up words",
+            licence="Apache-2.0",
+            answer_type="text",
+            splits={split: Split() for split in SPLITS},
+        ),
+        "prontoqa-made": Source(
+            about="generated here by the rules of ProntoQA: true or false by deduction over made-up words",
+            licence="Apache-2.0",
+            answer_type="choice",
             splits={split: Split() for split in SPLITS},
         ),
     }

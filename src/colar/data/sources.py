@@ -28,7 +28,7 @@ from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import answers, formats, reading, synthetic
+from colar.data import answers, formats, generators, reading
 from colar.data.catalogue import SOURCES, SPLITS, Source, Split
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Entries, Fields, Parser, UpstreamFault
@@ -78,8 +78,8 @@ def load(
 
     `source` is a name of the table, a `.json` (a list) or `.jsonl` file in Coconut's format (question, steps,
     answer, perhaps id and answer_type), or a folder of `<split>.jsonl` files such as `prepare` writes. `limit`
-    takes the first n rows. `seed` matters to generated sources only. `options`: the fields of `ArithmeticConfig`
-    for `arithmetic`; `keep_marks` (bool) for `gsm8k`.
+    takes the first n rows. `seed` matters to generated sources only. `options`: the fields of a generated
+    source's config (`generators.py`); `keep_marks` (bool) for `gsm8k`.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -94,8 +94,10 @@ def load(
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
-        if source == "arithmetic":  # made, not read
-            return _generate(split, limit, seed, options)
+        if source in generators.GENERATORS:  # made, not read
+            n = GENERATED[split] if limit is None else limit
+            avoid = _held_out(generators.GENERATORS[source].published, data_dir)
+            return generators.generate(source, split, n, seed, options, avoid)
         _check_options(source, entry, options)
         plan = entry.splits[split]
         entries, parser = reading.of_source(source, entry, plan, data_dir)
@@ -300,12 +302,17 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
     return marked
 
 
-def _generate(split: str, limit: int | None, seed: int, options: dict[str, Any]) -> list[Example]:
-    # Checked here, for a dataclass answers an unknown name with a TypeError.
-    fields = [field.name for field in dataclasses.fields(synthetic.ArithmeticConfig)]
-    check_known("arithmetic option", options, fields)
-    n = GENERATED[split] if limit is None else limit
-    return synthetic.generate(synthetic.ArithmeticConfig(**options), split, n, seed)
+def _held_out(published: str | None, data_dir: str | Path | None) -> frozenset[str]:
+    """Hashes of a published set's validation and test questions, where they lie under the data folder."""
+    under = None if published is None else reading.folder(data_dir)
+    if published is None or under is None:
+        return frozenset()
+    hashes: set[str] = set()
+    for split in ("validation", "test"):
+        if reading.present(SOURCES[published].splits[split], under) is not None:
+            held = load(published, split, data_dir=under)
+            hashes.update(formats.question_hash(example.question) for example in held)
+    return frozenset(hashes)
 
 
 def _check_options(name: str, source: Source, options: Mapping[str, Any]) -> None:
