@@ -1,7 +1,7 @@
 # Sourced by the scripts of reinforcement beside it, which set out, results and perhaps committed: what they share.
 #
 #   train NAME-SEED RECIPE [OVERRIDES...]   queues a training of tiny/RECIPE
-#   alone NAME-SEED FROM LABEL              queues 20 updates with stops and tokens fixed: thoughts alone explore
+#   alone NAME-SEED FROM LABEL [OVERRIDES]  queues 20 updates with stops and tokens fixed: thoughts alone explore
 #   answer NAME...                          queues the test questions for these models of all seeds; cot* have no c
 #   write_results TITLE                     the report, the paired differences, the curves and all answers, in $results
 #
@@ -22,7 +22,7 @@ train() {
 
 alone() {
   train "$1" grpo --model.init_from "$out/$2-${1##*-}/best" --label "$3" \
-    --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1
+    --grpo.temperature 0.0001 --grpo.dynamic_sampling 0 --training.max_steps 20 --training.logging_steps 1 "${@:4}"
 }
 
 answer() {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Table 2 at the tiny scale with one more system under the same reinforcement: the sequential head. The teacher, rows,
-# updates, rewards and test questions are those of reproduce/table2.sh, whose committed answers stand beside the new ones (COMMITTED: results/grpo-tiny/records.jsonl.gz).
+# updates, rewards and test questions are those of reproduce/table2.sh, whose committed answers stand beside the new ones
+# (COMMITTED: results/grpo-tiny/records.jsonl.gz).
 #
 #   bash reproduce/table2_sequential.sh [FOLDER]   runs/table2-sequential; stopped and run again, it resumes
 #   SEEDS="0 1 2" PROCS=2 LIMIT=1000               training seeds, commands at a time (one thread each), test questions
@@ -24,6 +25,7 @@ run_all "fine-tuning the sequential head"
 for s in "${seeds[@]}"; do
   train "seqrl-$s" grpo --model.init_from "$out/seq-$s/best" --label "sequential, RL"
   alone "frozen-seq-$s" seq "sequential, thoughts alone"
+  alone "frozen-warm-$s" seq "sequential, thoughts alone at 1.5" --grpo.latent_temperature 1.5
 done
 run_all "reinforcing"
 

@@ -41,6 +41,7 @@ NAMES = {
     "frozen-nll": "CoLaR-NLL, latents alone",
     "frozen-dl": "CoLaR-DL, latents alone",
     "frozen-seq": "sequential, thoughts alone",
+    "frozen-warm": "sequential, thoughts alone at latent temperature 1.5",
 }
 """What the scripts under reproduce/ call their runs, and what a table does."""
 LABELS = {
@@ -81,7 +82,7 @@ PANELS = ("reward", "eval_accuracy", "latents/mean_length", "frac_reward_zero_st
 ALONE = "frozen"
 """What the runs are called in which nothing but thoughts is drawn, to see how much that explores."""
 REINFORCED = ("rl", "dr", "dlrl", "seqrl", "seqdr", "seqalone", "seqfixed", "cotrl")
-REINFORCED += ("frozen-nll", "frozen-dl", "frozen-seq")
+REINFORCED += ("frozen-nll", "frozen-dl", "frozen-seq", "frozen-warm")
 
 
 def difference(one: dict[int, list[Any]], other: dict[int, list[Any]], key: str) -> dict[str, Any]:
