@@ -583,7 +583,7 @@ def test_factors_beyond_what_was_trained():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
+        ({"merge": "sum"}, "method.merge must be one of sqrt, mean, ordered, got 'sum'"),
         (
             {"head": "gauss"},
             "method.head must be one of gaussian, deterministic, anchored, sequential, got 'gauss'",
