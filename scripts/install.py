@@ -61,7 +61,9 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     constraints = ROOT / "constraints.txt"
     torch = next(line for line in constraints.read_text().splitlines() if line.startswith("torch=="))
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q", "-c", str(constraints)]
+    # Python compiles the modules that it imports; pip would compile all of torch and transformers first.
+    quiet = ["-q", "--disable-pip-version-check", "--no-compile"]
+    pip = [str(python), "-m", "pip", "install", *quiet, "-c", str(constraints)]
     index = torch_index()
     print(f"installing {torch}, then colar and its libraries (a minute or two)", file=sys.stderr)
     from_index = ["--extra-index-url", index] if index else []

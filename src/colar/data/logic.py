@@ -20,6 +20,7 @@ from colar.checks import check_choice, check_number
 from colar.data.catalogue import SPLITS
 from colar.data.example import AnswerType, Example
 from colar.data.formats import question_hash
+from colar.data.splits import split_by_hash
 
 MAX_DRAWS = 10_000
 """Draws for one row after which the options count as impossible to meet."""
@@ -148,11 +149,5 @@ def _problem(
 
 
 def split_of(facts: Sequence[str]) -> str:
-    """One tenth test, one tenth validation, by the hash of the facts in sorted order."""
-    digest = hashlib.sha256("\n".join(sorted(facts)).encode()).digest()
-    bucket = int.from_bytes(digest[:4], "big") % 10
-    if bucket == 0:
-        return "test"
-    if bucket == 1:
-        return "validation"
-    return "train"
+    """The split of a problem: by the hash of its facts in sorted order."""
+    return split_by_hash("\n".join(sorted(facts)))

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from colar.checks import check_choice, check_holds, is_number
 from colar.data.example import Example
+from colar.data.splits import split_by_hash
 
 SPLITS = ("train", "validation", "test")
 OPERATIONS = "+-*/"
@@ -303,7 +304,7 @@ def _equation(a: int, op: str, b: int) -> Equation:
 
 
 def _split_of(problem: list[_Move]) -> str:
-    """One tenth test, one tenth validation, by the hash of the equations alone."""
+    """The split of a problem: by the hash of its equations alone."""
     parts = []
     for move in problem:
         for a, op, b, _ in move.equations:
@@ -311,13 +312,7 @@ def _split_of(problem: list[_Move]) -> str:
             if op in "+*" and a > b:
                 a, b = b, a
             parts.append(f"{a}{op}{b}")
-    digest = hashlib.sha256(" ".join(parts).encode()).digest()
-    bucket = int.from_bytes(digest[:4], "big") % 10
-    if bucket == 0:
-        return "test"
-    if bucket == 1:
-        return "validation"
-    return "train"
+    return split_by_hash(" ".join(parts))
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
