@@ -14,6 +14,8 @@ from colar.data import sources
 from colar.evaluation.evaluate import Limits, score
 from colar.evaluation.report import write as write_report
 from colar.methods import pretrained, registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
 from colar.show.report_rows import Report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -280,6 +282,32 @@ def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch
         assert cell["rollout_share"] == pytest.approx(cell["seconds"] / (cell["seconds"] + update))
     rollout.show(report)
     assert "published" in capsys.readouterr().out
+
+
+def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    gates = importlib.import_module("gates")
+    folders = {}
+    for name, config in (("cot", {}), ("colar", {"head": "sequential", "confidence_thresholds": [0, 0.5]})):
+        lm, method = LatentLM.from_backbone(backbones.load("tiny")), registry.build(name, config)
+        pretrained.attach(lm, method, seed=0)
+        folders[name] = pretrained.save(lm, method, tmp_path / name, {}, "card")
+    options = "--limit 3 --limit-alone 2 --rounds 1 --compression-factor 1 2 --confidence-threshold 0 1"
+    paths = ["--cot", str(folders["cot"]), "--gated", str(folders["colar"])]
+    monkeypatch.setattr(
+        sys, "argv", ["gates.py", *paths, *options.split(), "--threads", str(torch.get_num_threads())]
+    )
+    args = gates._arguments()
+    report = gates.summarise([gates.measure(system, args) for system in gates.SYSTEMS], args)
+    cells = report["cells"]
+    # A group of one has nothing to end early.
+    names = ["cot", "c=1/0", "c=2/0", "c=2/1"]
+    assert set(cells) == {f"{name}/b{rows}" for name in names for rows in (1, 32)}
+    assert [cells[f"c=2/0/b{rows}"]["questions"] for rows in (1, 32)] == [2, 3]
+    ratio = cells["cot/b32"]["ms"] / cells["c=2/1/b32"]["ms"]
+    assert report["speedup_over_cot"]["c=2/1/b32"] == pytest.approx(ratio)
+    gates.show(report)
+    assert "c=2/1/b32" in capsys.readouterr().out
 
 
 def test_every_checkpoint_of_a_run_is_tested_and_drawn(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,148 @@
+"""Seconds a question takes at each speed and confidence threshold: does ending groups early pay in wall-clock, too?
+
+    python benchmarks/gates.py --cot runs/arena/seed0/cot/best --gated runs/sequential/seed0/half/best
+
+Two checkpoints answer the same questions greedily: a chain in tokens (CoT), and a sequential head at each c, with each
+threshold. Threshold 0 is the fixed speed. Cells are timed with one request at a time (`b1`) and with 32 (`b32`). Each
+system runs in a process of its own, and rounds alternate between the two; medians are shown. The table goes to stdout,
+then one JSON line; report.json holds the raw runs.
+
+Accuracy is counted on the same questions. It is that of one model and few questions, and is there to see that the
+timed work is the real one; reproduce/sequential.sh measures it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import shared
+import torch
+from rich.console import Console
+
+from colar.data import sources
+from colar.data.example import Example
+from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question, answer, make_request
+from colar.methods import pretrained
+
+SYSTEMS = ("cot", "gated")
+ROWS = (1, 32)
+
+
+def main() -> None:
+    args = _arguments()
+    if args.system:
+        print(json.dumps(measure(args.system, args)))
+        return
+
+    def said(run: dict[str, Any]) -> str:
+        seconds = sum(cell["ms"] * cell["questions"] for cell in run["cells"].values()) / 1e3
+        return f"{len(run['cells'])} cells, {seconds:.0f} s"
+
+    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
+    report = summarise(runs, args)
+    ratios = {name: round(ratio, 3) for name, ratio in report["speedup_over_cot"].items()}
+    shared.publish(report, args.output, show, ratios)
+
+
+def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One system's milliseconds a question, thoughts and accuracy, cell by cell."""
+    torch.set_num_threads(args.threads)
+    path = args.cot if system == "cot" else args.gated
+    lm, method = pretrained.load(path)
+    model = EvaluatedModel(system, lm, method)
+    examples = sources.load("arithmetic", "test", limit=args.limit, options={"steps": [2, 4]})
+    cells = {}
+    for name, params in _params(system, method, args):
+        for rows in ROWS:
+            asked = examples if rows > 1 else examples[: args.limit_alone]
+            # Not counted: kernels, caches and the memory of this width.
+            timed(model, params, asked[: 2 * rows], rows)
+            cells[f"{name}/b{rows}"] = timed(model, params, asked, rows)
+    return {"system": system, "cells": cells}
+
+
+def _params(system: str, method: Any, args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """The name and the params of each cell."""
+    if system == "cot":
+        yield "cot", method.Params()
+        return
+    for c in args.compression_factor:
+        for threshold in args.confidence_threshold:
+            # A group of one has nothing to end early.
+            if c > 1 or threshold == 0:
+                yield f"c={c:g}/{threshold:g}", method.Params(c, confidence_threshold=threshold)
+
+
+def timed(model: EvaluatedModel, params: Any, examples: Sequence[Example], rows: int) -> dict[str, float]:
+    """Answer the questions, so many at a time."""
+    limits = Limits(max_latents=64, max_completion_length=8, batch_size=rows)
+    point = GridPoint(model, "arithmetic", params, "greedy", seed=0)
+    questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
+    started = time.perf_counter()
+    records = list(answer(model, questions, limits))
+    seconds = time.perf_counter() - started
+    n = len(records)
+    return {
+        "ms": 1e3 * seconds / n,
+        "thoughts": sum(record["length"] for record in records) / n,
+        "mean_c": sum(record["gold_length"] for record in records)
+        / max(1, sum(record["length"] for record in records)),
+        "accuracy": sum(record["correct"] for record in records) / n,
+        "questions": n,
+    }
+
+
+def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    """The report: medians, and how many times faster than CoT each cell is."""
+    cells: dict[str, dict[str, float]] = {}
+    for of_system in shared.medians(runs, args.systems).values():
+        cells.update(of_system)
+    speedups = {}
+    for name, cell in cells.items():
+        rows = name.rpartition("/")[2]
+        if f"cot/{rows}" in cells and not name.startswith("cot"):
+            speedups[name] = cells[f"cot/{rows}"]["ms"] / cell["ms"]
+    return {
+        "cells": cells,
+        "speedup_over_cot": speedups,
+        "rounds": args.rounds,
+        "threads": args.threads,
+        "provenance": shared.provenance(),
+        "runs": runs,
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    columns = ("cell", "ms a question", "times CoT", "thoughts", "mean c", "accuracy %")
+    table = shared.table("Wall-clock over speeds and thresholds", columns, texts={"cell"})
+    for name, cell in report["cells"].items():
+        table.add_row(
+            name,
+            shared.shown(cell["ms"]),
+            shared.shown(report["speedup_over_cot"].get(name)),
+            shared.shown(cell["thoughts"]),
+            shared.shown(cell["mean_c"]),
+            f"{100 * cell['accuracy']:.1f}",
+        )
+    Console().print(table)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = shared.parser(__file__, __doc__, SYSTEMS, rounds=3)
+    parser.add_argument("--cot", required=True, help="checkpoint of CoT")
+    parser.add_argument("--gated", required=True, help="checkpoint of the sequential head")
+    parser.add_argument("--compression-factor", nargs="+", type=float, default=[1, 1.5, 2, 3])
+    parser.add_argument(
+        "--confidence-threshold", nargs="+", type=float, default=[0, 0.5, 0.7, 0.8, 0.9, 0.99]
+    )
+    parser.add_argument("--limit", type=int, default=500, help="questions at 32 rows")
+    parser.add_argument("--limit-alone", type=int, default=100, help="questions at one row")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
