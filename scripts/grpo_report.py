@@ -271,8 +271,9 @@ def draw(histories: dict[str, dict[int, list[Any]]]) -> Any:
                               marker="o" if key.startswith("eval") else None, markersize=3,
                               label=None if number else NAMES[name])  # fmt: skip
         canvas.dress(axes, key, "update", size=8)
-        if key == PANELS[0]:
-            axes.legend(fontsize=7, frameon=False)
+    # Below the panels: in one of them it would lie on its lines.
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=7, frameon=False)
     return figure
 
 
