@@ -66,13 +66,16 @@ def tiny_lm(
     separator: bool | None = None,
     seed: int = 0,
     scale: float = 0.5,
+    number_tokens: int | None = None,
 ) -> LatentLM:
     """A fresh model in eval mode. `tied` and `separator` (is `###` in the vocabulary?) override the family's.
 
-    `scale` is the weights' standard deviation: 0.5 makes rows differ a lot, 0.1 learns more easily.
+    `scale` is the weights' standard deviation: 0.5 makes rows differ a lot, 0.1 learns more easily. With
+    `number_tokens` the tokenizer splits numbers into digits before they are added.
     """
-    made = backbone(family, tied=tied, separator=separator, seed=seed, scale=scale)
-    return LatentLM.from_backbone(made, lora=lora).eval()
+    digits = number_tokens is not None
+    made = backbone(family, tied=tied, separator=separator, seed=seed, scale=scale, digits=digits)
+    return LatentLM.from_backbone(made, lora=lora, number_tokens=number_tokens).eval()
 
 
 def backbone(
@@ -82,9 +85,11 @@ def backbone(
     separator: bool | None = None,
     seed: int = 0,
     scale: float = 0.5,
+    digits: bool = False,
 ) -> Backbone:
     """Weights and tokenizer, untouched by colar."""
-    tokenizer = build_tokenizer(family, separator=family != "gemma3" if separator is None else separator)
+    known = family != "gemma3" if separator is None else separator
+    tokenizer = build_tokenizer(family, known, digits)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         lm = _model(family, tokenizer, tied=family != "llama" if tied is None else tied, scale=scale)
@@ -142,8 +147,11 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast, tied: bool, scale: f
     raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
 
 
-def build_tokenizer(family: str, separator: bool) -> PreTrainedTokenizerFast:
-    """A new copy; with `separator` the text it was trained on is full of `###`."""
+def build_tokenizer(family: str, separator: bool, digits: bool = False) -> PreTrainedTokenizerFast:
+    """A new copy; with `separator` the text it was trained on is full of `###`.
+
+    With `digits` each digit is a token, as in SmolLM2, Qwen 2 and Gemma.
+    """
     special: dict[str, dict[str, str]] = {
         "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
         "qwen2": {"eos_token": "<|endoftext|>"},
@@ -151,12 +159,12 @@ def build_tokenizer(family: str, separator: bool) -> PreTrainedTokenizerFast:
         "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
     }
     names = special[family]
-    text = _trained(family, separator, tuple(dict.fromkeys(names.values())))
+    text = _trained(family, separator, digits, tuple(dict.fromkeys(names.values())))
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **names)
 
 
 @cache
-def _trained(family: str, separator: bool, special: tuple[str, ...]) -> str:
+def _trained(family: str, separator: bool, digits: bool, special: tuple[str, ...]) -> str:
     words = [
         "how",
         "many",
@@ -176,7 +184,7 @@ def _trained(family: str, separator: bool, special: tuple[str, ...]) -> str:
     texts = [f"{a} {b} <<{i}+{j}={i + j}>>" for i, a in enumerate(words) for j, b in enumerate(words)]
     texts += ["### 12", "(Thinking speed: 2)\n###"] * 200 if separator else ["(Thinking speed: 2)"] * 200
     if family == "gemma3":
-        return _sentencepiece(texts, special)
+        return _sentencepiece(texts, digits, special)
     tokenizer = Tokenizer(models.BPE())
     if family == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -188,6 +196,9 @@ def _trained(family: str, separator: bool, special: tuple[str, ...]) -> str:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
+    if digits:
+        each_digit = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each_digit, tokenizer.pre_tokenizer])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(texts, _trainer(350, special, alphabet))
@@ -198,11 +209,14 @@ def _trained(family: str, separator: bool, special: tuple[str, ...]) -> str:
     return str(tokenizer.to_str())
 
 
-def _sentencepiece(texts: list[str], special: tuple[str, ...]) -> str:
+def _sentencepiece(texts: list[str], digits: bool, special: tuple[str, ...]) -> str:
     """BPE over "▁"-marked text whose unknown characters fall back to bytes, as in Gemma's tokenizer.json."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    if digits:
+        each_digit = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, each_digit])
     # One word a text: without a space to split on, merges would run over whole sentences.
     pieces = [
         piece for text in texts for piece in (text.split(" ")[0], *(f" {w}" for w in text.split(" ")[1:]))

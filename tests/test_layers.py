@@ -17,6 +17,7 @@ FLOORS = (
     ("methods",),
     ("model",),
     ("prompts",),
+    ("number_tokens",),
     ("show",),
     ("ops", "data"),
     ("files", "progress", "checks"),

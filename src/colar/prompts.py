@@ -16,6 +16,8 @@ from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
+from colar import number_tokens
+
 VERSION = 1
 REMEMBERED = 100_000
 """Texts whose ids are kept: steps recur between rows, rows between epochs."""
@@ -54,6 +56,9 @@ class Template:
 
     `separator_added` says that the separator is a new token whose embedding row has to be trained. Building a template
     may add that token to the tokenizer. ValueError where the tokenizer has no EOS.
+
+    `number_tokens` is the largest number that is a token of its own, None where numbers are as the tokenizer has them;
+    `number_ids` are the ids of those from 10 on.
     """
 
     def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -75,6 +80,26 @@ class Template:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
         self.bos_id: int | None = tokenizer.bos_token_id
         self.eos_id: int = tokenizer.eos_token_id
+        self.number_tokens: int | None = None
+        self.number_ids: list[int] = []
+
+    def add_numbers(self, largest: int) -> None:
+        """Make the numbers from 10 to `largest` tokens. ValueError where the tokenizer does not allow it."""
+        self.number_ids = number_tokens.add(self.tokenizer, largest)
+        self.number_tokens = largest
+        # Ids from before would still have numbers in digits.
+        self._known.clear()
+
+    @property
+    def added_ids(self) -> list[int]:
+        """Ids of all added tokens, ascending: no backbone has trained their rows."""
+        separator = [self.separator_id] if self.separator_added else []
+        return sorted([*separator, *self.number_ids])
+
+    @property
+    def first_number_id(self) -> int | None:
+        """The id of 10 where it is an added token."""
+        return self.number_ids[0] if self.number_ids else None
 
     def question(self, question: str, speed: str = "") -> list[int]:
         """Ids up to and including the opening separator."""
@@ -119,6 +144,8 @@ class Template:
             "separator_added": self.separator_added,
             "bos_id": self.bos_id,
             "eos_id": self.eos_id,
+            "number_tokens": self.number_tokens,
+            "first_number_id": self.first_number_id,
         }
 
     @classmethod
@@ -130,11 +157,16 @@ class Template:
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
         template = cls(TemplateConfig(**texts), tokenizer)
+        # The saved tokenizer has the numbers already. Checkpoints of earlier versions know of none.
+        template.number_tokens = saved.get("number_tokens")
+        if template.number_tokens is not None:
+            number_tokens.check("number_tokens of the template", template.number_tokens)
+            template.number_ids = number_tokens.ids(tokenizer, template.number_tokens)
         # Ids that moved would be read without an error and mean other tokens.
-        for key in ("separator_id", "bos_id", "eos_id"):
-            if getattr(template, key) != saved[key]:
+        for key in ("separator_id", "bos_id", "eos_id", "first_number_id"):
+            if getattr(template, key) != saved.get(key):
                 raise ValueError(
-                    f"the checkpoint was trained with {key} = {saved[key]}, but its tokenizer gives "
+                    f"the checkpoint was trained with {key} = {saved.get(key)}, but its tokenizer gives "
                     f"{getattr(template, key)} (separator {template.config.separator!r}): "
                     "the tokenizer files do not belong to this checkpoint"
                 )

@@ -17,7 +17,7 @@ from torch import nn
 
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import backbones, checkpoint
+from colar.model import added_rows, backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
 
 
@@ -56,12 +56,18 @@ def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
 
 
 def load_for_training(
-    path_or_id: str | Path, method: Method, lora: LoraSettings | None, dtype: str, seed: int
+    path_or_id: str | Path,
+    method: Method,
+    lora: LoraSettings | None,
+    dtype: str,
+    seed: int,
+    number_tokens: int | None = None,
 ) -> LatentLM:
     """A checkpoint's weights for another stage of training, with the modules of `method`.
 
     The modules are loaded where the checkpoint is of the same method, and made afresh where it is not. With
-    `lora` an adapter trains on (its settings must be the checkpoint's), or is laid on full weights.
+    `lora` an adapter trains on (its settings must be the checkpoint's), or is laid on full weights. Number tokens stay
+    what they are in the checkpoint; full weights without any may get them now.
     """
     folder = checkpoint.resolve(path_or_id)
     info = checkpoint.read_info(folder)
@@ -73,6 +79,18 @@ def load_for_training(
             "(or make it full weights: colar export --merge)"
         )
     lm, _ = checkpoint.load(folder, dtype)
+    if number_tokens not in (None, lm.template.number_tokens):
+        if lm.template.number_tokens is not None:
+            raise ValueError(
+                f"model.number_tokens is {number_tokens}, but {folder} was trained with "
+                f"{lm.template.number_tokens}: leave it out"
+            )
+        if adapter:
+            raise ValueError(
+                f"model.number_tokens is {number_tokens}, but {folder} is an adapter without number tokens: leave it "
+                "out, or make it full weights (colar export --merge), to which they can be added"
+            )
+        added_rows.add_numbers(lm.causal_lm, lm.template, number_tokens)
     if adapter and lora is not None:
         lora.check_same(lm.lm.peft_config["default"], folder)
     elif lora is not None:

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from colar.model.added_rows import adapter_rows
+
 
 @dataclass(frozen=True)
 class HeadRows:
     """Rows of an LM head as it was when they were gathered, ids in ascending order.
 
-    Without a weight the head is more than one product (an adapter lies on it): the logits of all ids are made there,
-    and these taken.
+    Without a weight the head is more than one product (a LoRA adapter lies on it): the logits of all ids are made
+    there, and these taken.
     """
 
     ids_S: Tensor
@@ -28,9 +30,16 @@ class HeadRows:
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> HeadRows:
         """The head's rows at these ids. Gradients go through them to the head."""
         ids_S = torch.tensor(ids, device=device)
-        if not is_linear(head):
+        added = adapter_rows(head)
+        base = head if added is None else added.base
+        if not is_linear(base):
             return cls(ids_S)
-        return cls(ids_S, head.weight[ids_S], None if head.bias is None else head.bias[ids_S])
+        weight_SD = base.weight[ids_S]
+        if added is not None:
+            place_S, is_added_S = added.find(ids_S)
+            own_SD = added.weight_ND.to(weight_SD.dtype)[place_S]
+            weight_SD = torch.where(is_added_S[:, None], own_SD, weight_SD)
+        return cls(ids_S, weight_SD, None if base.bias is None else base.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Where each of some ids stands among the rows, and whether it does, both of the shape of `ids`."""

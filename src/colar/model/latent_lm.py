@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.checks import check_holds
+from colar.model import added_rows
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.prompts import Template, TemplateConfig
@@ -74,7 +75,7 @@ class LatentLM(nn.Module):
         self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
         self.template = template
         self.fingerprint = backbone.fingerprint
-        fit_vocabulary(backbone.lm, template)
+        added_rows.fit_vocabulary(backbone.lm, template)
         check_logits(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
@@ -83,13 +84,22 @@ class LatentLM(nn.Module):
 
     @classmethod
     def from_backbone(
-        cls, backbone: Backbone, template: TemplateConfig | None = None, lora: LoraSettings | None = None
+        cls,
+        backbone: Backbone,
+        template: TemplateConfig | None = None,
+        lora: LoraSettings | None = None,
+        number_tokens: int | None = None,
     ) -> LatentLM:
-        """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
+        """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token.
+
+        With `number_tokens` the numbers from 10 to that are added too.
+        """
         layout = Template(template or TemplateConfig(), backbone.tokenizer)
-        fit_vocabulary(backbone.lm, layout)
+        added_rows.fit_vocabulary(backbone.lm, layout)
         if layout.separator_added:
-            start_separator(backbone.lm, layout.separator_id)
+            added_rows.start_separator(backbone.lm, layout.separator_id)
+        if number_tokens is not None:
+            added_rows.add_numbers(backbone.lm, layout, number_tokens)
         return cls(backbone, layout, lora)
 
     # What the parts are
@@ -114,8 +124,8 @@ class LatentLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.causal_lm.get_input_embeddings().weight.device
-        return device
+        # Of any weight: that of an embedding with rows in an adapter would be put together first.
+        return next(self.causal_lm.parameters()).device
 
     @property
     def context_length(self) -> int:
@@ -126,8 +136,7 @@ class LatentLM(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embedding module's output, any scaling inside it (Gemma) included: (...,) -> (..., D)."""
-        embeds: Tensor = self.causal_lm.get_input_embeddings()(ids)
-        return embeds
+        return added_rows.embed(self.causal_lm.get_input_embeddings(), ids)
 
     def hidden(
         self,
@@ -180,7 +189,7 @@ class LatentLM(nn.Module):
 
     def head_rows(self, ids: tuple[int, ...]) -> HeadRows:
         """The LM head's rows at these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
-        size = self.causal_lm.get_input_embeddings().weight.shape[0]
+        size = added_rows.vocabulary_size(self.causal_lm)
         if not ids or ids[-1] >= size:
             raise ValueError(f"ids must be in the model's vocabulary of {size}, got {ids[-1:] or 'none'}")
         return HeadRows.gather(self.causal_lm.get_output_embeddings(), ids, self.device)
@@ -188,11 +197,11 @@ class LatentLM(nn.Module):
     def vocabulary(self) -> Tensor:
         """The embedding module's output for every id, (V, D)."""
         embedding = self.causal_lm.get_input_embeddings()
-        weight: Tensor = embedding.weight
         # A plain embedding returns its rows as they are: no copy of the table. A subclass may scale them (Gemma).
         if type(embedding) is nn.Embedding:
+            weight: Tensor = embedding.weight
             return weight
-        return self.embed(torch.arange(weight.shape[0], device=weight.device))
+        return self.embed(torch.arange(added_rows.vocabulary_size(self.causal_lm), device=self.device))
 
     @torch.no_grad()
     def embedding_std(self) -> float:
@@ -200,7 +209,7 @@ class LatentLM(nn.Module):
         total = 0.0
         squares = 0.0
         count = 0
-        rows = self.causal_lm.get_input_embeddings().weight.shape[0]
+        rows = added_rows.vocabulary_size(self.causal_lm)
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
         for start in range(0, rows, 8192):
             ids = torch.arange(start, min(start + 8192, rows), device=self.device)
@@ -259,26 +268,25 @@ class LatentLM(nn.Module):
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's row stays trainable.
 
-        Latent targets are sums of these embeddings: they must not move while they are learnt. With tied
-        embeddings the LM head is frozen too.
+        Latent targets are sums of these embeddings, those of number tokens too: they must not move while they are
+        learnt. With tied embeddings the LM head is frozen with them.
         """
-        # Under LoRA the base is frozen anyway, and peft trains the separator's row.
+        template = self.template
+        kept = [template.separator_id] if template.separator_added else []
         if self.has_adapter:
+            # The base is frozen anyway; peft trains the rows of added tokens.
+            rows = added_rows.adapter_rows(self.causal_lm.get_input_embeddings())
+            if rows is not None:
+                places = [template.added_ids.index(token_id) for token_id in kept]
+                added_rows.train_only(rows.weight_ND, places)
             return
-        weight = self.causal_lm.get_input_embeddings().weight
-        if not self.template.separator_added:
-            weight.requires_grad_(False)
-            return
-        # One row of a parameter cannot be trained by itself: the others' gradient is set to 0.
-        keep = torch.zeros(weight.shape[0], 1)
-        keep[self.template.separator_id] = 1
-        weight.register_hook(lambda grad: grad * keep.to(grad))
+        added_rows.train_only(self.causal_lm.get_input_embeddings().weight, kept)
 
 
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
-    """peft's config; an added separator's row is trained where it is read and where it is chosen."""
+    """peft's config; rows of added tokens are trained where they are read and where they are chosen."""
     targets = lora.target_modules
-    rows = separator_rows(lm, template.separator_id) if template.separator_added else None
+    rows = added_rows.to_train(lm, template.added_ids) if template.added_ids else None
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
@@ -289,34 +297,6 @@ def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> 
     )
 
 
-def separator_rows(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
-    """Module name -> row: the embedding, and the head too where it is not tied (peft follows ties by itself)."""
-    embedding = lm.get_input_embeddings()
-    head = lm.get_output_embeddings()
-    wanted = [embedding]
-    if head.weight is not embedding.weight:
-        wanted.append(head)
-    # peft wants names, and families call these modules differently.
-    rows = {}
-    for name, module in lm.named_modules():
-        if any(module is one for one in wanted):
-            rows[name] = [separator_id]
-    return rows
-
-
-def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
-    """Grow the embeddings for an added separator where they have no spare row (padded vocabularies do)."""
-    if template.separator_id >= lm.get_input_embeddings().weight.shape[0]:
-        lm.resize_token_embeddings(template.separator_id + 1, mean_resizing=False)
-
-
-@torch.no_grad()
-def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
-    """Start a new separator's row as the mean of the rows before it, where it is read and where it is chosen."""
-    for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
-        module.weight[separator_id] = module.weight[:separator_id].mean(0)
-
-
 def head_logits(lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None) -> Tensor:
     """The LM head, or some of its rows, and the scaling that some families do after it.
 
@@ -325,9 +305,9 @@ def head_logits(lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = Non
     config = lm.config.get_text_config()
     logits: Tensor
     if rows is None:
-        logits = lm.get_output_embeddings()(hidden).float()
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden).float()
     elif rows.weight_SD is None:
-        logits = lm.get_output_embeddings()(hidden)[..., rows.ids_S].float()
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden)[..., rows.ids_S].float()
     else:
         logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from colar import number_tokens
 from colar.checks import check_choice, check_number
 from colar.data import renumber
 from colar.engine.request import DECODINGS
@@ -31,7 +32,11 @@ class ModelConfig:
     dtype: str = "float32"
     """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
 
+    number_tokens: int | None = None
+    """99 | 999: numbers from 10 to that become tokens of a backbone that has one a digit; null: as in the tokenizer."""
+
     def __post_init__(self) -> None:
+        number_tokens.check("model.number_tokens", self.number_tokens)
         # Without an adapter the float16 weights themselves would be trained: an update of 1e-4 of a weight rounds to 0.
         if self.dtype == "float16" and self.lora is None:
             raise ValueError(

@@ -202,9 +202,11 @@ def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     # peft draws an adapter's first weights from the global generator.
     torch.manual_seed(seed)
     if model.init_from is not None:
-        return pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+        return pretrained.load_for_training(
+            model.init_from, method, model.lora, model.dtype, seed, model.number_tokens
+        )
     backbone = backbones.load(model.backbone, model.dtype, seed)
-    lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
+    lm = LatentLM.from_backbone(backbone, recipe.template, model.lora, model.number_tokens)
     pretrained.attach(lm, method, seed)
     return lm
 

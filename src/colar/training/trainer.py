@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
 
 from colar.methods.base import Method
-from colar.model import checkpoint
+from colar.model import added_rows, checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.training.batches import Schedule, TrainingRows, collate, count_rows
 from colar.training.objective import Objective
@@ -178,7 +178,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Up to four groups: backbone and the method's modules, each without and with weight decay."""
         decayed_names = set(self.get_decay_parameter_names(model))
-        masked = masked_embedding(self.objective.lm)
+        # Embeddings of which some rows are trained (`LatentLM.freeze_embeddings`).
+        masked = {id(weight) for weight in added_rows.partly_trained(self.objective.lm.causal_lm)}
         own_rate = self.modules_learning_rate
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in model.named_parameters():
@@ -187,7 +188,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             # LatentLM keeps the modules of the method under `extra`.
             is_module = ".extra." in f".{name}"
             # Weight decay would move the rows that are not trained: it needs no gradient.
-            decays = name in decayed_names and parameter is not masked
+            decays = name in decayed_names and id(parameter) not in masked
             if (is_module, decays) not in groups:
                 rate = own_rate if is_module and own_rate is not None else self.args.learning_rate
                 decay = self.args.weight_decay if decays else 0.0
@@ -275,13 +276,3 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoint.load_weights(self.objective.lm, Path(resume_from_checkpoint))
-
-
-def masked_embedding(lm: LatentLM) -> Tensor | None:
-    """The embedding of which only an added separator's row is trained (`LatentLM.freeze_embeddings`), else None.
-
-    Its other rows get no gradient, and must get no weight decay either.
-    """
-    weight: Tensor = lm.causal_lm.get_input_embeddings().weight
-    hooked = bool(getattr(weight, "_backward_hooks", None))
-    return weight if weight.requires_grad and hooked else None

@@ -1,0 +1,156 @@
+"""Rows of the embedding and of the LM head for added tokens: the separator, numbers.
+
+Where embedding and head are tied, one row serves both. Under LoRA peft trains these rows: they lie in the adapter, in
+place of the base's. peft's own layer copies the whole table to put them in, at each call; `embed` and `logits` compute
+the same without the copy.
+
+Shape suffixes: N added tokens, D width, V vocabulary, S ids asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft.utils import TrainableTokensWrapper
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from colar import number_tokens
+from colar.model import number_rows
+from colar.prompts import Template
+
+# What they start from
+
+
+def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
+    """Grow the embeddings for added tokens where they have no spare rows (padded vocabularies do)."""
+    needed = 1 + max([template.separator_id, *template.added_ids])
+    if needed > vocabulary_size(lm):
+        lm.resize_token_embeddings(needed, mean_resizing=False)
+
+
+@torch.no_grad()
+def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
+    """Start a new separator's row as the mean of the rows before it, where it is read and where it is chosen."""
+    for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+        module.weight[separator_id] = module.weight[:separator_id].mean(0)
+
+
+@torch.no_grad()
+def add_numbers(lm: PreTrainedModel, template: Template, largest: int) -> None:
+    """Make the numbers from 10 to `largest` tokens of a model that has one token a digit.
+
+    Their rows start from those of their digits, where they are read and where they are chosen. ValueError where the
+    tokenizer does not allow it.
+    """
+    template.add_numbers(largest)
+    fit_vocabulary(lm, template)
+    digits = number_tokens.digit_ids(template.tokenizer)
+    for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
+        number_rows.start(module, digits, template.number_ids)
+
+
+def vocabulary_size(lm: PreTrainedModel) -> int:
+    """The number of rows of the embedding."""
+    embedding = lm.get_input_embeddings()
+    base = embedding.token_adapter.base_layer if isinstance(embedding, TrainableTokensWrapper) else embedding
+    return int(base.weight.shape[0])
+
+
+# Which of them are trained
+
+
+def to_train(lm: PreTrainedModel, ids: list[int]) -> dict[str, list[int]]:
+    """Module name -> rows: the embedding, and the head too where it is not tied (peft follows ties by itself)."""
+    embedding = lm.get_input_embeddings()
+    head = lm.get_output_embeddings()
+    wanted = [embedding]
+    if head.weight is not embedding.weight:
+        wanted.append(head)
+    # peft wants names, and families call these modules differently.
+    rows = {}
+    for name, module in lm.named_modules():
+        if any(module is one for one in wanted):
+            rows[name] = list(ids)
+    return rows
+
+
+def train_only(weight: nn.Parameter, rows: list[int]) -> None:
+    """Stop training all rows of `weight` but these."""
+    if not rows:
+        weight.requires_grad_(False)
+        return
+    # One row of a parameter cannot be trained by itself: the others' gradient is set to 0.
+    keep = torch.zeros(weight.shape[0], 1)
+    keep[rows] = 1
+    weight.register_hook(lambda grad: grad * keep.to(grad))
+
+
+def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
+    """The parameters of the embedding of which `train_only` trains some rows: the others must get no weight decay."""
+    found = []
+    for weight in lm.get_input_embeddings().parameters():
+        if weight.requires_grad and getattr(weight, "_backward_hooks", None):
+            found.append(weight)
+    return found
+
+
+# What they compute
+
+
+class AdapterRows:
+    """The rows that peft trains in place of those of a layer, an embedding or an LM head."""
+
+    def __init__(self, layer: Any) -> None:
+        self.base = layer.base_layer
+        name = layer.active_adapters[0]
+        self.weight_ND: nn.Parameter = layer.trainable_tokens_delta[name]
+        self.ids_N = torch.tensor(layer.token_indices[name], device=self.weight_ND.device)
+
+    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each of some ids stands among the rows, and whether it does, both of the shape of `ids`."""
+        place = torch.searchsorted(self.ids_N, ids).clamp(max=len(self.ids_N) - 1)
+        return place, self.ids_N[place] == ids
+
+
+def adapter_rows(module: nn.Module) -> AdapterRows | None:
+    """The rows that an adapter holds for an embedding or LM head; None where the module's own are all there is."""
+    if not isinstance(module, TrainableTokensWrapper):
+        return None
+    layer = module.token_adapter
+    # Merged, or switched off: what the base computes is the result.
+    if layer.merged or layer.disable_adapters:
+        return None
+    return AdapterRows(layer)
+
+
+def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
+    """The embedding module's output, (...,) -> (..., D)."""
+    added = adapter_rows(embedding)
+    if added is None:
+        result: Tensor = embedding(ids)
+        return result
+    base: Tensor = added.base(ids)
+    place, is_added = added.find(ids)
+    own = added.weight_ND.to(base.dtype)[place]
+    # Gemma scales inside its embedding module.
+    scale = getattr(added.base, "embed_scale", None)
+    if scale is not None:
+        own = own * torch.as_tensor(scale, device=own.device).to(own.dtype)
+    return torch.where(is_added[..., None], own, base)
+
+
+def logits(head: nn.Module, hidden: Tensor) -> Tensor:
+    """The LM head's output, (..., D) -> (..., V)."""
+    added = adapter_rows(head)
+    if added is None:
+        result: Tensor = head(hidden)
+        return result
+    base: Tensor = added.base(hidden)
+    bias = added.base.bias
+    own = nn.functional.linear(
+        hidden, added.weight_ND.to(hidden.dtype), None if bias is None else bias[added.ids_N]
+    )
+    # In place: the table of logits is the largest tensor of a step.
+    return base.index_copy_(-1, added.ids_N, own.to(base.dtype))
