@@ -20,7 +20,7 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.methods import pretrained, registry
-from colar.model import added_rows, backbones, checkpoint, number_rows
+from colar.model import added_rows, backbones, card, checkpoint, number_rows
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import Template, TemplateConfig
 
@@ -560,6 +560,11 @@ def test_a_tokenizer_of_another_checkpoint_is_rejected():
         ValueError, match=r"was trained with first_number_id = \d+, but its tokenizer gives \d+"
     ):
         Template.from_json(saved, moved)
+
+
+def test_the_model_card_says_so():
+    assert "Numbers from 10 to 99 are tokens" in card.text(tiny_lm("qwen2", number_tokens=99), "cot", {})
+    assert "Numbers from" not in card.text(tiny_lm("qwen2"), "cot", {})
 
 
 # A recipe

@@ -79,18 +79,8 @@ def load_for_training(
             "(or make it full weights: colar export --merge)"
         )
     lm, _ = checkpoint.load(folder, dtype)
-    if number_tokens not in (None, lm.template.number_tokens):
-        if lm.template.number_tokens is not None:
-            raise ValueError(
-                f"model.number_tokens is {number_tokens}, but {folder} was trained with "
-                f"{lm.template.number_tokens}: leave it out"
-            )
-        if adapter:
-            raise ValueError(
-                f"model.number_tokens is {number_tokens}, but {folder} is an adapter without number tokens: leave it "
-                "out, or make it full weights (colar export --merge), to which they can be added"
-            )
-        added_rows.add_numbers(lm.causal_lm, lm.template, number_tokens)
+    if number_tokens is not None and number_tokens != lm.template.number_tokens:
+        _add_numbers(lm, number_tokens, folder)
     if adapter and lora is not None:
         lora.check_same(lm.lm.peft_config["default"], folder)
     elif lora is not None:
@@ -100,6 +90,21 @@ def load_for_training(
     if info["method"]["name"] == method.name:
         checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only)
     return lm
+
+
+def _add_numbers(lm: LatentLM, largest: int, folder: Path) -> None:
+    """Give a checkpoint's model number tokens. ValueError where it has others, or is an adapter."""
+    trained = lm.template.number_tokens
+    if trained is not None:
+        raise ValueError(
+            f"model.number_tokens is {largest}, but {folder} was trained with {trained}: leave it out"
+        )
+    if lm.has_adapter:
+        raise ValueError(
+            f"model.number_tokens is {largest}, but {folder} is an adapter without number tokens: leave it out, "
+            "or make it full weights (colar export --merge), to which they can be added"
+        )
+    added_rows.add_numbers(lm.causal_lm, lm.template, largest)
 
 
 def attach(lm: LatentLM, method: Method, seed: int) -> None:

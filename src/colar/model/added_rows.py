@@ -76,8 +76,8 @@ def to_train(lm: PreTrainedModel, ids: list[int]) -> dict[str, list[int]]:
     return rows
 
 
-def train_only(weight: nn.Parameter, rows: list[int]) -> None:
-    """Stop training all rows of `weight` but these."""
+def train_only(weight: Any, rows: list[int]) -> None:
+    """Stop training all rows of a parameter but these."""
     if not rows:
         weight.requires_grad_(False)
         return

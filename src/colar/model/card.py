@@ -35,6 +35,8 @@ def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str,
         f"A causal language model fine-tuned with colar to reason by the method `{method}`. "
         f"Backbone: `{_short(lm.name)}` ({kind})."
     )
+    if lm.template.number_tokens is not None:
+        introduction += f" Numbers from 10 to {lm.template.number_tokens} are tokens of their own."
     parts = [
         _front_matter(lm, method, run),
         introduction,

@@ -125,7 +125,8 @@ class LatentLM(nn.Module):
     @property
     def device(self) -> torch.device:
         # Of any weight: that of an embedding with rows in an adapter would be put together first.
-        return next(self.causal_lm.parameters()).device
+        weight: Tensor = next(self.causal_lm.parameters())
+        return weight.device
 
     @property
     def context_length(self) -> int:

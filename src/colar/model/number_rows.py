@@ -40,12 +40,13 @@ def combined(digits_PD: Tensor) -> Tensor:
     turned = [turn(row, place * ANGLE) for row, place in zip(digits_PD, places, strict=True)]
     total = torch.stack(turned).sum(0)
     length = digits_PD.norm(dim=-1).mean()
-    return total * (length / total.norm())
+    row: Tensor = total * (length / total.norm())
+    return row
 
 
 def turn(row_D: Tensor, angle: float) -> Tensor:
     """A row turned by an angle in all planes of dimensions i and i + D/2; an odd last dimension stays."""
     half = len(row_D) // 2
-    a, b, rest = row_D.split([half, half, len(row_D) - 2 * half])
+    a, b, rest = row_D[:half], row_D[half : 2 * half], row_D[2 * half :]
     cos, sin = math.cos(angle), math.sin(angle)
     return torch.cat([cos * a - sin * b, sin * a + cos * b, rest])
