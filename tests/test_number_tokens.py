@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,6 +169,24 @@ def test_ids_that_were_asked_for_before_are_made_anew():
     assert len(template.answer("12")) == 4
     template.add_numbers(99)
     assert len(template.answer("12")) == 3
+
+
+SMOLLM2 = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-gsm"
+
+
+def test_smollm2():
+    """The tokenizer of the shipped checkpoint."""
+    template = Template(TemplateConfig(), AutoTokenizer.from_pretrained(SMOLLM2))
+    template.add_numbers(99)
+    assert template.number_ids == list(range(49152, 49152 + 90))
+    tokens = [template.token(i) for i in template.question("Ann has 12 pens, $1,250.", "(Thinking speed: 2)")]
+    assert "|".join(tokens[1:]) == "Ann| has| |12| pens|,| $|1|,|25|0|.| (|Thinking| speed|:| |2|)|###"
+    (step,) = template.steps(("<<12*125=1500>>",))
+    assert "|".join(template.token(i) for i in step) == "<<|12|*|12|5|=|15|0|0|>>"
+    for text, (expected, _) in CUTS.items():
+        ids = template.answer(text)
+        assert numbers_in(template, ids) == expected.split()
+        assert template.decode(ids[1:]) == text
 
 
 # What is rejected
