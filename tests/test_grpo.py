@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -21,6 +23,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 
 from colar import files
 from colar.data.example import Example
+from colar.engine.engine import Engine
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.colar.method import Colar, ColarConfig
@@ -637,6 +640,20 @@ def test_dropout_is_off_only_inside() -> None:
     with without_dropout(lm):
         assert {m.p for m in drops} == {0.0}
     assert [m.p for m in drops] == before
+
+
+def test_outputs_drawn_from_a_nucleus_are_not_scored() -> None:
+    """What is scored is the whole softmax: the same distribution must have been drawn from."""
+    lm, method = model()
+    config = grpo()
+    asked = rollout.requests(method, config, EXAMPLES[:1], 0, 0)
+    for top_p, refused in ((1.0, False), (0.9, True)):
+        decoding = dataclasses.replace(config.decoding, top_p=top_p)
+        requests = [dataclasses.replace(request, decoding=decoding) for request in asked]
+        completions = Engine(lm.eval(), method).generate(requests)
+        outputs = [Output(EXAMPLES[0], [1], completion, lm.template.eos_id) for completion in completions]
+        with pytest.raises(ValueError, match="top_p must be 1") if refused else contextlib.nullcontext():
+            rollout.collate(outputs, lm.width)
 
 
 # --- rollouts ------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
             if request.keep_latents:
                 yield Event(request, "stop", info=info)
             break
-        fed_1TD = torch.cat([fed_1TD, thought.embeds[:, None]], dim=1)
+        # A latent may be of more precision than what the model reads.
+        fed_1TD = torch.cat([fed_1TD, thought.embeds[:, None].to(fed_1TD.dtype)], dim=1)
         kept = thought.embeds[0] if request.keep_latents else None
         yield Event(request, "thought", int(thought.token_ids), embed=kept, info=info)
 

@@ -3,29 +3,47 @@
 Conventions of transformers and vLLM: temperature divides the logits, top-p keeps the smallest set of most
 probable tokens whose mass reaches p (always at least one), temperature 0 is argmax.
 
-Shape suffixes: B rows, V vocabulary, N blocks of it, W tokens of a block.
+A draw is the inverse CDF over ids in ascending order (`cdf.py`). Nothing is sorted for it, unless a nucleus is too large
+for its window (`nucleus.py`).
+
+Shape suffixes: B rows, V vocabulary, N blocks of it, W tokens of a block, X some of the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from colar.ops import cdf, nucleus
 
 BLOCK = 256
 """Tokens that `likeliest` compares at a time."""
 
 
+@torch.no_grad()
 def sample_tokens(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
-    """(B,) int64 ids by inverse CDF from `uniform_B` in [0, 1); rows of temperature 0 take the argmax."""
-    greedy_B = temperature_B == 0
-    # The sort below is the slow part: rows that are greedy have none of it.
-    if bool(greedy_B.all()):
-        return likeliest(logits_BV)
-    if not bool(greedy_B.any()):
-        return _drawn(logits_BV, temperature_B, top_p_B, uniform_B)
-    ids_B = likeliest(logits_BV)
-    at = (~greedy_B).nonzero()[:, 0]
-    ids_B[at] = _drawn(logits_BV[at], temperature_B[at], top_p_B[at], uniform_B[at])
+    """(B,) int64 ids drawn by `uniform_B` in [0, 1); rows of temperature 0 take the argmax.
+
+    A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn.
+    """
+    drawn_B = temperature_B > 0
+    cut_B = drawn_B & (top_p_B < 1)
+    ways: tuple[tuple[Tensor, Callable[..., Tensor]], ...] = (
+        (~drawn_B, lambda logits_XV, *_: likeliest(logits_XV)),
+        (drawn_B & ~cut_B, _drawn),
+        (cut_B, _drawn_from_nucleus),
+    )
+    # One look at the columns: on a GPU each look waits for all that was asked of it before.
+    counts = torch.stack([rows_B.sum() for rows_B, _ in ways]).tolist()
+    ids_B = torch.zeros(len(logits_BV), dtype=torch.int64, device=logits_BV.device)
+    for (rows_B, choose), count in zip(ways, counts, strict=True):
+        if count == len(logits_BV):
+            return choose(logits_BV, temperature_B, uniform_B, top_p_B)
+        if count:
+            at = rows_B.nonzero()[:, 0]
+            ids_B[at] = choose(logits_BV[at], temperature_B[at], uniform_B[at], top_p_B[at])
     return ids_B
 
 
@@ -49,22 +67,38 @@ def likeliest(logits_BV: Tensor) -> Tensor:
     return torch.where(rest.values > largest_BN.amax(-1), n * BLOCK + rest.indices, index_B)
 
 
-def _drawn(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
-    """`sample_tokens` of rows with a temperature above 0."""
-    probs_BV = (logits_BV.float() / temperature_B[:, None]).softmax(-1)
-    sorted_BV, order_BV = torch.sort(probs_BV, dim=-1, descending=True, stable=True)
+@torch.no_grad()
+def is_drawn(
+    token_id: int, logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor
+) -> Tensor:
+    """(B,) bool: whether this one token is drawn, at temperatures above 0, where it does not matter which other is.
 
-    # A token stays while the mass before it is less than p: the one that crosses p is the last to stay.
-    before_BV = sorted_BV.cumsum(-1) - sorted_BV
-    kept_BV = torch.where(before_BV < top_p_B[:, None], sorted_BV, 0)
-    kept_BV[:, 0] = sorted_BV[:, 0]  # at least one, whatever p is
+    As probable as `sample_tokens` draws it, by other uniform numbers. All that it takes is the token's probability.
+    """
+    weights_BV = _weights(logits_BV, temperature_B)
+    total_B = cdf.mass(weights_BV)
+    mine_B = weights_BV[:, token_id].double()
+    drawn_B = uniform_B * total_B < mine_B
+    cut_B = top_p_B < 1
+    if not bool(cut_B.any()):
+        return drawn_B
 
-    # The CDF ends at the kept mass, not at 1: scaling the uniform instead saves a division of all of it.
-    cdf_BV = kept_BV.double().cumsum(-1)
-    threshold_B1 = uniform_B.double()[:, None] * cdf_BV[:, -1:]
-    # The first index whose CDF exceeds the threshold; a zero-probability token is never it.
-    rank_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True).clamp(max=logits_BV.shape[1] - 1)
-    return order_BV.gather(1, rank_B1)[:, 0]
+    # Outside the nucleus where the mass before it reaches p: most often, and then no more of the nucleus matters.
+    goal_B = top_p_B * total_B
+    edge_B1 = weights_BV[:, token_id, None]
+    equals_B = nucleus.equal(weights_BV[:, :token_id], edge_B1).sum(-1)
+    before_B = cdf.mass(nucleus.above(weights_BV, edge_B1)) + mine_B * equals_B
+    at = (cut_B & (before_B < goal_B)).nonzero()[:, 0]
+    drawn_B &= ~cut_B
+    if len(at):
+        drawn_B[at] = uniform_B[at] * nucleus.kept_mass(weights_BV[at], goal_B[at]) < mine_B[at]
+    return drawn_B
+
+
+def probability(token_id: int, logits_BV: Tensor) -> Tensor:
+    """(B,) float32: the probability of one token at temperature 1."""
+    weights_BV = _weights(logits_BV, torch.ones_like(logits_BV[:, 0]))
+    return (weights_BV[:, token_id] / cdf.mass(weights_BV)).float()
 
 
 def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tensor:
@@ -72,7 +106,38 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
 
     At temperature 0, where there is nothing to draw, those of temperature 1.
     """
-    scale_B1 = torch.where(temperature_B == 0, 1.0, temperature_B)[:, None]
-    scaled_BV = logits_BV.float() / scale_B1.float()
-    chosen_B = scaled_BV.gather(-1, ids_B[:, None])[:, 0]
-    return chosen_B - scaled_BV.logsumexp(-1)
+    scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
+    total_B = cdf.mass(_weights(logits_BV, scale_B))
+    # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
+    behind_B = logits_BV.gather(1, ids_B[:, None])[:, 0].double() - logits_BV.amax(-1).double()
+    return (behind_B / scale_B - total_B.log()).float()
+
+
+def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
+    """Probabilities but for a factor, (B, V) float32: 1 for the likeliest token."""
+    # A temperature that is 0 in float32 would make 0 / 0.
+    least = torch.finfo(torch.float32).tiny
+    behind_BV = logits_BV.float() - logits_BV.amax(-1, keepdim=True).float()
+    return behind_BV.div_(temperature_B.float().clamp(min=least)[:, None]).exp_()
+
+
+def _drawn(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p_B: Tensor) -> Tensor:
+    """`sample_tokens` of rows with a temperature above 0 and a top-p of 1."""
+    return cdf.first_above(_weights(logits_BV, temperature_B), uniform_B)
+
+
+def _drawn_from_nucleus(
+    logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p_B: Tensor
+) -> Tensor:
+    """`sample_tokens` of rows with a temperature above 0 and a top-p below 1."""
+    weights_BV = _weights(logits_BV, temperature_B)
+    goal_B = top_p_B * cdf.mass(weights_BV)
+    ids_BW, kept_BW, holds_B = nucleus.in_window(weights_BV, goal_B)
+    # Both in the order of the ids: a uniform number draws the same token either way.
+    place_B = cdf.first_above(kept_BW, uniform_B)
+    ids_B = ids_BW.gather(1, place_B[:, None])[:, 0]
+    at = (~holds_B).nonzero()[:, 0]
+    if len(at):
+        kept_XV = nucleus.in_all(weights_BV[at], goal_B[at])
+        ids_B[at] = cdf.first_above(kept_XV, uniform_B[at])
+    return ids_B

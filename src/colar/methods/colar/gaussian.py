@@ -24,13 +24,19 @@ from colar.methods.base import Batch, ThinkState, Thought
 from colar.methods.colar import actions
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
-from colar.methods.colar.heads import LatentHead, gaussian_logps, latent_loss, without_separator
+from colar.methods.colar.heads import (
+    LatentHead,
+    expected_embedding,
+    gaussian_logps,
+    latent_loss,
+    without_separator,
+)
 from colar.methods.colar.merging import divisor
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
 from colar.ops.compress import lattice, members, pick_one, scale
-from colar.ops.sampling import sample_tokens, token_logps
+from colar.ops.sampling import is_drawn, likeliest, probability, sample_tokens, token_logps
 
 
 class LatentPredictor:
@@ -161,9 +167,7 @@ class LatentPredictor:
         if logits_LV is None:
             logits_LV = lm.logits(hidden_LD)
         probs_LV = without_separator(logits_LV, lm.template.separator_id)
-        vocabulary_VD = lm.vocabulary().detach()
-        with torch.autocast(hidden_LD.device.type, enabled=False):
-            expected_LD = (probs_LV.to(vocabulary_VD.dtype) @ vocabulary_VD).float()
+        expected_LD = expected_embedding(probs_LV, lm.vocabulary().detach())
         # The LM head's label is the mean of a group's tokens, the latent their sum over its scale.
         size_L = torch.ceil(c_L)
         anchor_scale_L = size_L.float() / (scale(size_L, divisor(self.config.merge)) * self.sigma_e)
@@ -213,30 +217,34 @@ class LatentPredictor:
 
         # The next latent, in units of sigma_e: the mean, or a draw.
         latent_BD = mean_BD
-        latent_logp_B = torch.zeros_like(mean_BD[:, 0])
+        spread_BD = torch.zeros_like(mean_BD)
         if self.explores and bool((state.latent_temperature > 0).any()):
             spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
             latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
-            latent_logp_B = gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1)
         embeds_BD = latent_BD * self.sigma_e
         # Rows that snap share the batch with rows that do not.
         snap_B = state.params["snap"] > 0
         if bool(snap_B.any()):
             embeds_BD = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds_BD)
 
-        # The stop is decided before the latent: a row that is done does not feed what was drawn above.
-        stop_B = logits_BV.softmax(-1)[:, lm.template.separator_id]
-        return Thought(
-            embeds=embeds_BD.to(state.hidden.dtype),
-            done=self._stops(lm, state, logits_BV, stop_B),
-            token_ids=torch.full_like(state.step, -1),
-            info={
+        info = {}
+        if state.wants_info:
+            stop_B = probability(lm.template.separator_id, logits_BV)
+            info = {
                 "mu": mean_BD,
                 "sigma": log_std_BD.exp(),
                 "stop_probability": stop_B,
                 "stop_logp": self._stop_logp(lm, state, logits_BV, stop_B),
-                "latent_logp": latent_logp_B,  # mean over the dimensions
-            },
+                # Mean over the dimensions; 0 where the latent was not drawn.
+                "latent_logp": gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1),
+            }
+        return Thought(
+            # In float32, as it was drawn: rounded to bfloat16 it would be off by more than a small sigma.
+            embeds=embeds_BD,
+            # The stop is decided before the latent: a row that is done does not feed what was drawn above.
+            done=self._stops(lm, state, logits_BV),
+            token_ids=torch.full_like(state.step, -1),
+            info=info,
         )
 
     def _stop_logp(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
@@ -247,16 +255,23 @@ class LatentPredictor:
         separator_B = torch.full_like(state.step, lm.template.separator_id)
         return token_logps(logits_BV, state.temperature, separator_B)
 
-    def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
-        """(B,) bool: which rows end their thinking here."""
+    def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
+        """(B,) bool: which rows end their thinking here.
+
+        No token is chosen: whether it would be the separator takes the separator's probability alone.
+        """
+        separator_id = lm.template.separator_id
         greedy_B = state.temperature == 0
-        by_majority = self.config.stop == "majority"
-        # Greedy rows need no draw and no argmax over the vocabulary then.
-        if by_majority and bool(greedy_B.all()):
-            return stop_B > 0.5
-        ids_B = sample_tokens(logits_BV, state.temperature, state.top_p, state.uniform())
-        chosen_B = ids_B == lm.template.separator_id
-        return torch.where(greedy_B, stop_B > 0.5, chosen_B) if by_majority else chosen_B
+        stops_B = torch.zeros_like(greedy_B)
+        if bool(greedy_B.any()):
+            if self.config.stop == "majority":
+                stops_B = probability(separator_id, logits_BV) > 0.5
+            else:
+                stops_B = likeliest(logits_BV) == separator_id
+        if bool(greedy_B.all()):
+            return stops_B
+        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform())
+        return torch.where(greedy_B, stops_B, drawn_B)
 
     def _snapped(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
         """(B, D): the sums of c token embeddings that the LM head stands for; drawn, at temperatures above 0."""

@@ -2,7 +2,7 @@
 
 Everything is in units of sigma_e, the standard deviation of the backbone's embeddings.
 
-Shape suffixes: M positions, D width, V vocabulary.
+Shape suffixes: M positions, L thoughts, X rows of the vocabulary, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ Head = Literal["gaussian", "deterministic", "anchored", "sequential"]
 LatentLoss = Literal["soft_mse", "nll"]
 LOG_STD_RANGE = (-7.0, 2.0)
 """Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""
+
+PIECE = 4096
+"""Rows of a half-precision vocabulary that are made float32 at a time."""
 
 
 class LatentHead(nn.Module):
@@ -40,9 +43,12 @@ class LatentHead(nn.Module):
             nn.init.zeros_(self.mean.bias)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.body(hidden.to(self.mean.weight.dtype))
-        mean = self.mean(features).float()
-        log_std = self.log_std(features).float().clamp(*LOG_STD_RANGE)
+        # In its own precision, float32, under autocast too: a mean that is rounded to bfloat16 is off by 0.002, which
+        # is much where sigma is small (it may be 0.001).
+        with torch.autocast(hidden.device.type, enabled=False):
+            features = self.body(hidden.to(self.mean.weight.dtype))
+            mean = self.mean(features).float()
+            log_std = self.log_std(features).float().clamp(*LOG_STD_RANGE)
         return mean, log_std
 
 
@@ -50,6 +56,19 @@ def without_separator(logits: Tensor, separator_id: int) -> Tensor:
     """The distribution of the next group's tokens, given that the thinking continues, (..., V)."""
     is_separator = torch.arange(logits.shape[-1], device=logits.device) == separator_id
     return logits.float().masked_fill(is_separator, -math.inf).softmax(-1)
+
+
+def expected_embedding(probs: Tensor, vocabulary_VD: Tensor) -> Tensor:
+    """Mean of the vocabulary's embeddings, weighed by `probs` (L, V), in float32 whatever dtype these have: (L, D)."""
+    with torch.autocast(probs.device.type, enabled=False):
+        if vocabulary_VD.dtype == torch.float32:
+            return probs @ vocabulary_VD
+        # In pieces: a copy of the whole table in float32 would take twice its memory.
+        total_LD = probs.new_zeros(len(probs), vocabulary_VD.shape[1])
+        for start in range(0, len(vocabulary_VD), PIECE):
+            piece_XD = vocabulary_VD[start : start + PIECE].float()
+            total_LD = total_LD + probs[:, start : start + PIECE] @ piece_XD
+        return total_LD
 
 
 def gaussian_logps(latent: Tensor, mean: Tensor, spread: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise, ragged
 from colar.ops.compress import members
+from colar.ops.sampling import probability
 
 
 class TokenPredictor:
@@ -206,7 +207,7 @@ class TokenPredictor:
                 "group_logps": nn.functional.pad(logps_BG, (0, behind)),
                 "group_most": rules.most,
                 "logp": first_logp_B + rest_B,
-                "stop_probability": logits_BV.softmax(-1)[:, separator_id],
+                "stop_probability": probability(separator_id, logits_BV),
             }
         return Thought(
             embeds=embeds_BD.to(state.hidden.dtype),

@@ -133,11 +133,15 @@ def roll_out(
 
 
 def collate(outputs: Sequence[Output], width: int) -> Rollouts:
-    """Outputs as tensors on the CPU; `width` is the model's."""
+    """Outputs as tensors on the CPU; `width` is the model's. ValueError for outputs that cannot be scored."""
     question_ids, question_lengths = pad([output.question_ids for output in outputs])
     thought_ids, thought_counts = pad([output.completion.thought_ids for output in outputs])
     token_ids, token_lengths = pad([output.token_ids for output in outputs])
     sent = [output.completion.request for output in outputs]
+    # A score is that of the whole softmax: of a draw from a nucleus it would be too low, and of what the present
+    # weights' nucleus leaves out there is none.
+    if any(request.decoding.top_p < 1 for request in sent):
+        raise ValueError("top_p must be 1 in outputs that are scored")
     temperatures = [request.decoding.temperature for request in sent]
     latent_temperatures = [request.decoding.latent_temperature for request in sent]
     return Rollouts(
