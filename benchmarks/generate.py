@@ -2,7 +2,7 @@
 
     python benchmarks/generate.py --output results/bench-generate
 
-SmolLM2-135M in bfloat16, real GSM8K questions, greedy. Chains are forced to given lengths and answers to `ANSWER`
+SmolLM2-135M in bfloat16, real GSM8K questions, greedy where no other is named. Chains are forced to given lengths and answers to `ANSWER`
 tokens, so that all systems do the same work. A chain of L tokens is L/5 latents for CoLaR at c = 5.
 
     colar5      ours, latents at c = 5, the step compiled
@@ -15,6 +15,8 @@ tokens, so that all systems do the same work. A chain of L tokens is L/5 latents
     hf-cot      transformers' `generate`, same weights, the chain in tokens: a static batch until its last row ends
     published   the latent loop as it was published, c = 5: left-padded static batch until all are done, logits at every
                 prompt position, all hidden states, and the answer by `generate` over everything again
+    colar5-sampled, cot-sampled    ours at temperature 1 (and latent_temperature 1): each step draws
+    colar5-nucleus, cot-nucleus    the same at top_p 0.9
     colar5-growth, cot-growth   ours again: longer chains, longer queues; in every fourth round, from the first on
     floor       the bare matrix products of a step, LM head included
 
@@ -59,12 +61,14 @@ from colar.model.latent_lm import LatentLM
 
 SEQUENTIAL = ("sequential2", "sequential5", "sequential2-shortlist", "sequential5-shortlist")
 LONG = (*ALL, "colar5-eager", "colar2", *SEQUENTIAL)
+TOP_P = {"colar5-sampled": 1.0, "cot-sampled": 1.0, "colar5-nucleus": 0.9, "cot-nucleus": 0.9}
+"""Systems that draw at temperature 1, and their top_p; all others are greedy."""
 CELLS = (
     Cell("b1/25", 1, 1, 25),
     Cell("b1/100", 1, 1, 100, systems=LONG),
     Cell("b8/25", 8, 8, 25),
     Cell("b32/25", 32, 32, 25),
-    Cell("b32/100", 32, 32, 100, systems=LONG),
+    Cell("b32/100", 32, 32, 100, systems=(*LONG, *TOP_P)),
     Cell("b32/mixed", 32, 32, None, systems=(*ALL, "colar5-eager")),
     Cell("b64/25", 64, 64, 25),
     Cell("group8", 32, 4, 25, samples=8),
@@ -78,13 +82,14 @@ SYSTEMS = (
     "cot",
     "colar2",
     *SEQUENTIAL,
+    *TOP_P,
     "hf-cot",
     "published",
     "floor",
     "colar5-growth",
     "cot-growth",
 )
-COT = ("cot", "cot-growth", "hf-cot")
+COT = ("cot", "cot-sampled", "cot-nucleus", "cot-growth", "hf-cot")
 """Systems that think in tokens, at factor 1."""
 AT_2 = ("colar2", "sequential2", "sequential2-shortlist")
 """Systems at factor 2; all others are at `FACTOR`."""
@@ -132,6 +137,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
         return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
 
     work = _work_of(system)
+    top_p = TOP_P.get(system)
     compression_factor = 2 if system in AT_2 else FACTOR
     if thinks_in_tokens:
         compression_factor = 1
@@ -139,14 +145,14 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     # Not counted: kernels, caches, and a compiled graph for one row and another for several.
     for size in (1, 8):
         small = Cell("", size, size, 10)
-        work(lm, method, small, make_job(lm, method, examples, small, 1))
+        work(lm, method, small, make_job(lm, method, examples, small, 1, top_p))
 
     cells = {}
     for cell in CELLS:
         asked = not args.cells or cell.name in args.cells
         if not asked or system not in cell.systems:
             continue
-        job = make_job(lm, method, examples, cell, compression_factor)
+        job = make_job(lm, method, examples, cell, compression_factor, top_p)
         _reset_peak()
         found = work(lm, method, cell, job)
         found["peak_memory_gib"] = _peak()
@@ -190,6 +196,15 @@ RATIOS = {
     "colar5_vs_hf_cot_b32_mixed": Ratio("seconds", ("hf-cot", "b32/mixed"), ("colar5", "b32/mixed")),
     "own_cot_vs_hf_cot_b32": Ratio("seconds", ("hf-cot", "b32/100"), ("cot", "b32/100")),
     "own_cot_vs_hf_cot_b1": Ratio("seconds", ("hf-cot", "b1/100"), ("cot", "b1/100")),
+    # What drawing costs: a step in tokens, each of them drawn, and a step in latents, drawn with the stop.
+    "sampled_vs_greedy_b32": Ratio("ms_per_step", ("cot-sampled", "b32/100"), ("cot", "b32/100")),
+    "nucleus_vs_greedy_b32": Ratio("ms_per_step", ("cot-nucleus", "b32/100"), ("cot", "b32/100")),
+    "sampled_vs_greedy_latent_b32": Ratio(
+        "ms_per_step", ("colar5-sampled", "b32/100"), ("colar5", "b32/100")
+    ),
+    "nucleus_vs_greedy_latent_b32": Ratio(
+        "ms_per_step", ("colar5-nucleus", "b32/100"), ("colar5", "b32/100")
+    ),
     # A fifth of the steps should take a fifth of the time: 1 is what the length alone gives.
     "colar5_vs_own_cot_thinking_over_length_ratio": Ratio(
         "thinking_seconds", ("cot", "b32/100"), ("colar5", "b32/100"), 1 / FACTOR

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -135,9 +135,17 @@ class Job:
 
 
 def make_job(
-    lm: LatentLM, method: Any, examples: Sequence[Example], cell: Cell, compression_factor: int
+    lm: LatentLM,
+    method: Any,
+    examples: Sequence[Example],
+    cell: Cell,
+    compression_factor: int,
+    top_p: float | None = None,
 ) -> Job:
-    """The requests of a cell; a method without a compression factor is asked for chains at factor 1."""
+    """The requests of a cell; a method without a compression factor is asked for chains at factor 1.
+
+    With `top_p` all is drawn, at temperature 1; without it decoding is greedy.
+    """
     requests = []
     lengths = []
     params = method.Params()
@@ -148,6 +156,8 @@ def make_job(
         tokens = cell.length or chain_tokens(lm, example)
         length = -(-tokens // compression_factor)
         decoding = Decoding(max_latents=length, max_completion_length=ANSWER)
+        if top_p is not None:
+            decoding = replace(decoding, temperature=1.0, latent_temperature=1.0, top_p=top_p)
         for sample in range(cell.samples):
             requests.append(
                 Request(f"{index}", example.question, params, decoding, seed=index, sample=sample)

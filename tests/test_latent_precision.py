@@ -96,4 +96,6 @@ def test_an_expected_embedding_is_float32_whatever_the_vocabulary_is(autocast: b
         found = expected_embedding(probs, vocabulary)
     exact = probs.double() @ vocabulary.double()
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-6)
-    torch.testing.assert_close(expected_embedding(probs, vocabulary.float()).double(), exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        expected_embedding(probs, vocabulary.float()).double(), exact, rtol=0, atol=1e-6
+    )

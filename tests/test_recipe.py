@@ -268,10 +268,47 @@ def test_a_section_without_keys_is_named(tmp_path):
         recipe.load(path)
 
 
-def test_float16_is_for_frozen_weights_only(tiny):
-    with pytest.raises(ValueError, match="float16 cannot be trained"):
-        recipe.load(tiny, ["--model.dtype", "float16"])
-    assert recipe.load(tiny, ["--model.dtype", "float16", "--model.lora.r", "4"]).model.lora.r == 4
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_for_frozen_weights_only(tiny, dtype):
+    wanted = f"model.dtype {dtype} cannot be trained without model.lora"
+    with pytest.raises(ValueError, match=wanted) as error:
+        recipe.load(tiny, ["--model.dtype", dtype])
+    assert "set model.dtype float32, with training.bf16 true" in str(error.value)
+    assert recipe.load(tiny, ["--model.dtype", dtype, "--model.lora.r", "4"]).model.lora.r == 4
+    assert recipe.load(tiny, ["--model.dtype", "float32", "--training.bf16", "true"]).training.bf16
+
+
+def test_an_attention_that_cannot_be_had_is_found_when_the_recipe_is_loaded(tiny):
+    def load(*overrides):
+        return recipe.load(tiny, ["--model.attn_implementation", *overrides]).model.attn_implementation
+
+    allowed = "eager, sdpa, flex_attention, flash_attention_2, flash_attention_3, null, got 'flash'"
+    with pytest.raises(ValueError, match="model.attn_implementation must be one of " + allowed):
+        load("flash")
+    with pytest.raises(
+        ValueError, match="flash_attention_2 needs the package flash_attn, which is not inst"
+    ) as error:
+        load("flash_attention_2")
+    assert "eager, sdpa, flex_attention or null" in str(error.value)
+    # Installed, but not for the engine, which validates and samples.
+    with pytest.raises(ValueError, match="must be one of eager, sdpa or null where the run generates"):
+        load("flex_attention")
+    assert load("flex_attention", "--data.validation_size", "0") == "flex_attention"
+    assert load("eager") == "eager"
+    assert load("null") is None
+
+
+def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(tiny, tmp_path):
+    """The toy's folder, as a model of whose layers one keeps another state than keys and values."""
+    lm, _ = recipe.load_model(recipe.load(tiny))
+    folder = tmp_path / "odd"
+    lm.causal_lm.config.layer_types = ["linear_attention"] * lm.config.num_hidden_layers
+    lm.causal_lm.save_pretrained(folder)
+    lm.tokenizer.save_pretrained(folder)
+    output = str(tmp_path / "run")
+    with pytest.raises(ValueError, match="has layers of type linear_attention; the engine runs"):
+        recipe.run(recipe.load(tiny, ["--model.backbone", str(folder), "--output", output]))
+    assert not (tmp_path / "run" / "history.json").exists()
 
 
 def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):

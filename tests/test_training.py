@@ -40,6 +40,7 @@ from colar.prompts import Template, TemplateConfig
 from colar.training import batches
 from colar.training.callbacks import Evaluations
 from colar.training.compiled_layers import compiled_layers, decoder_layers
+from colar.training.curriculum import UnfinishedCurriculumError
 from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
@@ -558,6 +559,33 @@ def test_a_curriculum_is_judged_in_its_last_stage_only(tmp_path: Path) -> None:
     assert result.metrics["accuracy"] == 0.2
     for name, value in weights(lm).items():
         assert torch.equal(value, seen[5][name]), name
+
+
+@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.parametrize("best", [True, False])
+def test_a_curriculum_that_is_cut_publishes_nothing(tmp_path: Path, validates: bool, best: bool) -> None:
+    """Its checkpoint would think as in a stage that was never trained; with more time the run resumes to its end."""
+
+    def cut(hours: float) -> tuple[LatentLM, TrainResult]:
+        validate = (lambda *_: {"accuracy": 0.5}) if validates else None
+        budget = {"per_device_train_batch_size": 8, "num_train_epochs": 3, "load_best_model_at_end": best}
+        return run(tmp_path, Staged(ColarConfig()), validate=validate, max_hours=hours, **budget)
+
+    for _ in range(2):  # the same call again says the same, and trains no further
+        with pytest.raises(UnfinishedCurriculumError) as error:
+            cut(1e-9)
+        said = str(error.value)
+        assert said.startswith(
+            "training was stopped by training.max_hours 1e-09 at epoch 0.33, in stage 0 of colar's"
+        )
+        assert "It ends with stage 2" in said
+        assert not RunFolder(tmp_path).best.exists()
+        assert RunFolder(tmp_path).last_checkpoint() == tmp_path / "checkpoints" / "checkpoint-1"
+        assert RunFolder(tmp_path).history.exists()
+    _, result = cut(1)
+    assert result.steps == 9
+    info = json.loads((result.best / "colar.json").read_text())
+    assert info["run"]["step"] == 9
 
 
 @pytest.mark.parametrize("reset", [False, True])

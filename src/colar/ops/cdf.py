@@ -1,7 +1,7 @@
 """Inverse CDF over rows of weights: where a number falls when a row's weights are laid end to end.
 
-Weights are float32, from 0 to 1. They are added up in blocks, and the blocks' sums in float64: no more of that precision
-is needed than there are blocks, and an error does not grow along the row.
+Weights are float32, from 0 to 1. They are added up in blocks, and the blocks' sums in float64: errors do not grow along
+the row.
 
     weights       3 0 1 | 0 0 2 | 1 1 0        total 8
     blocks        4       2       2

@@ -3,8 +3,8 @@
 Conventions of transformers and vLLM: temperature divides the logits, top-p keeps the smallest set of most
 probable tokens whose mass reaches p (always at least one), temperature 0 is argmax.
 
-A draw is the inverse CDF over ids in ascending order (`cdf.py`). Nothing is sorted for it, unless a nucleus is too large
-for its window (`nucleus.py`).
+A draw is the inverse CDF over ids in ascending order (`cdf.py`). Nothing is sorted for it, unless a nucleus is too
+large for its window (`nucleus.py`).
 
 Shape suffixes: B rows, V vocabulary, N blocks of it, W tokens of a block, X some of the rows.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonargparse
 
 from colar import files, recipes
+from colar.engine.cache import MASKED
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LoraSettings
@@ -55,9 +56,20 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 
     recipe = Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
     build_method(recipe)
+    check_attention(recipe)
     if recipe.grpo is not None:
         check_grpo(recipe, recipe.grpo)
     return recipe
+
+
+def check_attention(recipe: Recipe) -> None:
+    """Reject an attention that can be trained with, but not generated."""
+    name = recipe.model.attn_implementation
+    if recipe.generates and name is not None and name not in MASKED:
+        raise ValueError(
+            f"model.attn_implementation must be one of {', '.join(MASKED)} or null where the run generates (to "
+            f"validate, or for grpo), got {name!r}; with data.validation_size 0 it may be used"
+        )
 
 
 def check_grpo(recipe: Recipe, grpo: GrpoConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,32 @@ from colar.checks import check_choice, check_number
 from colar.data import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
+from colar.model.backbones import DTYPES
 from colar.model.latent_lm import LoraSettings
 from colar.prompts import TemplateConfig
 from colar.training.grpo.config import GrpoConfig
 from colar.training.sft import TrainingConfig
+
+ATTENTION = {
+    "eager": None,
+    "sdpa": None,
+    "flex_attention": None,
+    "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface",
+}
+"""Values of model.attn_implementation, and the package that each needs."""
+
+
+def _check_attention(name: str) -> None:
+    """ValueError for an attention that transformers does not know, or whose package cannot be imported."""
+    check_choice("model.attn_implementation", name, [*ATTENTION, "null"])
+    package = ATTENTION[name]
+    if package is not None and importlib.util.find_spec(package) is None:
+        allowed = [other for other, needed in ATTENTION.items() if needed is None]
+        raise ValueError(
+            f"model.attn_implementation {name} needs the package {package}, which is not installed; "
+            f"without it: {', '.join(allowed)} or null"
+        )
 
 
 @dataclass(frozen=True)
@@ -28,20 +51,27 @@ class ModelConfig:
     lora: LoraSettings | None = None
     """Low-rank adapters; null trains all weights."""
     attn_implementation: str | None = None
-    """transformers' attention: sdpa | eager | flash_attention_2 ...; null: its default. On CPUs eager trains faster."""
+    """transformers' attention: sdpa | eager; null: its default. On CPUs eager trains faster. A run that never generates
+    (data.validation_size 0) may also use flex_attention | flash_attention_2 | flash_attention_3."""
     dtype: str = "float32"
-    """Dtype of the weights: float32 | bfloat16 | float16 (a frozen base under LoRA may be half precision)."""
+    """Dtype of the weights: float32 | bfloat16 | float16. Half precision is for a frozen base under LoRA; to train all
+    weights at its speed leave float32 here and set training.bf16."""
 
     number_tokens: int | None = None
     """99 | 999: numbers from 10 to that become tokens of a backbone that has one a digit; null: as in the tokenizer."""
 
     def __post_init__(self) -> None:
         number_tokens.check("model.number_tokens", self.number_tokens)
-        # Without an adapter the float16 weights themselves would be trained: an update of 1e-4 of a weight rounds to 0.
-        if self.dtype == "float16" and self.lora is None:
+        check_choice("model.dtype", self.dtype, list(DTYPES))
+        # Without an adapter the half-precision weights themselves would be trained. An update of 1e-4 of a weight is
+        # less than half of bfloat16's step (4e-3 of the weight), and rounds to nothing.
+        if self.dtype != "float32" and self.lora is None:
             raise ValueError(
-                "model.dtype float16 cannot be trained (updates underflow): float32, or give model.lora"
+                f"model.dtype {self.dtype} cannot be trained without model.lora (updates of the weights round to 0): "
+                "set model.dtype float32, with training.bf16 true to compute in bfloat16, or give model.lora"
             )
+        if self.attn_implementation is not None:
+            _check_attention(self.attn_implementation)
 
 
 MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options", "renumber"}
@@ -131,6 +161,11 @@ class Recipe:
     """How the best checkpoint is chosen."""
     grpo: GrpoConfig | None = None
     """Reinforcement instead of imitation: the model of `model.init_from` learns from its own outputs."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the run generates: to validate, or to learn from its own outputs."""
+        return self.grpo is not None or self.data.validation_size != 0
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from colar import files, progress
 from colar.checks import check_same_run
 from colar.data import renumber, sources
 from colar.data.example import Example
+from colar.engine import cache
 from colar.evaluation.evaluate import require_fit, score
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
@@ -38,6 +39,9 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     claim(recipe, output)
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
+    if recipe.generates:
+        # An engine that cannot run the backbone would say so at the first validation, after an epoch.
+        cache.check(lm.causal_lm)
 
     # A validation question beyond the model's context would fail after the first epoch: it is looked for now.
     params = [registry.make_params(method, values) for values in recipe.validation.params]

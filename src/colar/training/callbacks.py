@@ -196,8 +196,3 @@ class Bar(TrainerCallback):  # type: ignore[misc]
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-def stage_of_last_step(method: Method, step: int, steps_per_epoch: int) -> int:
-    """The stage that the last of `step` updates was made in."""
-    return method.stage(max(step - 1, 0) / steps_per_epoch)

@@ -9,7 +9,7 @@ DistributedDataParallel, and the processes' gradients would never meet.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -22,6 +22,9 @@ class Objective(nn.Module):
 
     accepts_loss_kwargs = True
     """Trainer hands over `num_items_in_batch`, and takes the loss as already scaled for accumulation."""
+
+    has_curriculum: ClassVar[bool] = True
+    """Whether rows are those of the method's stage; reinforcement thinks as in the last one from the start."""
 
     def __init__(self, lm: LatentLM, method: Method) -> None:
         super().__init__()

@@ -20,7 +20,8 @@ from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import card, checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.training.callbacks import Clock, stage_of_last_step
+from colar.training.callbacks import Clock
+from colar.training.curriculum import Curriculum
 from colar.training.run_folder import RunFolder
 
 REFRESH_EVERY_S = 10.0
@@ -75,9 +76,9 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     With `publish_last` it publishes at none: the last weights are published when the run ends.
     """
 
-    def __init__(self, publisher: Publisher, steps_per_epoch: int, publish_last: bool = False) -> None:
+    def __init__(self, publisher: Publisher, curriculum: Curriculum, publish_last: bool = False) -> None:
         self.publisher = publisher
-        self.steps_per_epoch = steps_per_epoch
+        self.curriculum = curriculum
         self.publish_last = publish_last
         self.refreshed = time.monotonic()
 
@@ -86,7 +87,7 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         # A resumed run with a longer budget may have moved the last stage: the best of an earlier stage must not be
         # compared with.
-        if not self.publisher.folder.best.exists() or not self.in_last_stage(state):
+        if not self.publisher.folder.best.exists() or not self.curriculum.ends_with(state.global_step):
             state.best_metric = None
 
     def on_evaluate(
@@ -95,7 +96,7 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         accuracy = kwargs["metrics"]["eval_accuracy"]
         # `best_metric` is saved in trainer_state.json: a resumed run compares with the best before the stop.
         better = state.best_metric is None or accuracy > state.best_metric
-        if better and self.in_last_stage(state):
+        if better and self.curriculum.ends_with(state.global_step):
             state.best_metric = accuracy
             if state.is_world_process_zero and not self.publish_last:
                 self.publisher.publish(state)
@@ -105,13 +106,6 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.refresh(state)
-
-    def in_last_stage(self, state: TrainerState) -> bool:
-        """Whether the last update was made in the stage that the run ends with."""
-        method = self.publisher.method
-        now = stage_of_last_step(method, state.global_step, self.steps_per_epoch)
-        at_end = stage_of_last_step(method, state.max_steps, self.steps_per_epoch)
-        return now == at_end
 
     def refresh(self, state: TrainerState) -> None:
         """Write history and picture, if the last time is long enough ago."""

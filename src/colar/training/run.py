@@ -25,14 +25,14 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from colar import checks, files, progress
-from colar.methods.base import Method
+from colar import checks, files
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.training import run_folder
-from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves, stage_of_last_step
+from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves
 from colar.training.compiled_layers import compiled_layers
 from colar.training.config import TrainingConfig
+from colar.training.curriculum import Curriculum
 from colar.training.publish import KeepBest, Publisher
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, NonFiniteError
@@ -100,7 +100,16 @@ def run_trainer(
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         for callback in callbacks:
             trainer.add_callback(callback)
-        state = _train_or_load(trainer, config, publisher, resume_from, saved, stopped_for_good(saved))
+        # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
+        loader = trainer.get_train_dataloader()
+        _, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+        curriculum = Curriculum(objective.method, steps_per_epoch, max_steps, objective.has_curriculum)
+        state = _train_or_load(
+            trainer, config, publisher, curriculum, resume_from, saved, stopped_for_good(saved)
+        )
+        if writes:
+            publisher.refresh(state)
+        curriculum.require_end(state.global_step, config.max_hours)
         return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
 
 
@@ -108,6 +117,7 @@ def _train_or_load(
     trainer: LatentTrainer,
     config: TrainingConfig,
     publisher: Publisher,
+    curriculum: Curriculum,
     resume_from: Path | None,
     saved: TrainerState,
     stopped_for_good: bool,
@@ -116,30 +126,15 @@ def _train_or_load(
 
     Trainer itself would make one more step of a run that is over.
     """
-    # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
-    loader = trainer.get_train_dataloader()
-    _, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
-    out_of_steps = saved.global_step >= max_steps
+    out_of_steps = saved.global_step >= curriculum.max_steps
     out_of_time = publisher.clock.seconds >= publisher.clock.limit
     if resume_from is not None and (stopped_for_good or out_of_steps or out_of_time):
         checkpoint.load_weights(publisher.lm, resume_from)
         return saved
-    _warn_of_stages(publisher.method, max_steps, steps_per_epoch)
-    with _ready_to_train(trainer, config, publisher, steps_per_epoch):
+    curriculum.warn()
+    with _ready_to_train(trainer, config, publisher, curriculum):
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
-
-
-def _warn_of_stages(method: Method, max_steps: int, steps_per_epoch: int) -> None:
-    """Warn where training ends before the curriculum does: the model would think as it was never trained to."""
-    reached = stage_of_last_step(method, max_steps, steps_per_epoch)
-    final = method.last_stage()
-    if reached < final:
-        progress.say(
-            f"warning: training ends in stage {reached} of {method.name}'s curriculum, "
-            f"which thinks as in stage {final}: "
-            "train for more epochs, or shorten its stages"
-        )
 
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
@@ -170,14 +165,14 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
 
 @contextlib.contextmanager
 def _ready_to_train(
-    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, steps_per_epoch: int
+    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, curriculum: Curriculum
 ) -> Iterator[None]:
     """Give the trainer our callbacks and modes inside the block; an error names the checkpoints that are still good."""
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     # Trainer's own two write to stdout, which is for results.
     bar = Bar()
-    for callback in _callbacks(trainer, config, publisher, steps_per_epoch, bar):
+    for callback in _callbacks(trainer, config, publisher, curriculum, bar):
         trainer.add_callback(callback)
     if config.gradient_checkpointing:
         _checkpointing(publisher.lm, "enable", {"use_reentrant": False})
@@ -198,18 +193,19 @@ def _ready_to_train(
 
 
 def _callbacks(
-    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, steps_per_epoch: int, bar: Bar
+    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, curriculum: Curriculum, bar: Bar
 ) -> list[TrainerCallback]:
     """Our callbacks, in the order in which they act.
 
     `LogAtSaves` is the last: it looks at the flags that the others have set.
     """
     reset = config.reset_optimizer_at_stage
+    steps_per_epoch = curriculum.steps_per_epoch
     callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch, reset)]
     if trainer.validate is not None:
         callbacks.append(Evaluations(steps_per_epoch, config.evals_per_epoch, config.eval_steps))
     publish_last = not config.load_best_model_at_end
-    keep_best = KeepBest(publisher, steps_per_epoch, publish_last)
+    keep_best = KeepBest(publisher, curriculum, publish_last)
     callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
     if config.report_to == "tensorboard":
         board = TensorBoardCallback()
@@ -226,7 +222,6 @@ def _finish(
         nothing_published = state.best_metric is None or not publisher.folder.best.exists()
         if publish_last or nothing_published:
             publisher.publish(state)
-        publisher.refresh(state)
     trainer.accelerator.wait_for_everyone()
     # Every process loads, so that all end with the published weights.
     metrics = publisher.load()

@@ -44,8 +44,8 @@ def train(
     published weights. The loss on the examples `held_out` is logged at each validation. `run_info` is kept in the
     checkpoint's colar.json. With `resume` false the files of an earlier run in the folder are removed.
 
-    Raises ValueError before the first step for wrong rows or configuration, and `NonFiniteError` when loss or gradient
-    is NaN or infinite.
+    Raises ValueError before the first step for wrong rows or configuration, `NonFiniteError` when loss or gradient is
+    NaN or infinite, and `UnfinishedCurriculumError` when `max_hours` ends training before the curriculum's last stage.
     """
     # All that can be wrong is found here, before a file of an earlier run is touched.
     config.check_installed()

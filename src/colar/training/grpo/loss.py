@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -137,6 +137,8 @@ class GrpoObjective(Objective):
     Tensors are `Rollouts.tensors()` with columns: advantages, weights (c_i), kept (B,); engine_logps (B, N); and where
     a generation is used more than once old_logps, with beta above 0 ref_logps. Without old_logps the ratio is 1.
     """
+
+    has_curriculum: ClassVar[bool] = False
 
     def __init__(self, lm: LatentLM, method: Method, config: GrpoConfig) -> None:
         super().__init__(lm, method)

@@ -1,0 +1,68 @@
+"""The stages of a run: in which its last update was made, and in which it is to end.
+
+    epochs        0 ......... 1 ......... 2 ......... 3
+    stages            1           2           3            the model thinks as in the last one
+    published         no          no          best of these
+
+A checkpoint of an earlier stage would think in a way that it was never trained to. So nothing is published before the
+stage that the run ends with, also where `max_hours` ends it sooner: the run then ends with an error, and resumes with
+a larger limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from colar import progress
+from colar.methods.base import Method
+
+
+class UnfinishedCurriculumError(ValueError):
+    """Training stopped before the stage that the run was to end with: there is nothing to publish."""
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Stages by update. Reinforcement has no curriculum: with `applies` false all of it is the last stage."""
+
+    method: Method
+    steps_per_epoch: int
+    max_steps: int
+    applies: bool = True
+
+    def stage(self, step: int) -> int:
+        """The stage that the last of `step` updates was made in."""
+        if not self.applies:
+            return self.method.last_stage()
+        return self.method.stage(max(step - 1, 0) / self.steps_per_epoch)
+
+    @property
+    def at_end(self) -> int:
+        """The stage that the run ends with."""
+        return self.stage(self.max_steps)
+
+    def ends_with(self, step: int) -> bool:
+        """Whether the last of `step` updates was made in the stage that the run ends with."""
+        return self.stage(step) == self.at_end
+
+    def warn(self) -> None:
+        """Warn where training ends before the curriculum does: the model would think as it was never trained to."""
+        final = self.method.last_stage()
+        if self.at_end < final:
+            progress.say(
+                f"warning: training ends in stage {self.at_end} of {self.method.name}'s curriculum, "
+                f"which thinks as in stage {final}: "
+                "train for more epochs, or shorten its stages"
+            )
+
+    def require_end(self, step: int, hours: float | None) -> None:
+        """UnfinishedCurriculumError where `step` updates have not come to the stage that the run was to end with."""
+        if self.stage(step) >= self.at_end:
+            return
+        limit = "" if hours is None else f" by training.max_hours {hours:g}"
+        raise UnfinishedCurriculumError(
+            f"training was stopped{limit} at epoch {step / self.steps_per_epoch:.2f}, in stage {self.stage(step)} of "
+            f"{self.method.name}'s curriculum. It ends with stage {self.at_end}, as a checkpoint would think without "
+            "having been trained to: nothing is published. Resume with a larger training.max_hours, or start again "
+            "with shorter stages"
+        )
