@@ -2,8 +2,8 @@
 
     python benchmarks/generate.py --output results/bench-generate
 
-SmolLM2-135M in bfloat16, real GSM8K questions, greedy where no other is named. Chains are forced to given lengths and answers to `ANSWER`
-tokens, so that all systems do the same work. A chain of L tokens is L/5 latents for CoLaR at c = 5.
+SmolLM2-135M in bfloat16, real GSM8K questions, greedy where no other is named. Chains are forced to given lengths and
+answers to `ANSWER` tokens, so that all systems do the same work. A chain of L tokens is L/5 latents for CoLaR at c = 5.
 
     colar5      ours, latents at c = 5, the step compiled
     colar5-eager  the same, not compiled
