@@ -108,7 +108,7 @@ class Completion:
     seconds: float
     """The request's share of wall-clock time."""
     latents: Tensor | None = None
-    """The thoughts as they were fed, (K, D)."""
+    """The thoughts, (K, D); drawn latents in float32, whatever the dtype is in which the model reads them."""
     info: list[Mapping[str, Tensor]] = field(default_factory=list)
     """The method's own quantities of each thought."""
     stop_info: Mapping[str, Tensor] = field(default_factory=dict)

@@ -161,7 +161,7 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
 
 
 def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
-    """The latents as they were fed, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
+    """The latents as they were drawn, (R, K, D), zero beyond a row's own; D = 0 where every thought is a token."""
     kept = [output.completion.latents for output in outputs if output.completion.latents is not None]
     thought_ids: set[int] = set()
     for output in outputs:
