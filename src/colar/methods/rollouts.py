@@ -39,8 +39,7 @@ LatentLogprob = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as drawn, lengths and settings
-    (B,).
+    """Sampled rows: ids (B, Q | K | A) padded on the right, latents (B, K, D) as drawn, and columns (B,).
 
     `question_ids` ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
     where all thoughts are tokens, `latents` is empty (D = 0). `group_ids` (B, K, G) are the tokens that a latent was

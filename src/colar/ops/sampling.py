@@ -79,19 +79,18 @@ def is_drawn(
     total_B = cdf.mass(weights_BV)
     mine_B = weights_BV[:, token_id].double()
     drawn_B = uniform_B * total_B < mine_B
+    # Below a top-p of 1 the total is the nucleus's mass, which is no less than its goal: most rows are decided by that.
     cut_B = top_p_B < 1
-    if not bool(cut_B.any()):
-        return drawn_B
-
-    # Outside the nucleus where the mass before it reaches p: most often, and then no more of the nucleus matters.
     goal_B = top_p_B * total_B
-    edge_B1 = weights_BV[:, token_id, None]
-    equals_B = nucleus.equal(weights_BV[:, :token_id], edge_B1).sum(-1)
-    before_B = cdf.mass(nucleus.above(weights_BV, edge_B1)) + mine_B * equals_B
-    at = (cut_B & (before_B < goal_B)).nonzero()[:, 0]
+    at = (cut_B & (uniform_B * goal_B < mine_B)).nonzero()[:, 0]
     drawn_B &= ~cut_B
     if len(at):
-        drawn_B[at] = uniform_B[at] * nucleus.kept_mass(weights_BV[at], goal_B[at]) < mine_B[at]
+        weights_XV, goal_X, mine_X = weights_BV[at], goal_B[at], mine_B[at]
+        edge_X1 = weights_XV[:, token_id, None]
+        equals_X = nucleus.equal(weights_XV[:, :token_id], edge_X1).sum(-1)
+        before_X = cdf.mass(nucleus.above(weights_XV, edge_X1)) + mine_X * equals_X
+        kept_X = nucleus.kept_mass(weights_XV, goal_X)
+        drawn_B[at] = (before_X < goal_X) & (uniform_B[at] * kept_X < mine_X)
     return drawn_B
 
 
