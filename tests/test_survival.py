@@ -90,7 +90,7 @@ IMPOSSIBLE = [
     ),
     ({"question": None}, "question must be a text, got None"),
     ({"decoding": None}, "decoding must be a Decoding, got None"),
-    ({"question": "\ud800"}, ""),
+    ({"question": "\ud800"}, "'utf-8' codec can't encode character"),
 ]
 
 
@@ -98,7 +98,7 @@ IMPOSSIBLE = [
 def test_what_cannot_run_is_refused_at_submit(colar, changes, message):
     engine = Engine(colar.lm, colar.method, 2)
     started = time.perf_counter()
-    with pytest.raises(ValueError, match=message and f"request no: {message}"):
+    with pytest.raises(ValueError, match=f"request no: {message}"):
         engine.submit(dataclasses.replace(colar.requests[0], id="no", **changes))
     assert time.perf_counter() - started < 2
     assert not engine.busy
@@ -219,8 +219,7 @@ def test_a_stream_raises_when_the_others_have_finished(colar):
     engine = Engine(colar.lm, Raises(colar.method.config), 4)
     seen = []
     with pytest.raises(ZeroDivisionError, match="think"):
-        for event in engine.stream([*bad, *colar.requests]):
-            seen.append(event)
+        seen.extend(engine.stream([*bad, *colar.requests]))
     done = list(fold(colar.lm, seen))
     assert {each.request.id for each in done} == {request.id for request in colar.requests}
     assert not engine.busy
@@ -314,7 +313,7 @@ def test_what_says_that_memory_ran_out():
     assert not any(out_of_memory(error) for error in (RuntimeError("shape"), ValueError("not enough memory")))
 
 
-@pytest.mark.parametrize("at", [{1}, {2, 3}, {5}, {9, 10, 11}, set(range(4, 60, 9))])
+@pytest.mark.parametrize("at", [{1}, {2, 3}, {5}, {9, 10, 11}, {4, 20, 36, 52}])
 def test_forwards_without_memory(colar, at):
     """The newest rows wait again, say nothing twice, and come to the same answers."""
     quiet, _ = run(Engine(colar.lm, colar.method, 6), colar.requests)

@@ -127,7 +127,6 @@ class Batch:
         """
         running = self.running
         assert running is not None, "there is a row to feed"
-        started = time.perf_counter()
 
         def run(rows: range) -> Tensor:
             part = slice(rows.start, rows.stop)
@@ -143,7 +142,6 @@ class Batch:
         running.hidden_ND = hidden_ND
         running.position_N = running.position_N + 1
         running.step_N = running.step_N + 1
-        running.charge(time.perf_counter() - started)
         return parts.errors
 
     def release(self, running: Running, done: Collection[int]) -> list[int]:

@@ -158,13 +158,16 @@ class EngineCore:
             return
         started = time.perf_counter()
         chosen = choose_apart(self.lm, self.method, self.batch.running, self._kept_rows)
-        # Rows that end here have no share in the forward.
-        chosen.running.charge(time.perf_counter() - started)
+        # Timed in two parts: rows that end here have no share in the forward.
+        halfway = time.perf_counter()
+        chosen.running.charge(halfway - started)
         # Until they are released nothing has changed, and memory may run out.
         left = self.batch.release(chosen.running, chosen.ended)
         self._events += chosen.events
         self._finish(chosen.running, chosen.ended)
         self._feed(chosen.embeds_ND[left])
+        if self.batch.running is not None:
+            self.batch.running.charge(time.perf_counter() - halfway)
         self.scheduler.ease()
 
     def _feed(self, embeds_ND: Tensor) -> None:

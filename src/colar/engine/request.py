@@ -188,6 +188,8 @@ def check(method: Method, request: Request) -> None:
     try:
         if not isinstance(request.question, str):
             raise ValueError(f"question must be a text, got {request.question!r}")
+        # Half a surrogate pair is no text: tokenizers raise a TypeError for it.
+        request.question.encode()
         for name in ("seed", "sample"):
             _check_int64(name, getattr(request, name))
         if not isinstance(request.decoding, Decoding):
