@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from families import FAMILIES
+from families import EXAMPLES, liven, tiny_lm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine import GREEDY, QUESTIONS, SAMPLED, Case, same
@@ -23,6 +23,7 @@ from colar.engine.engine import Engine
 from colar.engine.failures import out_of_memory
 from colar.engine.request import Decoding, Request, fold
 from colar.engine.shapes import Shape, Shapes
+from colar.methods import pretrained, registry
 from colar.methods.base import NoParams
 from colar.methods.colar.method import Colar, ColarParams
 from colar.methods.tokenskip.method import TokenSkipParams
@@ -444,7 +445,7 @@ ASKED = st.builds(
     question=st.sampled_from(QUESTIONS),
     decoding=st.sampled_from([GREEDY, SAMPLED]),
     max_latents=st.integers(0, 8),
-    max_completion_length=st.sampled_from([1, 4, 30, 60]),
+    max_completion_length=st.sampled_from([1, 4, 30, 50]),
     seed=st.integers(0, 2),
     after=st.integers(0, 6),
 )
@@ -538,40 +539,61 @@ def test_shapes(data):
 # Long questions
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+class Endless(Colar):
+    """Thinks until its limit."""
+
+    def think(self, lm, state):
+        thought = super().think(lm, state)
+        return dataclasses.replace(thought, done=torch.zeros_like(thought.done))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_running_rows_wait_for_one_chunk_at_most(family):
-    """A long question comes while others run: between two of their steps there is at most one forward of its."""
-    case = Case(family, "colar")
-    long = max(case.requests, key=lambda request: len(ids(case, request)))
-    samples = [dataclasses.replace(long, id=f"{long.id}/{i}", sample=i) for i in range(3)]
-    running = [
-        r for r in case.requests if r.question != long.question and case.expected[r.id].forward_passes > 5
-    ][:3]
-    engine = Engine(case.lm, case.method, 8, prefill_chunk=4)
+    """A long question comes while others run: they take a step after each of its chunks."""
+    lm = liven(tiny_lm(family)).double()
+    method = Endless(registry.build("colar").config)
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    lm.double()
+    decoding = Decoding(max_latents=40, max_completion_length=2)
+    *short, long = sorted(
+        (Request(str(i), question, ColarParams(2), decoding, i) for i, question in enumerate(QUESTIONS)),
+        key=lambda request: len(request.question),
+    )
+    short = short[:2]
+    samples = [dataclasses.replace(long, id=f"long/{i}", sample=i) for i in range(3)]
+    engine = Engine(lm, method, 8, prefill_chunk=4)
     events = []
-    for request in running:
+    for request in short:
         engine.submit(request)
-    while engine.running is None or len(engine.running) < len(running):
-        events += engine.step()
+    for _ in range(30):
+        if engine.running is None or len(engine.running) < len(short):
+            events += engine.step()
+    assert len(engine.running) == len(short)
     for request in samples:
         engine.submit(request)
+
     n_chunks = 0
-    seen, handle = widths(case.lm)
+    seen, handle = widths(lm)
     try:
         while engine.busy:
             seen.clear()
-            rows = 0 if engine.running is None else len(engine.running)
-            events += engine.step()
-            reads = [shape for shape in seen if shape[1] > 1 or shape[0] * shape[1] == 1]
-            assert sum(shape[1] > 1 for shape in seen) <= 1
-            assert all(n * length <= 4 for n, length in seen if length > 1)
-            n_chunks += len(reads) > 0 and rows > 0
+            rows = len(engine.running)
+            new = engine.step()
+            events += new
+            reads = [shape for shape in seen if shape[1] > 1]
+            assert len(reads) <= 1
+            assert all(n * length <= 4 for n, length in reads)
+            if reads and rows == len(short):
+                n_chunks += 1
+                assert {event.request.id for event in new} >= {request.id for request in short}
     finally:
         handle.remove()
     assert n_chunks > 3
-    found = {done.request.id: done for done in fold(case.lm, events)}
-    for request in (*running, *samples):
-        same(found[request.id], reference.complete(case.lm, case.method, request))
+    found = {done.request.id: done for done in fold(lm, events)}
+    assert set(found) == {request.id for request in (*short, *samples)}
+    for request in (*short, *samples):
+        same(found[request.id], reference.complete(lm, method, request))
 
 
 def test_a_question_that_is_cancelled_half_read(colar):
@@ -638,8 +660,9 @@ def test_nobody_hangs_when_the_worker_dies(colar):
     async def main():
         engine = AsyncEngine(Dying(colar.lm, colar.method, 1))
         found = await asyncio.gather(*map(engine.generate, colar.requests), return_exceptions=True)
-        assert all(isinstance(each, SystemExit | RuntimeError) for each in found[1:])
-        assert any(isinstance(each, SystemExit) for each in found)
+        told = [each for each in found if isinstance(each, RuntimeError)]
+        assert len(told) > len(found) - 3  # some may have been answered before
+        assert {str(each) for each in told} == {"the engine stopped: SystemExit('died')"}
         with pytest.raises(RuntimeError, match="the engine is closed"):
             await engine.generate(colar.requests[0])
         await engine.close()

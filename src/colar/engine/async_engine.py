@@ -28,7 +28,7 @@ from colar.engine.request import Completion, Event, Request, fold
 
 Order = Callable[[], None]
 """Something that the worker does between two steps."""
-Reader = Callable[[Event | BaseException], None]
+Reader = Callable[[Event | Exception], None]
 """Hands an event to its caller, or the error that ends the stream."""
 
 
@@ -42,7 +42,7 @@ class AsyncEngine:
         """Those of unfinished requests, by the engine's number. The worker's alone."""
         self._lock = threading.Lock()
         """Whoever gives an order holds it: none is given to a worker that has ended."""
-        self._over: BaseException | None = None
+        self._over: Exception | None = None
         """Why the worker takes no more orders."""
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
@@ -56,9 +56,9 @@ class AsyncEngine:
         # An object of its own: to cancel it must not cancel another caller's.
         request = dataclasses.replace(request)
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        events: asyncio.Queue[Event | Exception] = asyncio.Queue()
 
-        def deliver(event: Event | BaseException) -> None:
+        def deliver(event: Event | Exception) -> None:
             # The caller's loop may be closed, and the caller gone with it.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(events.put_nowait, event)
@@ -80,7 +80,7 @@ class AsyncEngine:
             await self._do(submit)
             while True:
                 event = await events.get()
-                if isinstance(event, BaseException):
+                if isinstance(event, Exception):
                     raise event
                 if event.error is not None:
                     raise event.error
@@ -119,8 +119,11 @@ class AsyncEngine:
         def run() -> None:
             try:
                 order()
-            except BaseException as error:
+            except Exception as error:
                 done.set_exception(error)
+            except BaseException as error:
+                done.set_exception(_told(error))
+                raise
             else:
                 done.set_result(None)
 
@@ -132,12 +135,12 @@ class AsyncEngine:
 
     def _work(self) -> None:
         """Step until there is the order to stop. However it ends, nobody waits for it after that."""
-        ended: BaseException = RuntimeError("the engine was closed")
+        ended: Exception = RuntimeError("the engine was closed")
         try:
             while self._obey():
                 self._step()
         except BaseException as error:
-            ended = error
+            ended = _told(error)
         self._end(ended)
 
     def _step(self) -> None:
@@ -176,7 +179,7 @@ class AsyncEngine:
             del self._readers[event.number]
         reader(event)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """Forget all requests and end their streams with this error."""
         readers = list(self._readers.values())
         self._readers.clear()
@@ -186,7 +189,7 @@ class AsyncEngine:
             for reader in readers:
                 reader(error)
 
-    def _end(self, error: BaseException) -> None:
+    def _end(self, error: Exception) -> None:
         """Take no more orders, carry out those that are there, so that nobody waits for them, and end all streams."""
         with self._lock:
             self._over = self._over or error
@@ -198,3 +201,12 @@ class AsyncEngine:
                     order()
         with contextlib.suppress(BaseException):
             self._fail(error)
+
+
+def _told(error: BaseException) -> Exception:
+    """The error as callers are told: one that ends a thread would end their event loop too."""
+    if isinstance(error, Exception):
+        return error
+    told = RuntimeError(f"the engine stopped: {error!r}")
+    told.__cause__ = error
+    return told
