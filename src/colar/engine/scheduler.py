@@ -94,11 +94,11 @@ class Scheduler:
 
     def check(self, entry: Queued) -> None:
         """ValueError for a request that could never run."""
+        # What would be allocated for it alone: rounded up.
         needed = self.shapes.least(1, entry.positions).positions
         if self.budget is not None and needed > self.budget:
             raise ValueError(
-                f"request {entry.request.id} needs {needed} positions ({entry.positions}, rounded up to what can be "
-                f"allocated); token_budget is {self.budget}"
+                f"request {entry.request.id} needs {needed} positions; token_budget is {self.budget}"
             )
 
     def add(self, entry: Queued) -> None:
