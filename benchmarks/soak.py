@@ -309,6 +309,7 @@ def judge(soak: Soak, lm: LatentLM, method: Any, until: float) -> dict[str, Any]
             "every_request_ended_as_it_should": not wrong,
             "answers_are_those_of_a_quiet_engine": different == 0 and compared > 0,
             "memory_is_flat": growth <= GROWTH,
+            "faults_of_every_kind_happened": all(soak.faults.raised[name] for name in ODDS),
             "the_cache_was_given_back": soak.engine.cache.positions == 0,
         },
     }
