@@ -274,13 +274,13 @@ class Begins(Colar):
 def test_what_begins_must_have_a_row_for_each_request(colar):
     for column in (torch.zeros(2, 4), torch.zeros(4, 5), torch.tensor(1.0), torch.zeros(0)):
         method = Begins(
-            colar.method.config, lambda requests, column=column: {"fine": torch.zeros(3), "bad": column}
+            colar.method.config, lambda requests, column=column: {"fine": torch.zeros(1), "bad": column}
         )
         engine = Engine(colar.lm, method, 3)
         with pytest.raises(
-            ValueError, match=r"method colar: begin gave column 'bad' the shape .* for 3 requests"
+            ValueError, match=r"method colar: begin gave column 'bad' the shape .* for 1 requests"
         ):
-            engine.generate(colar.requests[:3])
+            engine.generate(colar.requests[:1])
         assert not engine.busy
 
 
@@ -305,10 +305,11 @@ def test_what_begins_later_must_be_like_what_runs(colar, make, message):
     engine.submit(colar.requests[0])
     engine.step()
     engine.submit(colar.requests[1])
-    with pytest.raises(ValueError, match=f"method colar: begin gave .*{message}"):
-        engine.step()
+    errors = [event.error for event in engine.step() if event.error is not None]
     assert len(begun) == 2
-    assert not engine.busy
+    with pytest.raises(ValueError, match=f"method colar: begin gave .*{message}"):
+        raise errors[0]
+    assert len(engine.running) == 1
 
 
 # Limits

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from test_engine import QUESTIONS, Case, same
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
-from colar.engine import cache as cache_module
-from colar.engine import engine as engine_module
-from colar.engine import reference
+from colar.engine import reference, shapes
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.cache import SlotCache
 from colar.engine.engine import Engine, QueueFull
@@ -72,9 +70,10 @@ def test_two_thousand_requests(colar):
             order.append(int(event.request.id))
         if event.kind == "finished":
             done.append(event.request.id)
-            sizes.add(tuple(layer.keys.numel() for layer in engine._cache.layers))
+            sizes.add(engine.cache.positions)
     assert sorted(map(int, done)) == list(range(2000))
-    assert len(sizes) <= 3  # the slots grow to the widest request and stay
+    assert len(sizes) <= 5  # the slots grow to the widest request and stay, while there is work
+    assert engine.cache.positions == 0
     # First come, first served: nobody starts before one who came a batch and its company earlier.
     assert all(place >= index - 64 for index, place in enumerate(order))
     completions = Engine(colar.lm, colar.method, 32).generate(requests)
@@ -124,21 +123,6 @@ def test_a_failing_request_leaves_the_others_untouched(colar):
         assert [(c.reason, c.truncated, c.text) for c in (found[0], found[-1])] == [("error", True, "")] * 2
         for request, completion in zip(colar.requests, found[1:-1], strict=True):
             same(completion, colar.expected[request.id])
-
-
-def test_an_error_in_a_step_does_not_take_the_engine_down(colar, monkeypatch):
-    engine = Engine(colar.lm, colar.method, 2)
-    for request in colar.requests[:4]:
-        engine.submit(request)
-    engine.step()
-    with monkeypatch.context() as patched:
-        patched.setattr(engine, "_hidden", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            engine.step()
-    found = drain(engine)
-    assert set(found) == {request.id for request in colar.requests[2:4]}
-    for request in colar.requests[2:4]:
-        same(found[request.id], colar.expected[request.id])
 
 
 def test_a_stream_that_is_left_cancels_its_requests(colar):
@@ -274,14 +258,15 @@ def ids(case, request):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-def test_long_questions_are_read_in_chunks(family, monkeypatch):
+def test_long_questions_are_read_in_chunks(family):
     case = Case(family, "colar")
-    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 7)
     seen, handle = widths(case.lm)
     try:
-        case.check(case.requests, 4)
+        found = Engine(case.lm, case.method, 4, prefill_chunk=7).generate(case.requests)
     finally:
         handle.remove()
+    for completion in found:
+        same(completion, case.expected[completion.request.id])
     assert max(rows * length for rows, length in seen if length > 1) <= 7
 
 
@@ -325,10 +310,12 @@ def test_slots_grow_and_keep_what_they_hold(colar):
     engine = Engine(colar.lm, colar.method, 4)
     engine.submit(short)
     events = engine.step()
-    columns = engine._cache.columns
+    columns = engine.cache.shape.columns
     engine.submit(long)
+    while len(engine.running) == 1:
+        events += engine.step()
+    assert engine.cache.shape.columns > columns
     found = drain(engine, events)
-    assert engine._cache.columns > columns
     same(found["short"], reference.complete(colar.lm, colar.method, short))
     same(found["long"], reference.complete(colar.lm, colar.method, long))
 
@@ -367,7 +354,7 @@ def test_eager_attention(family):
 def test_backbones_that_the_engine_cannot_run(colar):
     mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=8, state_size=2))
     with pytest.raises(ValueError, match="MambaForCausalLM has layers of type linear_attention"):
-        SlotCache(mamba, 1, 1)
+        SlotCache(mamba)
     stateful = tiny_lm("llama")
     stateful.causal_lm._is_stateful = True
     with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
@@ -375,21 +362,21 @@ def test_backbones_that_the_engine_cannot_run(colar):
     lm = tiny_lm("llama").causal_lm
     lm._is_stateful = True
     with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
-        SlotCache(lm, 1, 1)
+        SlotCache(lm)
     lm = tiny_lm("llama").causal_lm
     lm.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match="has layers of type linear_attention"):
-        SlotCache(lm, 1, 1)
+        SlotCache(lm)
     lm = tiny_lm("llama").causal_lm
     lm.config._attn_implementation = "flash_attention_2"
     with pytest.raises(
         ValueError, match="attn_implementation flash_attention_2; the engine needs eager or sdpa"
     ):
-        SlotCache(lm, 1, 1)
+        SlotCache(lm)
 
 
 def test_columns_are_rounded_up():
-    assert [cache_module.round_up(n) for n in (1, 16, 17)] == [16, 16, 32]
+    assert [shapes.round_up(n) for n in (1, 16, 17)] == [16, 16, 32]
 
 
 # Serving

@@ -11,6 +11,8 @@ one. The template is saved with the checkpoint: a model is prompted as it was tr
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,8 +21,10 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 from colar import number_tokens
 
 VERSION = 1
-REMEMBERED = 100_000
-"""Texts whose ids are kept: steps recur between rows, rows between epochs."""
+REMEMBERED = 64 * 2**20
+"""Bytes of texts and their ids that are kept: steps recur between rows, rows between epochs."""
+ENTRY = 100
+"""Bytes that the dictionary needs for a text, beside it and its ids."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Template:
     def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, array[int]] = {}
+        self._known_bytes = 0
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
         ids = self._ids(config.separator)
@@ -73,7 +78,7 @@ class Template:
             # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
             tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
             # Ids from before would still have the separator in pieces.
-            self._known.clear()
+            self._forget()
             ids = self._ids(config.separator)
         self.separator_id: int = ids[-1]
         if tokenizer.eos_token_id is None:
@@ -176,12 +181,24 @@ class Template:
 
     def _ids(self, text: str) -> list[int]:
         """Ids of a text by itself, from memory where it was seen before."""
-        if text not in self._known:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[text] = self._tokenise(text)
-        # A copy: a caller may change its list.
-        return list(self._known[text])
+        known = self._known.get(text)
+        if known is not None:
+            return known.tolist()
+        ids = self._tokenise(text)
+        packed = array("i", ids)
+        size = sys.getsizeof(text) + sys.getsizeof(packed) + ENTRY
+        # A text that is long is a question that somebody asked once.
+        if size > REMEMBERED // 100:
+            return ids
+        if self._known_bytes + size > REMEMBERED:
+            self._forget()
+        self._known[text] = packed
+        self._known_bytes += size
+        return ids
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._known_bytes = 0
 
     def _tokenise(self, text: str) -> list[int]:
         if not text:

@@ -28,7 +28,7 @@ from colar.engine.request import Completion, Event, Request, fold
 
 Order = Callable[[], None]
 """Something that the worker does between two steps."""
-Reader = Callable[[Event | BaseException], None]
+Reader = Callable[[Event | Exception], None]
 """Hands an event to its caller, or the error that ends the stream."""
 
 
@@ -40,21 +40,25 @@ class AsyncEngine:
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._readers: dict[int, Reader] = {}
         """Those of unfinished requests, by the engine's number. The worker's alone."""
-        self._closed = False
+        self._lock = threading.Lock()
+        """Whoever gives an order holds it: none is given to a worker that has ended."""
+        self._over: Exception | None = None
+        """Why the worker takes no more orders."""
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
         """Events of one request as they happen.
 
-        Raises ValueError where it cannot be run, QueueFull where too many wait, and RuntimeError once closed.
+        Raises ValueError where it cannot be run, QueueFull where too many wait, what a step of this request raised, and
+        RuntimeError once closed.
         """
         # An object of its own: to cancel it must not cancel another caller's.
         request = dataclasses.replace(request)
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        events: asyncio.Queue[Event | Exception] = asyncio.Queue()
 
-        def deliver(event: Event | BaseException) -> None:
+        def deliver(event: Event | Exception) -> None:
             # The caller's loop may be closed, and the caller gone with it.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(events.put_nowait, event)
@@ -76,56 +80,78 @@ class AsyncEngine:
             await self._do(submit)
             while True:
                 event = await events.get()
-                if isinstance(event, BaseException):
+                if isinstance(event, Exception):
                     raise event
+                if event.error is not None:
+                    raise event.error
                 yield event
                 if event.kind == "finished":
                     return
         finally:
-            if not self._closed:
-                self._orders.put(cancel)
+            # Once closed there is nothing to cancel.
+            with contextlib.suppress(RuntimeError):
+                self._give(cancel)
 
     async def generate(self, request: Request) -> Completion:
-        """Answer one request."""
+        """Answer one request. Raises as `stream` does."""
         events = [event async for event in self.stream(request)]
         (completion,) = fold(self.engine.lm, events)
         return dataclasses.replace(completion, request=request)
 
     async def close(self) -> None:
         """Stop after the present step; streams that are still open end with RuntimeError."""
-        self._closed = True
-        self._orders.put(None)
+        with self._lock:
+            self._over = self._over or RuntimeError("the engine is closed")
+            self._orders.put(None)
         await asyncio.to_thread(self._worker.join)
+
+    def _give(self, order: Order) -> None:
+        """Have the worker carry out an order. RuntimeError where it takes none any more."""
+        with self._lock:
+            if self._over is not None:
+                raise RuntimeError("the engine is closed") from self._over
+            self._orders.put(order)
 
     async def _do(self, order: Order) -> None:
         """Have the worker carry out an order; its exception is raised here."""
-        if self._closed:
-            raise RuntimeError("the engine is closed")
         done: Future[None] = Future()
 
         def run() -> None:
             try:
                 order()
-            except BaseException as error:
+            except Exception as error:
                 done.set_exception(error)
+            except BaseException as error:
+                done.set_exception(_told(error))
+                raise
             else:
                 done.set_result(None)
 
-        self._orders.put(run)
+        self._give(run)
         # Shielded: the caller may be cancelled while it waits, and the worker still sets a result.
         await asyncio.shield(asyncio.wrap_future(done))
 
     # The worker's side
 
     def _work(self) -> None:
-        while self._obey():
-            try:
-                for event in self.engine.step():
-                    self._deliver(event)
-            except BaseException as error:
-                # Whatever ran is lost. The engine is as new after it, and serves the next requests.
-                self._fail(error)
-        self._fail(RuntimeError("the engine was closed"))
+        """Step until there is the order to stop. However it ends, nobody waits for it after that."""
+        ended: Exception = RuntimeError("the engine was closed")
+        try:
+            while self._obey():
+                self._step()
+        except BaseException as error:
+            ended = _told(error)
+        self._end(ended)
+
+    def _step(self) -> None:
+        try:
+            events = self.engine.step()
+        except Exception as error:
+            # No request of its own failed, but the engine. It is as new after it, and serves the next requests.
+            self._fail(error)
+            return
+        for event in events:
+            self._deliver(event)
 
     def _obey(self) -> bool:
         """Carry out all orders that are there; wait for one where there is nothing to step. False to stop."""
@@ -137,7 +163,10 @@ class AsyncEngine:
                 return True
             if order is None:
                 return False
-            order()
+            # An order that somebody waits for hands its exception on. One to cancel has nobody to tell: the request
+            # runs on, and nobody reads it.
+            with contextlib.suppress(Exception):
+                order()
             # There may be something to step now, and orders that are already there are carried out before it.
             wait = False
 
@@ -150,10 +179,34 @@ class AsyncEngine:
             del self._readers[event.number]
         reader(event)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """Forget all requests and end their streams with this error."""
-        self.engine.clear()
         readers = list(self._readers.values())
         self._readers.clear()
-        for reader in readers:
-            reader(error)
+        try:
+            self.engine.clear()
+        finally:
+            for reader in readers:
+                reader(error)
+
+    def _end(self, error: Exception) -> None:
+        """Take no more orders, carry out those that are there, so that nobody waits for them, and end all streams."""
+        with self._lock:
+            self._over = self._over or error
+        # Those that submit succeed, and their streams end with the others.
+        while not self._orders.empty():
+            order = self._orders.get()
+            if order is not None:
+                with contextlib.suppress(BaseException):
+                    order()
+        with contextlib.suppress(BaseException):
+            self._fail(error)
+
+
+def _told(error: BaseException) -> Exception:
+    """The error as callers are told: one that ends a thread would end their event loop too."""
+    if isinstance(error, Exception):
+        return error
+    told = RuntimeError(f"the engine stopped: {error!r}")
+    told.__cause__ = error
+    return told

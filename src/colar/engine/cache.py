@@ -1,4 +1,4 @@
-"""The key-value cache of the engine: slots, allocated once, each with a length of its own.
+"""The key-value cache of the engine: slots, each with a length of its own.
 
     layer.keys (S slots, H heads, C columns, d)         column = position: nothing is padded on the left
 
@@ -9,6 +9,9 @@
 The running rows are slots 0..n-1, so that a decode step reads a slice and copies nothing: when a row ends, the last
 one moves into its slot. What lies right of a row's length is left over from rows before it, and masked.
 
+There are as many slots as rows, and they are as wide as the widest row may become: `shapes.py` chooses, `reserve`
+allocates. An idle engine gives all of it back (`release`).
+
 The engine knows transformers' `Cache` classes in this one place. A backbone's layers call `SlotLayer.update` with
 the keys and values of what is fed. Where these go is settled before the forward, by `SlotCache.at_prefill` or
 `at_decode`, which also give the attention mask.
@@ -18,6 +21,7 @@ Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +30,8 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-ROUND_TO = 16
-"""Attention reads columns up to a multiple of this: few shapes."""
+from colar.engine.shapes import NOTHING, Shape, round_up
+
 MASKED = ("eager", "sdpa")
 """Attention implementations that take a mask of ours."""
 
@@ -66,17 +70,28 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = self._empty(key_states)
-        self.values = self._empty(value_states)
+        shape = self.owner.shape
+        self.keys = self._zeros(key_states, shape)
+        self.values = self._zeros(value_states, shape)
         self.is_initialized = True
 
-    def _empty(self, like: Tensor) -> Tensor:
-        """Zeros for all slots, with the heads, width and dtype of `like` (N, H, T, d)."""
+    def _zeros(self, like: Tensor, shape: Shape) -> Tensor:
+        """Zeros for all slots, with the heads, width, dtype and device of `like` (N, H, T, d)."""
         heads, width = like.shape[1], like.shape[3]
         # Zeros, not what lay in memory: a masked NaN is still a NaN once it is multiplied by 0.
-        # One slot more than there are rows: a copied row writes there (`at_decode`). A slice that reads all slots or
-        # all columns would also be a case of its own to a compiled step.
-        return like.new_zeros(self.owner.slots + 1, heads, self.owner.columns + ROUND_TO, width)
+        size = (shape.slots, heads, shape.columns, width)
+        return self.owner.zeros(size, dtype=like.dtype, device=like.device)
+
+    def resize(self, shape: Shape, rows: int) -> None:
+        """Have this shape; the first `rows` slots keep what they hold. An error leaves old or new keys, and values."""
+        for name in ("keys", "values"):
+            before: Tensor = getattr(self, name)
+            if (before.shape[0], before.shape[2]) == (shape.slots, shape.columns):
+                continue
+            after = self._zeros(before, shape)
+            columns = min(before.shape[2], shape.columns)
+            after[:rows, :, :columns] = before[:rows, :, :columns]
+            setattr(self, name, after)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -97,34 +112,59 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return 0  # positions are always given
 
     def get_max_length(self) -> int:
-        return self.owner.columns
+        return self.owner.shape.columns
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """`slots` rows of up to `columns` positions for one backbone; the first forward allocates it.
+    """Rows of one backbone; the first forward allocates `shape`, `reserve` changes it.
 
     ValueError where the backbone keeps a state that is no key-value cache (Mamba, linear attention), or has an
     attention that takes no mask.
     """
 
-    def __init__(self, lm: PreTrainedModel, slots: int, columns: int = 0) -> None:
+    def __init__(self, lm: PreTrainedModel) -> None:
         check(lm)
         self.config = lm.config.get_text_config()
-        self.slots = slots
-        self.columns = round_up(columns)
+        self.shape = NOTHING
+        """What every layer has at least."""
+        self.zeros: Callable[..., Tensor] = torch.zeros
+        """Allocates: all of the cache's memory comes from here."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
 
     # Room
 
-    def reserve(self, columns: int) -> None:
-        """Make room for rows of this many positions; what is cached stays."""
-        if columns <= self.columns:
-            return
-        more = round_up(columns) - self.columns
-        self.columns += more
+    def reserve(self, shape: Shape, rows: int = 0) -> None:
+        """Have this shape; the first `rows` slots keep what they hold.
+
+        While a layer is changed, its old keys or values are there beside the new ones. An error, as where memory runs
+        out, leaves a cache in which these rows can continue, and `reserve` may be called again.
+        """
+        if not rows:
+            self.release()
+        # Layers change one after another. Whatever fails between two of them, all have the smaller of both shapes.
+        slots = min(self.shape.slots, shape.slots)
+        columns = min(self.shape.columns, shape.columns)
+        self.shape = Shape(slots, columns)
         for layer in self._filled():
-            layer.keys = torch.nn.functional.pad(layer.keys, (0, 0, 0, more))
-            layer.values = torch.nn.functional.pad(layer.values, (0, 0, 0, more))
+            layer.resize(shape, rows)
+        self.shape = shape
+
+    def release(self) -> None:
+        """Give all memory back; what is cached is lost."""
+        self.shape = NOTHING
+        for layer in self._filled():
+            # Copies: a view would keep the memory.
+            layer.keys = layer.keys[:0, :, :0].clone()
+            layer.values = layer.values[:0, :, :0].clone()
+
+    @property
+    def positions(self) -> int:
+        """Positions that are allocated: those of the largest layer."""
+        most = 0
+        for layer in self._filled():
+            for tensor in (layer.keys, layer.values):
+                most = max(most, tensor.shape[0] * tensor.shape[2])
+        return most
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copy the first `columns` columns of slots `sources` into slots `targets`."""
@@ -140,7 +180,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def filled(self) -> bool:
-        """Whether its memory is there: the first forward allocates it."""
+        """Whether it has been allocated once: the first forward does it."""
         return len(self._filled()) == len(self.layers)
 
     def _filled(self) -> list[SlotLayer]:
@@ -164,20 +204,20 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._put(first, slots_N1, columns_NT, start + length)
         return self._mask(columns_NT, like)
 
-    def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0) -> Any:
-        """Prepare a forward of one position a row: slots 0..N-1, each at its own column `position_N` < `span`.
+    def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0, first: int = 0) -> Any:
+        """Prepare a forward of one position a row: N slots from `first` on, each at its own column of `position_N`.
 
-        The last `copies` rows are only there for their shape: they write into the slot that nobody reads. Returns
-        the attention mask, in the dtype and on the device of `like`.
+        Columns are below `span`. The last `copies` rows are only there for their shape: they write into the last slot,
+        which nobody reads then. Returns the attention mask, in the dtype and on the device of `like`.
         """
         # at_decode(position_N=[4, 2]), w is written:
         #
         #     slot 0   q q q l w        sees columns 0..4
         #     slot 1   q q w            sees columns 0..2
         n_rows = position_N.shape[0]
-        slots_N1 = torch.arange(n_rows, device=like.device)[:, None]
-        slots_N1[n_rows - copies :] = self.slots
-        self._put(0, slots_N1, position_N[:, None], round_up(span))
+        slots_N1 = torch.arange(first, first + n_rows, device=like.device)[:, None]
+        slots_N1[n_rows - copies :] = self.shape.slots - 1
+        self._put(first, slots_N1, position_N[:, None], round_up(span))
         return self._mask(position_N[:, None], like)
 
     def _put(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int) -> None:
@@ -196,7 +236,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         #     full        0    0    0    0    0  min       nothing after the position itself
         #     near      min  min    0    0    0  min       and nothing as far behind as the window
         behind_NTC = query_NT[..., None] - self.place.seen
-        window: int = getattr(self.config, "sliding_window", None) or self.columns + 1
+        window: int = getattr(self.config, "sliding_window", None) or self.shape.columns + 1
         types = set(getattr(self.config, "layer_types", None) or ())
 
         def additive(seen_NTC: Tensor) -> Tensor:
@@ -211,10 +251,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         if not types:
             full_NTC = full_NTC & (behind_NTC < window)
         return additive(full_NTC)
-
-
-def round_up(columns: int) -> int:
-    return -(-columns // ROUND_TO) * ROUND_TO
 
 
 def check(lm: PreTrainedModel) -> None:

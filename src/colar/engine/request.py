@@ -13,6 +13,9 @@ from colar import checks
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
 
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -30,12 +33,16 @@ class Decoding:
     """Most tokens of the answer."""
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "latent_temperature", "max_latents"):
+        for name in ("temperature", "latent_temperature"):
             value = getattr(self, name)
-            checks.check_holds(name, value >= 0, value, "0 or more")
-        checks.check_holds("top_p", 0 < self.top_p <= 1, self.top_p, "in (0, 1]")
-        length = self.max_completion_length
-        checks.check_holds("max_completion_length", length >= 1, length, "1 or more")
+            checks.check_holds(name, checks.is_number(value) and value >= 0, value, "0 or more")
+        top_p = self.top_p
+        checks.check_holds("top_p", checks.is_number(top_p) and 0 < top_p <= 1, top_p, "in (0, 1]")
+        for name, least in (("max_latents", 0), ("max_completion_length", 1)):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            checks.check_holds(name, whole, value, "a whole number")
+            checks.check_holds(name, value >= least, value, f"{least} or more")
 
     @property
     def positions(self) -> int:
@@ -83,13 +90,15 @@ class Event:
     reason: str = ""
     truncated: bool = False
     seconds: float = 0.0
+    error: Exception | None = None
+    """What a step of this request raised: it finished with reason "error"."""
     number: int = 0
     """Tells requests apart that are alike: an engine counts those that it is given, from 0."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request. The last four fields are filled where it keeps latents."""
+    """A finished request. The fields from `latents` on are filled where it keeps them."""
 
     request: Request
     number: int
@@ -102,11 +111,14 @@ class Completion:
     truncated: bool
     """Whether the thinking or the answer met its limit."""
     reason: str
-    """"stop": the answer ended by itself; "length": its limit did; "error": the model's numbers were not finite."""
+    """"stop": the answer ended by itself; "length": its limit did; "error": the model's numbers were not finite, or a
+    step raised."""
     forward_passes: int
     """One for the question, one for each embedding fed after it."""
     seconds: float
     """The request's share of wall-clock time."""
+    error: Exception | None = None
+    """What a step of this request raised."""
     latents: Tensor | None = None
     """The thoughts, (K, D); drawn latents in float32, whatever the dtype is in which the model reads them."""
     info: list[Mapping[str, Tensor]] = field(default_factory=list)
@@ -163,11 +175,39 @@ def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
         reason=finished.reason,
         forward_passes=forward_passes,
         seconds=finished.seconds,
+        error=finished.error,
         latents=torch.stack(embeds) if embeds else None,
         info=[event.info for event in thoughts] if finished.request.keep_latents else [],
         stop_info=stop_info,
         token_logps=torch.stack(logps).tolist() if logps else [],
     )
+
+
+def check(method: Method, request: Request) -> None:
+    """Reject what would fail in a step, or hold up those of others. ValueError names the request and the value."""
+    try:
+        if not isinstance(request.question, str):
+            raise ValueError(f"question must be a text, got {request.question!r}")
+        # Half a surrogate pair is no text: tokenizers raise a TypeError for it.
+        request.question.encode()
+        for name in ("seed", "sample"):
+            _check_int64(name, getattr(request, name))
+        if not isinstance(request.decoding, Decoding):
+            raise ValueError(f"decoding must be a Decoding, got {request.decoding!r}")
+        if not isinstance(request.params, method.Params):
+            raise ValueError(
+                f"params must be {method.Params.__name__}, those of method {method.name}, got {request.params!r}"
+            )
+        # Its warnings are for whoever chose the params: a command line, a server.
+        method.trained(request.params)
+    except ValueError as error:
+        raise ValueError(f"request {request.id}: {error}") from error
+
+
+def _check_int64(name: str, value: object) -> None:
+    """Draws are computed in int64 columns."""
+    if not isinstance(value, int) or isinstance(value, bool) or not INT64_MIN <= value <= INT64_MAX:
+        raise ValueError(f"{name} must be a whole number from -2^63 to 2^63 - 1, got {value!r}")
 
 
 def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:

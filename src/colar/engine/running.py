@@ -13,6 +13,7 @@ Shape suffixes: N rows, D width, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,8 @@ class Running:
     """Share of wall-clock time until now."""
     cut: list[bool]
     """Whether the thinking met its limit."""
+    said: list[int]
+    """Events until now, those of an earlier start included (`Queued.said`)."""
 
     @classmethod
     def start(
@@ -100,6 +103,7 @@ class Running:
             begun=begun,
             seconds=list(seconds),
             cut=[False] * n,
+            said=[0] * n,
         )
 
     def __len__(self) -> int:
@@ -131,6 +135,23 @@ class Running:
             else:
                 joined[name] = column + more
         return Running(**joined)
+
+    def draft(self) -> Running:
+        """The same rows, of which a step may change what it decides: who thinks, is cut, and has said how much."""
+        return dataclasses.replace(
+            self,
+            thinking_N=self.thinking_N.clone(),
+            n_tokens_N=self.n_tokens_N.clone(),
+            cut=list(self.cut),
+            said=list(self.said),
+        )
+
+    def stopped(self, i: int) -> Queued:
+        """The request of a row that has to start anew, later."""
+        entry = self.entries[i]
+        if self.said[i] <= entry.said:
+            return entry
+        return dataclasses.replace(entry, said=self.said[i], alone=0)
 
     def charge(self, seconds: float) -> None:
         """Divide the time of a step between the rows that ran in it."""

@@ -6,14 +6,21 @@
     2   answers    a1          the token's embedding
     3   answers    EOS         nothing                       stop
 
+Nothing is changed: what was chosen is a result of its own, with the rows as they are after it. A step that raises can
+be taken again.
+
 Shape suffixes: N running rows, B those of one kind (thinking or answering), D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
+from colar.engine.failures import apart
 from colar.engine.request import Event
 from colar.engine.running import Running
 from colar.methods.base import Method, Thought
@@ -23,38 +30,90 @@ from colar.ops import noise
 from colar.ops.sampling import sample_tokens, token_logps
 
 
-def choose(
-    lm: LatentLM, method: Method, running: Running, kept: KeptRows
-) -> tuple[Tensor, list[Event], dict[int, str]]:
-    """Choose the next embedding of every row, (N, D).
+@dataclass
+class Chosen:
+    """What a step has chosen, and the rows as they are then."""
 
-    Also returns the events of this step, "finished" left out, and the reason of each row that ends with it.
+    running: Running
+    embeds_ND: Tensor
+    """The next embedding of every row."""
+    events: list[Event] = field(default_factory=list)
+    """In their order, "finished" left out."""
+    ended: dict[int, Ending] = field(default_factory=dict)
+    """The rows that end."""
+
+    def say(self, i: int, event: Event) -> None:
+        """Note an event of row i, unless it was said before the row had to start anew."""
+        self.running.said[i] += 1
+        if self.running.said[i] > self.running.entries[i].said:
+            self.events.append(event)
+
+    def join(self, other: Chosen) -> Chosen:
+        """These rows, then the others."""
+        n = len(self.running)
+        ended = {n + i: ending for i, ending in other.ended.items()}
+        return Chosen(
+            self.running.join(other.running),
+            torch.cat([self.embeds_ND, other.embeds_ND]),
+            self.events + other.events,
+            self.ended | ended,
+        )
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a row ends."""
+
+    reason: str
+    error: Exception | None = None
+
+
+def choose_apart(lm: LatentLM, method: Method, running: Running, kept: KeptRows) -> Chosen:
+    """As `choose`, where rows may fail: these end with their error, and all others are as if they had been alone.
+
+    Raises where memory runs out.
     """
-    embeds_ND = torch.zeros_like(running.hidden_ND)
-    events: list[Event] = []
-    ended: dict[int, str] = {}
+    n = len(running)
+
+    def run(rows: range) -> Chosen:
+        part = running if len(rows) == n else running.take(list(rows))
+        return choose(lm, method, part, kept)
+
+    parts = apart(range(n), run)
+    if not parts.errors and len(parts.results) == 1:
+        return parts.results[0][1]
+    pieces = {rows[0]: chosen for rows, chosen in parts.results}
+    for i, error in parts.errors.items():
+        row = running.take([i])
+        pieces[i] = Chosen(row.draft(), torch.zeros_like(row.hidden_ND), ended={0: Ending("error", error)})
+    return functools.reduce(Chosen.join, [pieces[i] for i in sorted(pieces)])
+
+
+def choose(lm: LatentLM, method: Method, running: Running, kept: KeptRows) -> Chosen:
+    """Choose the next embedding of every row."""
+    running = running.draft()
+    chosen = Chosen(running, torch.zeros_like(running.hidden_ND))
 
     # Nothing can be thought or sampled from a NaN: such a row ends, and the others never see it.
     broken_N = ~torch.isfinite(running.hidden_ND).all(-1)
     for i in broken_N.nonzero()[:, 0].tolist():
-        ended[i] = "error"
+        chosen.ended[i] = Ending("error")
 
     thinking_B = (running.thinking_N & ~broken_N).nonzero()[:, 0]
     answering_B = (~running.thinking_N & ~broken_N).nonzero()[:, 0]
     both = len(thinking_B) > 0 and len(answering_B) > 0
     logits = Logits(lm, running.hidden_ND, both)
     if len(thinking_B):
-        embeds_ND[thinking_B] = _think(method, running, thinking_B, logits, kept, events)
+        chosen.embeds_ND[thinking_B] = _think(method, chosen, thinking_B, logits, kept)
     if len(answering_B):
-        embeds_ND[answering_B] = _answer(running, answering_B, logits, events, ended)
-    return embeds_ND, events, ended
+        chosen.embeds_ND[answering_B] = _answer(chosen, answering_B, logits)
+    return chosen
 
 
-def _think(
-    method: Method, running: Running, rows_B: Tensor, logits: Logits, kept: KeptRows, events: list[Event]
-) -> Tensor:
+def _think(method: Method, chosen: Chosen, rows_B: Tensor, logits: Logits, kept: KeptRows) -> Tensor:
     """Let these rows think one step, (B, D): those that are done, or at their limit, feed the separator."""
     lm = logits.lm
+    running = chosen.running
     state = running.think_state(rows_B, lambda _: logits(rows_B), kept)
     # While a row thinks, each of its steps has fed one thought. The method is asked for rows at their limit too:
     # its thought for them is dropped.
@@ -75,7 +134,7 @@ def _think(
         if cut[j]:
             running.cut[i] = True
         elif done[j] and keeps:
-            events.append(Event(entry.request, "stop", info=_info(thought, j), number=entry.number))
+            chosen.say(i, Event(entry.request, "stop", info=_info(thought, j), number=entry.number))
         elif not done[j]:
             event = Event(
                 entry.request,
@@ -85,7 +144,7 @@ def _think(
                 info=_info(thought, j) if keeps else {},
                 number=entry.number,
             )
-            events.append(event)
+            chosen.say(i, event)
     return embeds_BD
 
 
@@ -94,11 +153,10 @@ def _info(thought: Thought, j: int) -> dict[str, Tensor]:
     return {name: column[j] for name, column in thought.info.items()}
 
 
-def _answer(
-    running: Running, rows_B: Tensor, logits: Logits, events: list[Event], ended: dict[int, str]
-) -> Tensor:
+def _answer(chosen: Chosen, rows_B: Tensor, logits: Logits) -> Tensor:
     """Let these rows choose an answer token, (B, D): EOS or the limit ends them."""
     lm = logits.lm
+    running = chosen.running
     logits_BV = logits(rows_B)
     temperature_B = running.temperature_N[rows_B]
     # A draw is a function of (seed, sample, step): batch mates change nothing.
@@ -120,11 +178,11 @@ def _answer(
         info: dict[str, Tensor] = {}
         if logps_B is not None and entry.request.keep_latents:
             info = {"logp": logps_B[j]}
-        events.append(Event(entry.request, "token", token_ids[j], info=info, number=entry.number))
+        chosen.say(i, Event(entry.request, "token", token_ids[j], info=info, number=entry.number))
         if token_ids[j] == lm.template.eos_id:
-            ended[i] = "stop"
+            chosen.ended[i] = Ending("stop")
         elif full[j]:
-            ended[i] = "length"
+            chosen.ended[i] = Ending("length")
     return lm.embed(ids_B).to(running.hidden_ND.dtype)
 
 

@@ -38,6 +38,9 @@ from colar.ops import groups, noise, ragged
 from colar.ops.compress import lattice, members, pick_one, scale
 from colar.ops.sampling import is_drawn, likeliest, probability, sample_tokens, token_logps
 
+SNAP_MOST = 32
+"""Largest factor of a snapped thought, unless training drew larger ones."""
+
 
 class LatentPredictor:
     """`head: gaussian`, `deterministic` or `anchored`."""
@@ -58,6 +61,12 @@ class LatentPredictor:
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {factors}")
+        # A thought is snapped token by token, and all other rows wait for it.
+        most = max(SNAP_MOST, factors.most)
+        if params.snap and c > most:
+            raise ValueError(
+                f"compression_factor {c:g} is above {most:g}, the most that snap chooses tokens for"
+            )
         if params.confidence_threshold:
             raise ValueError(
                 f"confidence_threshold belongs to head: sequential; {self.config.head} gives a group's tokens no "
