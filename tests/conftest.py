@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,12 @@ def taken() -> Callable[[Path], contextlib.AbstractContextManager[None]]:
             yield
 
     return hold
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order: equal means equal bit for bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

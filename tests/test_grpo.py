@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,7 @@ QUICK = {"report_to": "none", "logging_steps": 1, "save_steps": 1000, "learning_
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.2, target_modules="all-linear")
 CLIP = Clip(0.2, 0.3, "token")
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums in one order: equal means equal bit for bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def model(family: str = "llama", lora: LoraSettings | None = None, **config: Any) -> tuple[LatentLM, Colar]:

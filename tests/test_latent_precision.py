@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,13 +17,7 @@ from colar.model.latent_lm import LatentLM
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def model(head: str, log_sigma: float) -> tuple[LatentLM, Colar]:

@@ -52,13 +52,7 @@ LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.1)
 QUICK = {"report_to": "none", "logging_steps": 1, "save_steps": 1000, "learning_rate": 1e-3}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Sums in one order: equal means equal bit for bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=["full", "adapter"])

@@ -5,7 +5,7 @@
     slot 2   c    runs                       release        rows leave, others move into their slots
     slot 3   d    is read, in chunks
 
-Whatever raises here leaves the rows as they were. Which rows run is the engine's choice (`engine.py`).
+Whatever raises here leaves the rows as they were. Which rows run is the engine's choice (`core.py`).
 
 Shape suffixes: N rows, D width.
 """

@@ -7,7 +7,7 @@
 
 A step that failed changed nothing, and a row's draws are a function of its seed and its step. So a part that is tried
 again gives what the whole would have given. Memory that ran out is nobody's fault: that error passes, and the engine
-makes room (`engine.py`).
+makes room (`core.py`).
 """
 
 from __future__ import annotations
