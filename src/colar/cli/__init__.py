@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with collector_off():
         parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
-    # Only `colar train` takes what argparse does not know: a recipe's keys, which its own parser checks.
-    if rest and args.run is not train.run:
+    # A command that takes a recipe takes what argparse does not know: its keys, which the recipe's parser checks.
+    if rest and not getattr(args, "takes_keys", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
     try:

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
     train.add_argument(
         "--keys", action="store_true", help="list every key of a recipe with its meaning, and exit"
     )
-    train.set_defaults(run=run)
+    train.set_defaults(run=run, takes_keys=True)
 
 
 def run(args: argparse.Namespace) -> None:
