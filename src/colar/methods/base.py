@@ -193,6 +193,8 @@ class Method(ABC):
     Config: ClassVar[type]
     Params: ClassVar[type] = NoParams
     """Per-request values: a frozen dataclass that checks itself."""
+    draws: ClassVar[bool] = False
+    """Whether `encode` draws params: two rows of one example may differ."""
     latent: ClassVar[bool] = False
     """Whether it thinks in embeddings of its own, not in tokens: what a control can replace."""
     training_only: ClassVar[frozenset[str]] = frozenset()
@@ -233,6 +235,12 @@ class Method(ABC):
     @abstractmethod
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments."""
+
+    def encode_draws(
+        self, template: Template, example: Example, rng: Random, epoch: float, n: int
+    ) -> list[Row]:
+        """n rows of one example, each with draws of its own; the first is the one that `encode` gives."""
+        return [self.encode(template, example, rng, epoch) for _ in range(n)]
 
     @abstractmethod
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:

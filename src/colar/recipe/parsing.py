@@ -8,10 +8,10 @@ from pathlib import Path
 import jsonargparse
 
 from colar import files, recipes
-from colar.engine.cache import MASKED
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LoraSettings
+from colar.model.masks import MASKED
 from colar.recipe import explain
 from colar.recipe.schema import Recipe
 from colar.training.grpo import rewards

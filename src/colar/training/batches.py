@@ -33,45 +33,53 @@ from colar.ops.noise import seed_from
 POOL = 50
 """Groups that are sorted together."""
 
-RowKey = tuple[float, int]
-"""(fractional epoch at which the row is due, index of its example)."""
+RowKey = tuple[float, int, int]
+"""(fractional epoch at which the row is due, index of its example, which of the example's draws)."""
 
 
 class TrainingRows(Dataset[Row]):
-    """Examples encoded on the fly; an item's key is (epoch, index)."""
+    """Examples encoded on the fly; an item's key is (epoch, index, draw). ValueError where there is no example, and
+    where `n_draws` rows of an example would all be the same."""
 
-    def __init__(self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int) -> None:
+    def __init__(
+        self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int, n_draws: int = 1
+    ) -> None:
         if not examples:
             raise ValueError("there are no rows to train on")
+        if n_draws > 1 and not method.draws:
+            raise ValueError(
+                f"training.draws_per_example must be 1 for {method.name}, which draws nothing, got {n_draws}"
+            )
         self.template = lm.template
         self.context_length = lm.context_length
         self.method = method
         self.examples = examples
         self.seed = seed
+        self.n_draws = n_draws
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def __getitem__(self, key: RowKey) -> Row:
-        epoch, index = key
-        return self._encode(epoch, index, draws_of=int(epoch))
+        epoch, index, draw = key
+        return self._encode(epoch, index, draws_of=int(epoch))[draw]
 
     def at(self, epoch: float, index: int) -> Row:
         """A row in the curriculum's stage at `epoch`, with the same draws at every epoch: to compare losses."""
-        return self._encode(epoch, index, draws_of=0)
+        return self._encode(epoch, index, draws_of=0)[0]
 
-    def _encode(self, epoch: float, index: int, draws_of: int) -> Row:
+    def _encode(self, epoch: float, index: int, draws_of: int) -> list[Row]:
         example = self.examples[index]
         # The id, not the index: a row keeps its draws when others are added or removed.
         rng = Random(seed_from(self.seed, draws_of, example.id))
-        return self.method.encode(self.template, example, rng, epoch)
+        return self.method.encode_draws(self.template, example, rng, epoch, self.n_draws)
 
     def lengths(self) -> list[int]:
         """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context."""
         lengths = []
         # All rows, before the first step: a wrong one must not stop a run after hours.
         for index in progress.track(range(len(self)), "check rows"):
-            length = len(self[0.0, index])
+            length = max(map(len, self._encode(0.0, index, draws_of=0)))
             if length > self.context_length:
                 raise ValueError(
                     f"{self.examples[index].id}: the row has {length} tokens, "
@@ -88,30 +96,35 @@ class Schedule(Sampler[Any]):
 
 
 class RowSchedule(Schedule):
-    """One epoch's rows, in groups of `group` rows of like length."""
+    """One epoch's rows, in groups of `group` rows of like length; the `n_draws` rows of an example come together."""
 
-    def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int) -> None:
+    def __init__(
+        self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int, n_draws: int = 1
+    ) -> None:
         self.ids = [example.id for example in examples]
         self.lengths = lengths
         self.seed = seed
-        self.group = group
+        self.group = group // n_draws
+        """In examples."""
+        self.n_draws = n_draws
         self.epoch = 0
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.ids) * self.n_draws
 
     def __iter__(self) -> Iterator[RowKey]:
         for position, index in enumerate(self.permutation(self.epoch)):
-            yield self.epoch + position / len(self), index
+            for draw in range(self.n_draws):
+                yield self.epoch + position / len(self.ids), index, draw
 
     def permutation(self, epoch: int) -> list[int]:
         """All indices in the order of `epoch`, a function of (seed, epoch, ids, lengths, group)."""
         # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
         places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
-        shuffled = sorted(range(len(self)), key=lambda index: (places[index], index))
+        shuffled = sorted(range(len(self.ids)), key=lambda index: (places[index], index))
 
         # The rows that fill no whole group come last: a short group in the middle would cut all later ones anew.
-        whole = len(self) - len(self) % self.group
+        whole = len(self.ids) - len(self.ids) % self.group
         groups = []
         for start in range(0, whole, POOL * self.group):
             end = min(start + POOL * self.group, whole)

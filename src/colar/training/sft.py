@@ -53,10 +53,11 @@ def train(
     args = arguments(config, folder)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    rows = TrainingRows(lm, method, examples, config.seed)
+    n_draws = config.draws_per_example
+    rows = TrainingRows(lm, method, examples, config.seed, n_draws)
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    schedule = RowSchedule(examples, rows.lengths(), config.seed, rows_per_update)
+    schedule = RowSchedule(examples, rows.lengths(), config.seed, rows_per_update, n_draws)
     # A row without a chain has no chain to be scored on.
     others = [example for example in held_out if example.steps]
     held_out_rows = TrainingRows(lm, method, others, config.seed) if others else None

@@ -51,6 +51,7 @@ from colar.prompts import Template
 class Colar(base.Method):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
+    draws: ClassVar[bool] = True
     latent: ClassVar[bool] = True
     Params: ClassVar[type] = ColarParams
     removed: ClassVar[Mapping[str, Any]] = {"own_latents": 0.0}
@@ -100,7 +101,16 @@ class Colar(base.Method):
     # Learning
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        c = self.config.factors.draw(rng)
+        (row,) = self.encode_draws(template, example, rng, epoch, 1)
+        return row
+
+    def encode_draws(
+        self, template: Template, example: Example, rng: Random, epoch: float, n: int
+    ) -> list[Row]:
+        factors = self.config.factors.draw_several(rng, n)
+        return [self._encode(template, example, rng, c) for c in factors]
+
+    def _encode(self, template: Template, example: Example, rng: Random, c: float) -> Row:
         seed = rng.getrandbits(62)
         # Drawn last, and only where there is a choice: rows without thresholds stay what they were.
         thresholds = self.config.confidence_thresholds

@@ -79,6 +79,7 @@ class ScoredExample(Example):
 
 class TokenSkip(Cot):
     name: ClassVar[str] = "tokenskip"
+    draws: ClassVar[bool] = True
     Config: ClassVar[type] = TokenSkipConfig
     Params: ClassVar[type] = TokenSkipParams
 
