@@ -47,6 +47,11 @@ class AsyncEngine:
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._over is not None
+
     async def stream(self, request: Request) -> AsyncIterator[Event]:
         """Events of one request as they happen.
 
