@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 
 from colar.engine.engine import Engine
@@ -52,7 +52,7 @@ class AsyncEngine:
         """Whether it takes no more requests."""
         return self._over is not None
 
-    async def stream(self, request: Request) -> AsyncIterator[Event]:
+    async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         """Events of one request as they happen.
 
         Raises ValueError where it cannot be run, QueueFull where too many wait, what a step of this request raised, and
