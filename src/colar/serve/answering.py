@@ -159,7 +159,7 @@ async def _events(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
         if begun:
             raise failed() from error
         raise ApiError(400, str(error)) from error
-    except RuntimeError as error:
+    except Exception as error:
         raise failed() from error
 
 

@@ -64,7 +64,7 @@ class Served:
         return self.efforts[effort]
 
     def params(self, values: Mapping[str, Any]) -> Any:
-        """The method's per-request values, its defaults where none are given. ApiError 400 for what it does not take."""
+        """The method's per-request values, its defaults where none are given. ApiError 400 for others."""
         try:
             params = registry.make_params(self.method, {**self.defaults, **values})
             self.method.trained(params)
