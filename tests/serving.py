@@ -44,7 +44,7 @@ def sequential_model() -> tuple[LatentLM, Method]:
 
 
 def cot_model() -> tuple[LatentLM, Method]:
-    return liven(tiny_lm("gpt2")), registry.build("cot", {})
+    return liven(tiny_lm("qwen2"), stop=0.1), registry.build("cot", {})
 
 
 class Slow(Cot):

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         made = server.make(app.build(served, limits, keys, log), limits, log)
         log.write("started", url=server.url(bound), models=list(models), keys=bool(keys))
         print(server.url(bound), flush=True)
-        made.run(sockets=[bound])
+        server.run(made, bound)
         log.write("stopped")
     finally:
         bound.close()

@@ -5,7 +5,9 @@ SIGTERM or SIGINT: no new connections, requests that run or wait are answered (`
 
 from __future__ import annotations
 
+import signal
 import socket
+from types import FrameType
 
 import uvicorn
 
@@ -34,7 +36,7 @@ def url(bound: socket.socket) -> str:
 
 
 def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
-    """The server; run it with `server.run(sockets=[bind(...)])`."""
+    """The server."""
     take_over(log)
     config = uvicorn.Config(
         app,
@@ -51,3 +53,18 @@ def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
         h11_max_incomplete_event_size=HEAD_BYTES,
     )
     return uvicorn.Server(config)
+
+
+def run(server: uvicorn.Server, bound: socket.socket) -> None:
+    """Serve until a signal, and drain."""
+    # uvicorn raises the signal again when all is done: nothing is left to be ended then.
+    before = {number: signal.signal(number, _nothing) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=[bound])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that has been handled."""
