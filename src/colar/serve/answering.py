@@ -127,7 +127,12 @@ async def _sample(ask: Ask, index: int) -> Pieces:
         async for event in events:
             if event.kind == "thought":
                 yield await _think(ask, sample, reader, event)
-            elif event.kind == "token":
+                continue
+            kept = reader.end()
+            if kept:
+                sample.reasoning += kept
+                yield Piece(sample, reasoning=kept)
+            if event.kind == "token":
                 piece = _say(ask, sample, answer, event)
                 if piece is not None:
                     yield piece

@@ -72,6 +72,10 @@ class ThoughtReader:
             "compression_factor": getattr(self.params, "compression_factor", None),
         }
 
+    def end(self) -> str:
+        """What was kept back of the last tokens: bytes that have become no character."""
+        return self._text.end()
+
     def _token(self, token_id: int, cosine: float | None) -> dict[str, Any]:
         return {"id": token_id, "text": self.lm.template.token(token_id), "cosine": _rounded(cosine)}
 
