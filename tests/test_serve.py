@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import openai
 import pytest
@@ -24,6 +26,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import registry
 from colar.serve.limits import Limits
+from colar.serve.schema import ChatRequest, parse
 
 MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
 
@@ -137,13 +140,24 @@ def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
             message.reasoning,
             whole.choices[0].finish_reason,
         )
-        assert thoughts == message.colar["thoughts"]
+        same_thoughts(thoughts, message.colar["thoughts"])
         assert logprobs == whole.choices[0].logprobs.content
         assert chunks[-1].choices == []
         assert chunks[-1].usage == whole.usage
         assert all(chunk.usage is None for chunk in chunks[:-1])
         assert chunks[-1].colar["forward_passes"] == message.colar["forward_passes"]
         assert len({chunk.id for chunk in chunks}) == 1
+
+
+def same_thoughts(found, expected):
+    """But for the last digits of cosines: how many are computed together decides those."""
+    for mine, theirs in zip(found, expected, strict=True):
+        assert [set(each) for each in (mine, theirs)] == [set(mine)] * 2
+        for key in ("tokens", "neighbours"):
+            for one, other in zip(mine[key], theirs[key], strict=True):
+                assert one["id"] == other["id"]
+                assert one["cosine"] == pytest.approx(other["cosine"], abs=1e-4)
+        assert {**mine, "tokens": 0, "neighbours": 0} == {**theirs, "tokens": 0, "neighbours": 0}
 
 
 def test_samples_are_those_of_the_engine(live, client):
@@ -183,12 +197,12 @@ def test_a_latents_thought_is_what_retrieval_reads(live, client):
         assert (thought["kind"], thought["ordered"]) == ("latent", False)
         assert [each["id"] for each in thought["neighbours"]] == [n.token_id for n in reading.neighbours]
         cosines = [each["cosine"] for each in thought["neighbours"]]
-        assert cosines == pytest.approx([n.cosine for n in reading.neighbours], abs=1e-5)
+        assert cosines == pytest.approx([n.cosine for n in reading.neighbours], abs=1e-4)
         # Of two tokens: the two nearest.
         assert [each["id"] for each in thought["tokens"]] == [n.token_id for n in reading.neighbours[:2]]
         assert thought["text"] == "".join(n.token for n in reading.neighbours[:2])
-        assert thought["sigma"] == pytest.approx(reading.sigma, rel=1e-5)
-        assert thought["stop_probability"] == pytest.approx(reading.stop_probability, rel=1e-5)
+        assert thought["sigma"] == pytest.approx(reading.sigma, rel=1e-4)
+        assert thought["stop_probability"] == pytest.approx(reading.stop_probability, rel=1e-4)
         assert thought["compression_factor"] == 2
     assert got.reasoning == got.reasoning_content == "".join(t["text"] for t in got.colar["thoughts"])
 
@@ -395,6 +409,18 @@ def test_responses(live, client, model):
 def test_responses_take_an_effort(live, client):
     got = client.responses.create(model="colar", input=QUESTION, reasoning={"effort": "minimal"})
     assert got.output_text == expected(live, "colar", compression_factor=5).text
+
+
+def test_the_manuals_python_runs(capsys):
+    """Against a model of that name; what it answers is noise."""
+    text = (Path(__file__).parent.parent / "docs" / "serve.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    with running(serve_model("smollm2-135m-gsm", sequential_model())) as live:
+        exec(code.replace("http://127.0.0.1:8000", live.url), {})
+    assert "->" in capsys.readouterr().out
+    [(command, body)] = re.findall(r"(curl .*?) -d '(.*?)'", text, re.DOTALL)
+    assert "application/json" in command
+    parse(ChatRequest, body.encode(), registry.param_names())
 
 
 # What is refused

@@ -123,19 +123,31 @@ async def _sample(ask: Ask, index: int) -> Pieces:
     sample = Sample(index)
     reader = ThoughtReader(served.lm, served.nearest, request.params, ask.wants.thoughts)
     answer = AnswerText(served.lm.template, ask.stop)
+    # Those that are not read yet.
+    thoughts: list[Event] = []
     async with contextlib.aclosing(_events(ask, request)) as events:
         async for event in events:
             if event.kind == "thought":
-                yield await _think(ask, sample, reader, event)
+                sample.n_thoughts += 1
+                sample.forward_passes += 1
+                thoughts.append(event)
+                # An answer of one piece has its thoughts read together: that is one look at the vocabulary.
+                if not ask.stream:
+                    yield Piece(sample)
+                    continue
+            for piece in await _read(ask, sample, reader, thoughts):
+                yield piece
+            thoughts.clear()
+            if event.kind == "thought":
                 continue
             kept = reader.end()
             if kept:
                 sample.reasoning += kept
                 yield Piece(sample, reasoning=kept)
             if event.kind == "token":
-                piece = _say(ask, sample, answer, event)
-                if piece is not None:
-                    yield piece
+                said = _say(ask, sample, answer, event)
+                if said is not None:
+                    yield said
                 # The engine's request is cancelled where this loop ends early.
                 if answer.stopped:
                     break
@@ -168,16 +180,17 @@ async def _events(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
         raise failed() from error
 
 
-async def _think(ask: Ask, sample: Sample, reader: ThoughtReader, event: Event) -> Piece:
-    sample.n_thoughts += 1
-    sample.forward_passes += 1
+async def _read(ask: Ask, sample: Sample, reader: ThoughtReader, thoughts: Sequence[Event]) -> list[Piece]:
+    """The pieces of these thoughts."""
     if not ask.wants.reasoning and not ask.wants.thoughts:
-        return Piece(sample)
-    text, thought = await reader.read(event)
-    sample.reasoning += text
-    if thought is not None:
-        sample.thoughts.append(thought)
-    return Piece(sample, reasoning=text, thought=thought)
+        return [Piece(sample) for _ in thoughts]
+    pieces = []
+    for text, thought in await reader.read(thoughts):
+        sample.reasoning += text
+        if thought is not None:
+            sample.thoughts.append(thought)
+        pieces.append(Piece(sample, reasoning=text, thought=thought))
+    return pieces
 
 
 def _say(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece | None:

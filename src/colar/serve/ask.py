@@ -43,6 +43,8 @@ class Ask:
     wants: Wants
     warning: str | None
     """Values beyond what was trained."""
+    stream: bool = False
+    """Whether pieces are shown as they come."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -98,7 +100,8 @@ def ask(
         except ValueError as error:
             raise refused(error) from error
         requests += [replace(request, sample=sample) for sample in range(n)]
-    return Ask(id, served, requests, prompt_tokens, _stops(stop), wants, served.method.trained(params))
+    warning = served.method.trained(params)
+    return Ask(id, served, requests, prompt_tokens, _stops(stop), wants, warning, asked.stream)
 
 
 def question_of(messages: Sequence[Message]) -> str:

@@ -8,6 +8,8 @@ any other latent                     its ceil(c) nearest      its nearest, neare
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,14 +35,27 @@ class ThoughtReader:
         self.count = 0
         self._text = TokenText(lm.template)
 
-    async def read(self, event: Event) -> tuple[str, dict[str, Any] | None]:
-        """Text of the next thought, and the THOUGHT where details are wanted."""
-        ids, logprobs = _chosen(event, self.lm.template.separator_id)
+    async def read(self, events: Sequence[Event]) -> list[tuple[str, dict[str, Any] | None]]:
+        """Text of the next thoughts, and the THOUGHTs where details are wanted. Latents are read all at once."""
+        chosen = [_chosen(event, self.lm.template.separator_id) for event in events]
+        reading = [self._near(event, ids) for event, (ids, _) in zip(events, chosen, strict=True)]
+        found = []
+        for event, each, near in zip(events, chosen, await asyncio.gather(*reading), strict=True):
+            found.append(self._thought(event, each, near))
+        return found
+
+    async def _near(self, event: Event, ids: list[int]) -> Near | None:
+        """What a thought is near to; None where that is not looked at."""
+        if event.embed is None or (ids and not self.detailed):
+            return None
+        size = group_size(self.params)
+        return await self.nearest.near(event.embed, max(NEIGHBOURS, size) if self.detailed else size, ids)
+
+    def _thought(
+        self, event: Event, chosen: tuple[list[int], list[float | None]], near: Near | None
+    ) -> tuple[str, dict[str, Any] | None]:
+        ids, logprobs = chosen
         ordered = bool(ids)
-        near: Near | None = None
-        if event.embed is not None and (self.detailed or not ordered):
-            wanted = NEIGHBOURS if self.detailed else group_size(self.params)
-            near = await self.nearest.near(event.embed, max(wanted, group_size(self.params)), ids)
         if ordered:
             cosines: list[float | None] = list(near.asked) if near else [None] * len(ids)
             text = self._text.add(ids)
@@ -103,5 +118,5 @@ def _mean(column: Tensor | None) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six digits are more than anybody looks at, and half of what is sent otherwise."""
-    return None if value is None else float(f"{value:.6g}")
+    """Five digits are more than anybody looks at, and a third of what is sent otherwise."""
+    return None if value is None else float(f"{value:.5g}")
