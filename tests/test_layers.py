@@ -10,7 +10,7 @@ FLOORS = (
     ("cli",),
     ("recipe",),
     ("recipes",),
-    ("serving", "training"),
+    ("serve", "training"),
     ("evaluation", "integrations"),
     ("analysis",),
     ("engine",),
@@ -99,9 +99,9 @@ def test_every_module_keeps_to_the_house():
         ("colar.ops.noise", "from .. import prompts", "prompts is not below ops"),
         ("colar.files", "from colar import progress", "progress is not below files"),
         (
-            "colar.serving.app",
+            "colar.serve.app",
             "if True:\n    from colar.training import sft",
-            "training is not below serving",
+            "training is not below serve",
         ),
         (
             "colar.evaluation.report",

@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, diagnose, report, export, data, recipes.
+"""`colar`: train, evaluate, generate, serve, diagnose, report, export, data, recipes.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, recipes, report, train
+from colar.cli import data, diagnose, evaluate, export, generate, recipes, report, serve, train
 from colar.cli.shared import Parser, collector_off
 
 
@@ -73,6 +73,7 @@ def build_parser(command: str | None = None) -> Parser:
     train.add_parser(commands)
     evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
     generate.add_parser(commands, method_options=command in (None, "generate"))
+    serve.add_parser(commands)
     diagnose.add_parser(commands, method_options=command in (None, "diagnose"))
     report.add_parser(commands)
     export.add_parser(commands)

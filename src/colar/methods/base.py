@@ -278,6 +278,19 @@ class Method(ABC):
         """None where `params` are as trained; a warning where they go beyond. ValueError where they cannot work."""
         return None
 
+    # Serving
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        """The values of its `Params` that a user should be offered, ascending, by name: those that were trained."""
+        return {}
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        """The reasoning efforts that it knows (`efforts.py`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
+
+        None where there is one speed only.
+        """
+        return {}
+
 
 def encode_row(template: Template, example: Example, params: Any, prompt: str, seed: int) -> Row:
     """The plain layout: question with its prompt, all steps, answer. ValueError names the example."""

@@ -67,6 +67,13 @@ class Factors:
             drawn.append(c)
         return drawn
 
+    def offered(self) -> list[float]:
+        """The values, ascending and each once; of a range five, evenly spaced."""
+        if not self.real:
+            return sorted(set(self.values))
+        step = (self.most - self.least) / 4
+        return sorted({round(self.least + i * step, 2) for i in range(5)})
+
     @property
     def least(self) -> float:
         return min(self.values)

@@ -27,7 +27,7 @@ Shape suffixes: B rows, T reasoning tokens, K latents, D width.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
 
@@ -42,6 +42,7 @@ from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed
 from colar.methods.colar.gaussian import LatentPredictor
 from colar.methods.colar.sequential import TokenPredictor
+from colar.methods.efforts import spread
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
@@ -97,6 +98,18 @@ class Colar(base.Method):
         if own:
             warnings.append(own)
         return "; ".join(warnings) or None
+
+    # Serving
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        return {
+            "compression_factor": self.config.factors.offered(),
+            "snap": self.predictor.snaps,
+            "confidence_threshold": sorted(set(self.config.confidence_thresholds)),
+        }
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        return spread("compression_factor", self.config.factors.offered())
 
     # Learning
 

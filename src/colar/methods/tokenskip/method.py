@@ -23,16 +23,17 @@ ratio is 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from colar import checks
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Row
 from colar.methods.cot import Cot
+from colar.methods.efforts import spread
 from colar.methods.tokenskip.importance import LLMLingua2, surprisal
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
@@ -100,6 +101,13 @@ class TokenSkip(Cot):
             return None
         known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
         return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        return {"ratio": sorted(set(self.config.ratios))}
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        # A high ratio keeps most of the chain.
+        return spread("ratio", sorted(set(self.config.ratios), reverse=True))
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         ratio = rng.choice(self.config.ratios)
