@@ -160,13 +160,19 @@ def test_a_thought_opens_its_neighbours_by_keyboard(page):
     page.keyboard.press("Enter")
     expect(buttons.nth(2)).to_be_focused()
     assert buttons.nth(2).get_attribute("aria-expanded") == "true"
-    rows = page.locator(".chain li").nth(2).locator("tbody tr").all_inner_texts()
+    rows = page.locator(".details tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows][:2] == [["10", "0.900"], ["11", "0.820"]]
     assert len(rows) == 10
     page.keyboard.press("Enter")
     expect(page.locator(".details")).to_have_count(0)
     page.keyboard.press("End")
     expect(buttons.last).to_be_focused()
+    # One at a time.
+    buttons.first.click()
+    buttons.nth(1).click()
+    expect(page.locator(".details")).to_have_count(1)
+    expect(page.locator(".details")).to_have_attribute("aria-label", "Thought 2")
+    expect(page.locator(".chain [aria-expanded=true]")).to_have_count(1)
 
 
 def test_text_of_a_model_is_never_markup(page):

@@ -1,8 +1,8 @@
 // The chain viewer: thoughts as chips of their tokens. A classic script with one global, `ColarViewer`, so that a page
 // opened from file:// can have it as it is. A pure function of its arguments: it keeps nothing, and fetches nothing.
 //
-//   ColarViewer.chain(thoughts)   an <ol> of all thoughts; each is a button, and shows its neighbours when pressed
-//   ColarViewer.add(list, one)    one more thought at the end of such a list, for thoughts that stream in
+//   ColarViewer.chain(thoughts)   all thoughts; each is a button, and shows its neighbours below the chain when pressed
+//   ColarViewer.add(chain, one)   one more thought at the end of such a chain, for thoughts that stream in
 //   ColarViewer.legend()          what shade and bar mean
 //
 // A thought has the keys that docs/serve.md lists: index, kind, tokens, ordered, neighbours, sigma, stop_probability,
@@ -107,7 +107,7 @@ const ColarViewer = (() => {
   }
 
   function facts(thought) {
-    const parts = [];
+    const parts = [`thought ${thought.index + 1}`];
     if (isNumber(thought.compression_factor)) parts.push(`c = ${+thought.compression_factor.toFixed(2)}`);
     if (isNumber(thought.sigma)) parts.push(`sigma ${thought.sigma.toFixed(3)}`);
     if (isNumber(thought.stop_probability)) parts.push(`stop ${thought.stop_probability.toFixed(3)}`);
@@ -116,7 +116,8 @@ const ColarViewer = (() => {
 
   // The neighbours of one thought, and what else is known of it.
   function details(thought) {
-    const panel = element("div", "details");
+    const panel = element("section", "details");
+    panel.setAttribute("aria-label", `Thought ${thought.index + 1}`);
     const tables = element("div", "tables");
     if (thought.ordered) {
       const probability = (token) => (isNumber(token.logprob) ? Math.exp(token.logprob) : null);
@@ -128,24 +129,27 @@ const ColarViewer = (() => {
     return panel;
   }
 
-  function toggle(item, button, thought) {
-    const open = button.getAttribute("aria-expanded") === "true";
-    button.setAttribute("aria-expanded", String(!open));
-    item.classList.toggle("open", !open);
+  // One thought is open at a time, below the chain: the chain itself stays as it was.
+  function toggle(made, button, thought) {
+    const wasOpen = button.getAttribute("aria-expanded") === "true";
+    for (const other of made.querySelectorAll("button.thought")) other.setAttribute("aria-expanded", "false");
+    made.querySelector(".details")?.remove();
+    if (wasOpen) return;
+    button.setAttribute("aria-expanded", "true");
     // Made when it is asked for: a chain of a hundred thoughts has a thousand neighbours.
-    if (open) item.querySelector(".details").remove();
-    else item.append(details(thought));
+    made.append(details(thought));
   }
 
   // One tab stop for the whole chain; arrow keys move inside it.
-  function move(list, from, step) {
-    const buttons = [...list.querySelectorAll("button.thought")];
+  function move(made, from, step) {
+    const buttons = [...made.querySelectorAll("button.thought")];
     const place = Math.min(buttons.length - 1, Math.max(0, buttons.indexOf(from) + step));
     buttons.forEach((button, index) => (button.tabIndex = index === place ? 0 : -1));
     buttons[place].focus();
   }
 
-  function add(list, thought) {
+  function add(made, thought) {
+    const list = made.querySelector("ol");
     const item = element("li");
     const button = element("button", `thought ${thought.kind === "token" ? "token" : "latent"}`);
     button.type = "button";
@@ -157,25 +161,26 @@ const ColarViewer = (() => {
     button.append(chips);
     if (isNumber(thought.sigma)) button.append(sigmaBar(thought.sigma));
     button.addEventListener("click", () => {
-      move(list, button, 0);
-      toggle(item, button, thought);
+      move(made, button, 0);
+      toggle(made, button, thought);
     });
     item.append(button);
     list.append(item);
-    return item;
   }
 
   function chain(thoughts) {
+    const made = element("div", "viewer");
     const list = element("ol", "chain");
+    made.append(list);
     list.setAttribute("aria-label", "Thoughts. Arrow keys move between them, Enter shows the nearest tokens.");
-    for (const thought of thoughts) add(list, thought);
-    list.addEventListener("keydown", (event) => {
+    for (const thought of thoughts) add(made, thought);
+    made.addEventListener("keydown", (event) => {
       const step = STEPS[event.key];
       if (step === undefined || !event.target.matches("button.thought")) return;
       event.preventDefault();
-      move(list, event.target, step);
+      move(made, event.target, step);
     });
-    return list;
+    return made;
   }
 
   function legend() {
