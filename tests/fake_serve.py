@@ -22,7 +22,29 @@ TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-CHAIN = ("<<", "5", "*", "5", "=", "25", ">>", "<<", "10", "+", "25", "=", "35", ">>", "<<", "35", "/", "7", "=", "5", ">>")
+CHAIN = (
+    "<<",
+    "5",
+    "*",
+    "5",
+    "=",
+    "25",
+    ">>",
+    "<<",
+    "10",
+    "+",
+    "25",
+    "=",
+    "35",
+    ">>",
+    "<<",
+    "35",
+    "/",
+    "7",
+    "=",
+    "5",
+    ">>",
+)
 HOSTILE = "<img src=x onerror=window.hit=1>"
 
 MODELS = [
@@ -39,7 +61,7 @@ MODELS = [
                 "snap": {"default": False, "allowed": None, "about": "round thoughts to tokens"},
             },
             "factors": [1, 2, 3, 5],
-            "efforts": {"low": {"compression_factor": 5}, "medium": {"compression_factor": 2}, "high": {"compression_factor": 1}},
+            "efforts": {"none": {"thinking_token_budget": 0}, "low": {"compression_factor": 5}, "medium": {"compression_factor": 2}, "high": {"compression_factor": 1}},
             "max_latents": 128,
             "max_completion_length": 64,
         },
@@ -49,7 +71,7 @@ MODELS = [
         "object": "model",
         "created": 0,
         "owned_by": "colar",
-        "colar": {"method": "cot", "params": {}, "factors": [], "efforts": {}, "max_latents": 128, "max_completion_length": 64},
+        "colar": {"method": "cot", "params": {}, "factors": [], "efforts": {"none": {"thinking_token_budget": 0}}, "max_latents": 128, "max_completion_length": 64},
     },
 ]  # fmt: skip
 
@@ -154,17 +176,41 @@ class _Handler(BaseHTTPRequestHandler):
         for sent, thought in enumerate(made):
             if sent == self.server.cut_after:
                 return
-            delta = {"reasoning": thought["text"], "reasoning_content": thought["text"], "colar": {"thought": thought}}
+            delta = {
+                "reasoning": thought["text"],
+                "reasoning_content": thought["text"],
+                "colar": {"thought": thought},
+            }
             self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
             if "break" in question and sent == 1:
-                self._event({"error": {"message": "the model's numbers were not finite", "type": "server_error", "param": None, "code": None}})
+                self._event(
+                    {
+                        "error": {
+                            "message": "the model's numbers were not finite",
+                            "type": "server_error",
+                            "param": None,
+                            "code": None,
+                        }
+                    }
+                )
                 return
         for text in (HOSTILE,) if "hostile" in question else ("5", ""):
             self._event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         n = len(made)
-        usage = {"prompt_tokens": 9, "completion_tokens": n + 2, "total_tokens": n + 11, "completion_tokens_details": {"reasoning_tokens": n}}
-        summary = {"thoughts": made, "forward_passes": n + 3, "thinking_ms": 20.0 * n, "answer_ms": 40.0, "finish": "stop"}
+        usage = {
+            "prompt_tokens": 9,
+            "completion_tokens": n + 2,
+            "total_tokens": n + 11,
+            "completion_tokens_details": {"reasoning_tokens": n},
+        }
+        summary = {
+            "thoughts": made,
+            "forward_passes": n + 3,
+            "thinking_ms": 20.0 * n,
+            "answer_ms": 40.0,
+            "finish": "stop",
+        }
         self._event({"choices": [], "usage": usage, "colar": summary})
         self._write("data: [DONE]\n\n")
 

@@ -6,18 +6,26 @@ import json
 import os
 import re
 import shutil
+import urllib.request
 from pathlib import Path
 
 import pytest
 from fake_serve import CHAIN, HOSTILE, PAGE, FakeServe, thoughts
 
 playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="SKIPPED LOUDLY: the page is tested in Chromium, and playwright is not installed"
+    "playwright.sync_api",
+    reason="SKIPPED LOUDLY: the page is tested in Chromium, and playwright is not installed",
 )
 expect = playwright_api.expect
 
 CHROMIUM = os.environ.get("COLAR_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"]
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--no-first-run",
+]
 if not CHROMIUM:
     pytest.skip("SKIPPED LOUDLY: no chromium on this machine (or in COLAR_CHROMIUM)", allow_module_level=True)
 
@@ -101,7 +109,9 @@ def test_shade_is_the_cosine_and_the_bar_is_sigma(page):
     expect(page.locator(".card .answer strong")).to_have_text("5")
     first = thoughts(2)[0]
     shown = page.locator(".chain li").first
-    shades = shown.locator(".chip").evaluate_all("nodes => nodes.map(n => n.style.getPropertyValue('--shade'))")
+    shades = shown.locator(".chip").evaluate_all(
+        "nodes => nodes.map(n => n.style.getPropertyValue('--shade'))"
+    )
     assert [float(shade) for shade in shades] == [token["cosine"] for token in first["tokens"]]
     # sigma 0.03 on a scale of two decades from 0.01: log10(3) / 2
     part = shown.locator(".sigma").evaluate("node => node.style.getPropertyValue('--part')")
@@ -149,6 +159,15 @@ def test_without_a_cot_model_c_1_stands_for_it(page, server):
     assert titles == ["c = 1, a token a thought", "c = 2", "c = 5"]
 
 
+def test_a_model_of_one_speed_has_no_slider(page, server):
+    page.get_by_label("Model").select_option("chain")
+    expect(page.get_by_label("Speed")).to_be_hidden()
+    expect(page.locator("#by-field")).to_be_hidden()
+    ask(page)
+    expect(page.locator("#status")).to_have_text("chain: 21 thoughts, answer 5.")
+    assert not {"compression_factor", "reasoning_effort"} & server.requests[-1].keys()
+
+
 def test_a_thought_opens_its_neighbours_by_keyboard(page):
     ask(page)
     expect(page.locator(".card .answer strong")).to_have_text("5")
@@ -187,7 +206,8 @@ def test_text_of_a_model_is_never_markup(page):
 def test_a_link_restores_question_and_settings(page, server):
     page.get_by_label("Model").select_option("smollm2")
     page.get_by_text("effort", exact=True).click()
-    page.get_by_label("Speed").press("Home")
+    expect(page.locator("#speed-value")).to_have_text("medium")
+    page.get_by_label("Speed").press("ArrowLeft")
     page.get_by_text("More settings").click()
     page.get_by_label("confidence threshold").fill("0.25")
     page.get_by_label("snap").check()
@@ -255,7 +275,9 @@ def test_errors_are_shown_in_the_servers_words(page, question, words):
 def test_a_lost_connection_is_an_error(page, server):
     server.cut_after = 3
     ask(page)
-    expect(page.locator(".card [role=alert]")).to_have_text("the connection was lost before the answer was complete")
+    expect(page.locator(".card [role=alert]")).to_have_text(
+        "the connection was lost before the answer was complete"
+    )
     assert page.locator(".chain li").count() == 3
     server.shutdown()
     server.server_close()
@@ -284,7 +306,9 @@ def test_export_is_what_was_seen(page, tmp_path):
 
 
 def colours(page):
-    return page.evaluate("[document.body, document.querySelector('h1')].map(n => [getComputedStyle(n).backgroundColor, getComputedStyle(n).color])")
+    return page.evaluate(
+        "[document.body, document.querySelector('h1')].map(n => [getComputedStyle(n).backgroundColor, getComputedStyle(n).color])"
+    )
 
 
 def test_the_theme_follows_the_system_until_it_is_chosen(page):
@@ -371,6 +395,71 @@ def test_the_viewer_works_from_a_file(browser, tmp_path):
     # exp(-0.5) of the token that was chosen with it.
     assert "0.607" in opened.locator("table").first.inner_text()
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def real():
+    """`colar serve` itself, over tiny random models of three kinds."""
+    pytest.importorskip("fastapi", reason="needs colar[serve]")
+    serving = pytest.importorskip("serving")
+    models = {
+        "gaussian": serving.colar_model(),
+        "sequential": serving.sequential_model(),
+        "chain": serving.cot_model(),
+    }
+    with serving.running(*(serving.serve_model(name, model) for name, model in models.items())) as running:
+        yield running
+
+
+def answered(running, **fields):
+    """The same question, asked in one piece."""
+    body = {
+        "messages": [{"role": "user", "content": "What is 5 times 5?"}],
+        "return_thoughts": True,
+        "seed": 0,
+        **fields,
+    }
+    request = urllib.request.Request(
+        running.url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "sequential"])
+def test_the_real_server_is_asked_and_understood(browser, real, name):
+    page = browser.new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(real.url)
+    expect(page.locator("#model option")).to_have_count(3)
+    page.get_by_label("Model").select_option(name)
+    page.get_by_label("Question").fill("What is 5 times 5?")
+    page.get_by_role("button", name="Compare speeds").click()
+    expect(page.get_by_role("button", name="Export JSON")).to_be_enabled(timeout=60_000)
+    assert page.locator("[role=alert]").all_inner_texts() == [""]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export JSON").click()
+    runs = json.loads(Path(download.value.path()).read_text())["runs"]
+    asked = [(run["request"]["model"], run["request"].get("compression_factor")) for run in runs]
+    assert asked == [(name, 1), (name, 2), (name, 5), ("chain", None)]
+    for run, (model, c) in zip(runs, asked, strict=True):
+        whole = answered(real, model=model, **({} if c is None else {"compression_factor": c}))
+        message = whole["choices"][0]["message"]
+        assert run["answer"] == message["content"]
+        assert run["thoughts"] == message["colar"]["thoughts"]
+        assert run["colar"]["forward_passes"] == message["colar"]["forward_passes"]
+        assert run["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(run["thoughts"])
+        assert run["colar"]["thinking_ms"] >= 0
+    assert any(run["thoughts"] for run in runs)
+    # What the server refuses is shown.
+    page.get_by_text("More settings").click()
+    page.get_by_label("Most thoughts").fill("100000")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".card [role=alert]")).to_contain_text("thinking_token_budget")
+    assert [text for text in said if "Failed to load resource" not in text] == []
+    page.close()
 
 
 def test_the_page_needs_nothing_from_elsewhere():

@@ -9,6 +9,8 @@ export function stops(model, by) {
   const known = model?.colar || {};
   if (by === "effort") {
     const names = EFFORTS.filter((name) => known.efforts && name in known.efforts);
+    // Every model can answer at once: that alone is no choice of speeds.
+    if (names.join() === "none") return [];
     return names.map((name) => ({ value: name, label: name, extras: { reasoning_effort: name } }));
   }
   const factors = known.factors || [];
@@ -40,8 +42,9 @@ export function showStops(model, wanted) {
   $("speed-field").hidden = all.length === 0;
   $("speed").max = Math.max(0, all.length - 1);
   const place = all.findIndex((stop) => stop.value === wanted);
-  if (place >= 0) $("speed").value = place;
-  else $("speed").value = Math.floor((all.length - 1) / 2);
+  const medium = all.findIndex((stop) => stop.value === "medium");
+  const usual = medium >= 0 ? medium : Math.floor((all.length - 1) / 2);
+  $("speed").value = Math.max(0, place >= 0 ? place : usual);
   $("speed-stops").replaceChildren(
     ...all.map((_, index) => Object.assign(document.createElement("option"), { value: index })),
   );
