@@ -455,9 +455,9 @@ def test_the_real_server_is_asked_and_understood(browser, real, name):
     assert any(run["thoughts"] for run in runs)
     # What the server refuses is shown.
     page.get_by_text("More settings").click()
-    page.get_by_label("Most thoughts").fill("100000")
+    page.get_by_label("Seed").fill("99999999999999999999")
     page.get_by_role("button", name="Ask").click()
-    expect(page.locator(".card [role=alert]")).to_contain_text("thinking_token_budget")
+    expect(page.locator(".card [role=alert]")).to_contain_text("seed")
     assert [text for text in said if "Failed to load resource" not in text] == []
     page.close()
 

@@ -76,6 +76,7 @@ export class Run {
   show() {
     this.answerLine.replaceChildren();
     if (this.answer) this.answerLine.append(element("span", "label", "Answer"), element("strong", "", this.answer));
+    if (this.finish && !this.answer && !this.error) this.answerLine.append(element("span", "label", "No answer"));
     const cut = (this.summary.finish || this.finish) === "length";
     if (cut) this.answerLine.append(element("span", "cut", "cut at a limit"));
     const costs = [
@@ -95,7 +96,9 @@ export class Run {
   // What a screen reader says when it has ended.
   spoken() {
     if (this.error || !this.finish) return "";
-    return `${this.title}: ${this.thoughts.length} thoughts, answer ${this.answer.trim()}.`;
+    const count = this.thoughts.length;
+    const answer = this.answer.trim();
+    return `${this.title}: ${count} thought${count === 1 ? "" : "s"}, ${answer ? `answer ${answer}` : "no answer"}.`;
   }
 
   // Its line in the table; `most` are the largest numbers of the table, for the bars.
