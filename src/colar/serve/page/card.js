@@ -15,8 +15,8 @@ function milliseconds(value) {
 }
 
 export class Run {
-  // `title` says how it is asked, `body` is the request.
-  constructor(title, body) {
+  // `title` says how it is asked, and `note` what that means; `body` is the request.
+  constructor(title, body, note = "") {
     this.title = title;
     this.body = body;
     this.thoughts = [];
@@ -26,7 +26,7 @@ export class Run {
     this.finish = null;
     this.error = null;
     this.card = element("article", "card waiting");
-    this.card.append(element("h2", "", title));
+    this.card.append(element("h2", "", note ? `${title}, ${note}` : title));
     this.chain = ColarViewer.chain([]);
     this.answerLine = element("p", "answer");
     this.costs = element("dl", "costs");

@@ -30,8 +30,8 @@ function compared(model) {
   const body = settings.body();
   const runs = [];
   for (const c of chosen.filter((c) => c !== undefined)) {
-    const note = c === 1 ? ", a token a thought" : "";
-    runs.push(new Run(`c = ${c}${note}`, { ...body, compression_factor: c }));
+    const note = c === 1 ? "a token a thought" : "";
+    runs.push(new Run(`c = ${c}`, { ...body, compression_factor: c }, note));
   }
   const cot = state.models.find((other) => other.colar?.method === "cot");
   if (cot) runs.push(new Run(`CoT (${cot.id})`, forModel(body, cot)));
@@ -72,7 +72,7 @@ async function start(makeRuns) {
   history.replaceState(null, "", `#${settings.toHash(model)}`);
   $("runs").replaceChildren(...runs.map((run) => run.card));
   $("runs").classList.toggle("several", runs.length > 1);
-  $("legend").hidden = false;
+  $("legend").replaceChildren();
   busy(true);
   // One after another: the milliseconds are then those of one question alone.
   for (const run of runs) {
@@ -103,6 +103,7 @@ function summarise(runs) {
     passes: largest(ended.map((run) => run.forwardPasses)),
     milliseconds: largest(ended.map((run) => run.milliseconds)),
   };
+  $("legend").replaceChildren(ColarViewer.legend(runs.flatMap((run) => run.thoughts)));
   $("summary").hidden = runs.length < 2;
   $("summary").querySelector("tbody").replaceChildren(...ended.map((run) => run.line(most)));
 }
@@ -203,7 +204,6 @@ function wire() {
   $("speed").addEventListener("input", () => settings.sayStop(chosenModel()));
   $("by-field").addEventListener("change", () => settings.showStops(chosenModel()));
   addEventListener("hashchange", () => restore(location.hash));
-  $("legend").append(ColarViewer.legend());
 }
 
 wire();

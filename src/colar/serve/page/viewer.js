@@ -3,7 +3,7 @@
 //
 //   ColarViewer.chain(thoughts)   all thoughts; each is a button, and shows its neighbours below the chain when pressed
 //   ColarViewer.add(chain, one)   one more thought at the end of such a chain, for thoughts that stream in
-//   ColarViewer.legend()          what shade and bar mean
+//   ColarViewer.legend(thoughts)  what shade and bar mean; no bar where no thought has a sigma
 //
 // A thought has the keys that docs/serve.md lists: index, kind, tokens, ordered, neighbours, sigma, stop_probability,
 // compression_factor. Numbers may be null. Text of a model is set as text, never as markup, and styles are set one by
@@ -183,7 +183,7 @@ const ColarViewer = (() => {
     return made;
   }
 
-  function legend() {
+  function legend(thoughts) {
     const made = element("p", "legend");
     const scale = element("span", "scale");
     for (const shade of [0.1, 0.4, 0.7, 1]) {
@@ -192,9 +192,11 @@ const ColarViewer = (() => {
       scale.append(chipOfScale);
     }
     made.append(scale, element("span", "", "shade: cosine to the thought, or the probability of a chosen token"));
-    const bar = sigmaBar(0.2);
-    bar.removeAttribute("title");
-    made.append(bar, element("span", "", "bar: sigma, 0.01 to 1, logarithmic"));
+    if (thoughts.some((thought) => isNumber(thought.sigma))) {
+      const bar = sigmaBar(0.2);
+      bar.removeAttribute("title");
+      made.append(bar, element("span", "", "bar: sigma, 0.01 to 1, logarithmic"));
+    }
     return made;
   }
 
