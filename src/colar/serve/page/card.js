@@ -11,7 +11,7 @@ function element(name, classes, text) {
 
 function milliseconds(value) {
   if (typeof value !== "number") return "–";
-  return value >= 1000 ? `${(value / 1000).toFixed(2)} s` : `${value.toFixed(value < 10 ? 1 : 0)} ms`;
+  return `${value.toFixed(value < 10 ? 1 : 0)} ms`;
 }
 
 export class Run {
