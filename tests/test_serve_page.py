@@ -85,7 +85,6 @@ def test_a_question_streams_thoughts_and_an_answer(page, server):
     assert request == {
         "model": "smollm2",
         "messages": [{"role": "user", "content": "What is 5 times 5?"}],
-        "temperature": 0,
         "seed": 0,
         "compression_factor": 3,
         "stream": True,

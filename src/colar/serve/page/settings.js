@@ -2,6 +2,8 @@
 
 const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"];
 const BY = ["factor", "effort"];
+// Fields of a request, and the inputs that have them.
+const NUMBERS = { temperature: "temperature", seed: "seed", thinking_token_budget: "budget" };
 const $ = (id) => document.getElementById(id);
 
 // The stops of the speed slider: {label, extras} each, where `extras` is what a request gets.
@@ -104,16 +106,13 @@ function params() {
   return chosen;
 }
 
-function whole(id) {
-  return $(id).value === "" ? null : Number($(id).value);
-}
-
 // The body of a request, without its speed.
 export function body() {
   const made = { model: $("model").value, messages: [{ role: "user", content: $("question").value }], ...params() };
-  made.temperature = whole("temperature") ?? 0;
-  if (whole("seed") !== null) made.seed = whole("seed");
-  if (whole("budget") !== null) made.thinking_token_budget = whole("budget");
+  // What is left empty is the server's choice.
+  for (const [name, id] of Object.entries(NUMBERS)) {
+    if ($(id).value !== "") made[name] = Number($(id).value);
+  }
   return made;
 }
 
@@ -133,8 +132,7 @@ export function fromHash(text) {
 export function restore(wanted, models) {
   if (wanted.q !== undefined) $("question").value = wanted.q;
   if (models.some((model) => model.id === wanted.model)) $("model").value = wanted.model;
-  const fields = { temperature: "temperature", seed: "seed", thinking_token_budget: "budget" };
-  for (const [name, id] of Object.entries(fields)) {
+  for (const [name, id] of Object.entries(NUMBERS)) {
     if (wanted[name] !== undefined) $(id).value = wanted[name];
   }
 }
