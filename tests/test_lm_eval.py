@@ -252,8 +252,8 @@ def test_mistakes_are_named(checkpoints, capsys):
     with pytest.raises(ValueError, match="nowhere.jsonl: no such file"):
         lm_eval_tasks.documents(data="nowhere.jsonl")
     # On the command line they are one line, and exit code 2.
-    assert main(["lm-eval", "run", "--model", "colar"]) == 2
-    assert "colar lm-eval: error: Need to specify task" in capsys.readouterr().err
+    assert main(["lm-eval", "run", "--model", "colar", "--tasks", "colar_file", "--log_samples"]) == 2
+    assert "colar lm-eval: error: Specify --output_path" in capsys.readouterr().err
 
 
 def test_our_model_and_tasks_are_known():
