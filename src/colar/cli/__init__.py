@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, serve, diagnose, report, export, data, recipes.
+"""`colar`: train, evaluate, generate, serve, diagnose, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, recipes, report, serve, train
+from colar.cli import data, diagnose, evaluate, export, generate, lm_eval, recipes, report, serve, train
 from colar.cli.shared import Parser, collector_off
 
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # second. What is frozen is not looked at.
     atexit.register(gc.freeze)
     given = sys.argv[1:] if argv is None else argv
-    words = [underscored(word) for word in given]
+    words = lm_eval.arguments([underscored(word) for word in given])
     with collector_off():
         parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
@@ -79,4 +79,5 @@ def build_parser(command: str | None = None) -> Parser:
     export.add_parser(commands)
     data.add_parser(commands)
     recipes.add_parser(commands)
+    lm_eval.add_parser(commands)
     return parser
