@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import time
 
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
+from serving import QUESTION, colar_model, serve_model
 
 from colar.analysis import retrieval
 from colar.methods import registry
 from colar.methods.efforts import EFFORTS, spread
+from colar.serve.answering import pieces
+from colar.serve.ask import ask
 from colar.serve.errors import ApiError
 from colar.serve.keys import Keys
 from colar.serve.limits import Admission, Limits
@@ -216,3 +221,25 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
 def test_limits_check_themselves(values, words):
     with pytest.raises(ValueError, match=words):
         Limits(**values)
+
+
+def test_times_are_the_engines_not_the_readers():
+    """A reader that is late by more than a whole answer changes neither time."""
+    served = serve_model("colar", colar_model())
+    body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    asked, params = parse(ChatRequest, json.dumps(body).encode(), registry.param_names())
+    made = ask(served, asked, params, [QUESTION], Limits(), "id", max_answer=None, effort=None)
+
+    async def late():
+        async for piece in pieces(made):
+            last = piece.sample
+            await asyncio.sleep(0.5)
+        await served.engine.close()
+        return last
+
+    began = time.perf_counter()
+    sample = asyncio.run(late())
+    took = 1000 * (time.perf_counter() - began)
+    details = sample.details(made)
+    assert sample.n_thoughts + sample.n_tokens >= 2
+    assert 0 < details["thinking_ms"] + details["answer_ms"] < took - 500

@@ -51,6 +51,7 @@ class Sample:
     started: float = field(default_factory=time.perf_counter)
     answer_began: float | None = None
     finished: float = 0.0
+    """When the engine made its last event."""
 
     def details(self, ask: Ask) -> dict[str, Any]:
         """The key `colar` of docs/serve.md."""
@@ -127,6 +128,7 @@ async def _sample(ask: Ask, index: int) -> Pieces:
     thoughts: list[Event] = []
     async with contextlib.aclosing(_events(ask, request)) as events:
         async for event in events:
+            sample.finished = event.at
             if event.kind == "thought":
                 sample.n_thoughts += 1
                 sample.forward_passes += 1
@@ -158,7 +160,6 @@ async def _sample(ask: Ask, index: int) -> Pieces:
     rest = answer.end()
     sample.text += rest
     sample.finish = sample.finish or "stop"
-    sample.finished = time.perf_counter()
     sample.ended = True
     yield Piece(sample, text=rest)
 
@@ -197,7 +198,7 @@ def _say(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece | 
     """The piece of an answer's token; None where it says nothing (yet)."""
     sample.forward_passes += 1
     if sample.answer_began is None:
-        sample.answer_began = time.perf_counter()
+        sample.answer_began = event.at
     template = ask.served.lm.template
     if event.token_id == template.eos_id:
         return None
