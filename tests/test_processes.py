@@ -1,0 +1,112 @@
+"""Processes that work together: what they tell each other, folders that not all of them see, what ends them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import Group, together
+
+from colar import processes
+
+
+def exchange(folder: Path) -> dict[str, Any]:
+    processes.join(20)
+    seen = {
+        "size": processes.size(),
+        "mine": list(processes.mine("abcde")),
+        "split": processes.split("abcde", lambda share: [letter.upper() for letter in share]),
+        "main": processes.from_main(lambda: processes.rank()),
+        "first": processes.everyones(processes.first_to_say()),
+    }
+    for name, wrong in (("second", "d"), ("both", "bc")):
+        try:
+            processes.split("abcde", lambda share, wrong=wrong: refuse(share, wrong))
+        except (ValueError, processes.OtherProcessError) as error:
+            seen[name] = (type(error).__name__, str(error))
+    try:
+        processes.from_main(lambda: refuse_all())
+    except (ValueError, processes.OtherProcessError) as error:
+        seen["refused"] = (type(error).__name__, str(error))
+    shared = folder / "shared"
+    shared.mkdir(exist_ok=True)
+    own = folder / f"disk{processes.rank() // 2}"
+    own.mkdir(exist_ok=True)
+    if processes.is_main():
+        (own / "weights").write_bytes(bytes(range(256)) * 10)
+        (own / "empty").write_bytes(b"")
+    processes.PIECE = 1000
+    owner = processes.owns(own)
+    seen["owns"] = (processes.owns(shared), owner)
+    processes.mirror(own, owner)
+    processes.wait()
+    seen["files"] = {path.name: path.read_bytes() for path in own.iterdir()}
+    processes.leave()
+    return seen
+
+
+def refuse(share: Any, wrong: str) -> Any:
+    for letter in share:
+        if letter in wrong:
+            raise ValueError(f"no {letter}")
+        yield letter
+
+
+def refuse_all() -> None:
+    raise ValueError("no")
+
+
+def test_what_processes_tell_each_other(tmp_path: Path) -> None:
+    """Three processes, of which the third has a disk of its own."""
+    found = together(3, tmp_path, exchange, tmp_path)
+    assert [seen["mine"] for seen in found] == [["a", "d"], ["b", "e"], ["c"]]
+    for seen in found:
+        assert (seen["size"], seen["split"], seen["main"]) == (3, list("ABCDE"), 0)
+        assert sorted(seen["first"]) == [False, False, True]
+        assert seen["files"] == {"weights": bytes(range(256)) * 10, "empty": b""}
+    # Who found it raises it; of two the first one counts.
+    names = ("ValueError", "OtherProcessError")
+    assert [seen["second"] for seen in found] == [(names[0], "no d"), (names[1], "no d"), (names[1], "no d")]
+    assert [seen["both"] for seen in found] == [(names[1], "no b"), (names[0], "no b"), (names[1], "no b")]
+    assert [seen["refused"][0] for seen in found] == [names[0], names[1], names[1]]
+    assert [seen["owns"] for seen in found] == [(True, True), (False, False), (False, True)]
+
+
+def test_alone_there_is_nobody_to_ask(tmp_path: Path) -> None:
+    assert (processes.size(), processes.rank(), processes.first_to_say()) == (1, 0, True)
+    assert processes.split("abc", list) == ["a", "b", "c"]
+    assert processes.everyones(1) == [1]
+    assert processes.owns(tmp_path)
+    processes.mirror(tmp_path, True)
+    with pytest.raises(ValueError, match="no"):
+        processes.from_main(refuse_all)
+    assert not processes.is_lost(RuntimeError("[gloo] Connection closed by peer"))
+
+
+def meet(hangs: bool) -> str:
+    processes.join(3)
+    processes.wait()
+    if processes.rank() == 1 and hangs:
+        time.sleep(60)
+    if processes.rank() == 1:
+        os.kill(os.getpid(), 9)
+    try:
+        processes.wait()
+    except RuntimeError as error:
+        assert processes.is_lost(error)
+        return processes.explain(error)
+    return "met"
+
+
+@pytest.mark.parametrize(("hangs", "words"), [(False, "lost another one"), (True, "waited for another one in vain")])
+def test_who_is_gone_or_hangs_ends_the_others(tmp_path: Path, hangs: bool, words: str) -> None:
+    group = Group(2, tmp_path, meet, hangs)
+    group.processes[0].join(60)
+    if hangs:
+        group.processes[1].kill()
+    first, second = group.wait()
+    assert (first.code, second.code) == (0, -9), first.stderr
+    assert words in first.value
