@@ -37,7 +37,9 @@ def grid(asked: EvaluatedModel) -> list[GridPoint]:
     return evaluate.make_grid(asked, DATASETS, params, ["greedy", "sampled"], [4, 5])
 
 
-def answer_all(folder: Path, own_disks: bool = False, control: bool = False, dies: tuple[int, int] | None = None) -> int:
+def answer_all(
+    folder: Path, own_disks: bool = False, control: bool = False, dies: tuple[int, int] | None = None
+) -> int:
     """Evaluate in `folder`; `dies` is (rank, answer at which it is killed)."""
     processes.join(20)
     if own_disks:
@@ -57,7 +59,9 @@ def answer_all(folder: Path, own_disks: bool = False, control: bool = False, die
         evaluate.make_record = killed  # this process ends here
     if control:
         points = grid(asked)[:1]
-        return controlled.evaluate_controls(points, ["zeroed", "shuffled"], DATASETS, folder / "records.jsonl", LIMITS)
+        return controlled.evaluate_controls(
+            points, ["zeroed", "shuffled"], DATASETS, folder / "records.jsonl", LIMITS
+        )
     found = evaluate.evaluate(grid(asked), DATASETS, folder / "records.jsonl", LIMITS)
     processes.leave()
     return found
@@ -116,7 +120,7 @@ def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, a
     """Three processes were all killed at once, one of them in the middle of a line."""
     for rank in range(3):
         name = "records.jsonl" if rank == 0 else f"records.part{rank}.jsonl"
-        share = "".join(line + "\n" for line in alone[rank : 90 : 3])
+        share = "".join(line + "\n" for line in alone[rank:90:3])
         (tmp_path / name).write_text(share[:-5] if rank == 2 else share)
     assert together(1, tmp_path / "group", answer_all, tmp_path) == [len(alone) - 89]
     assert lines(tmp_path) == alone
@@ -141,5 +145,3 @@ def test_validation_has_the_numbers_of_one_process(tmp_path: Path) -> None:
     (one,) = together(1, tmp_path / "one", validate)
     assert together(2, tmp_path / "two", validate) == [one, one]
     assert one["length"] > 0
-
-

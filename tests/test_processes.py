@@ -101,7 +101,9 @@ def meet(hangs: bool) -> str:
     return "met"
 
 
-@pytest.mark.parametrize(("hangs", "words"), [(False, "lost another one"), (True, "waited for another one in vain")])
+@pytest.mark.parametrize(
+    ("hangs", "words"), [(False, "lost another one"), (True, "waited for another one in vain")]
+)
 def test_who_is_gone_or_hangs_ends_the_others(tmp_path: Path, hangs: bool, words: str) -> None:
     group = Group(2, tmp_path, meet, hangs)
     group.processes[0].join(60)

@@ -48,7 +48,7 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
 
     A process that waits for another one longer than `timeout_s` gets an error.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
+    if launched() == 1 or distributed.is_initialized():
         return
     backend = "gloo"
     if torch.cuda.is_available():
@@ -57,6 +57,11 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
         backend = "cpu:gloo,cuda:nccl"
     # Here and not by transformers, which gives a group on the CPU no timeout.
     distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+
+
+def launched() -> int:
+    """How many processes the launcher started; they may not have joined yet."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def leave() -> None:
@@ -241,7 +246,9 @@ def explain(error: BaseException) -> str:
             f"process {rank()} of {size()} waited for another one in vain: it hangs, or works longer than the timeout; "
             "the same command resumes"
         )
-    return f"process {rank()} of {size()} lost another one, which was killed or failed; the same command resumes"
+    return (
+        f"process {rank()} of {size()} lost another one, which was killed or failed; the same command resumes"
+    )
 
 
 def first_to_say() -> bool:

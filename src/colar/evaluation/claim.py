@@ -35,7 +35,9 @@ def claim(
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
     records = output / "records.jsonl"
-    answered = [file for file in (records, *parts.found_here(records)) if file.exists() and file.stat().st_size > 0]
+    answered = [
+        file for file in (records, *parts.found_here(records)) if file.exists() and file.stat().st_size > 0
+    ]
     if path.exists() and answered:
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")

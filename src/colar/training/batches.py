@@ -135,9 +135,29 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 
 
 def count_rows(batches: Sequence[dict[str, Tensor]]) -> Tensor:
-    """Number of rows that some batches hold together, a scalar int64."""
+    """Number of rows that some batches hold together, a scalar int64; copies (`mark_copies`) do not count."""
     count = 0
     for batch in batches:
         any_column = next(iter(batch.values()))
-        count += any_column.shape[0]
+        count += int(batch["counted"].sum()) if "counted" in batch else any_column.shape[0]
     return torch.tensor(count)
+
+
+def mark_copies(
+    batches: Sequence[dict[str, Tensor]], first: int, size: int, process: int, n_processes: int, n_rows: int
+) -> None:
+    """Give batches a column `counted`, False for copies, where they hold some.
+
+        epoch of 10 rows, batches of 2, three processes      process 0     process 1     process 2
+        first turn                                           0 1           2 3           4 5
+        second turn                                          6 7           8 9           copies of 0 1
+
+    accelerate fills the last turn up with rows that the epoch began with, so that every process has a batch. `first`
+    is the turn of the first of these batches, `size` the rows of a batch.
+    """
+    for turn, batch in enumerate(batches, first):
+        begin = (turn * n_processes + process) * size
+        rows = count_rows([batch])
+        own = n_rows - begin
+        if own < rows:
+            batch["counted"] = torch.arange(int(rows)) < own
