@@ -92,7 +92,7 @@ def _child(
 ) -> None:
     os.environ.update(environment)
     # The descriptor too: libraries in C write there.
-    stream = open(f"{name}.err", "w", buffering=1)
+    stream = open(f"{name}.err", "w", buffering=1)  # noqa: SIM115  # stays open until the process ends
     os.dup2(stream.fileno(), 2)
     sys.stderr = stream
     torch.set_num_threads(1)

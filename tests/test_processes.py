@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import Group, together
+from launch import Group, Outcome, together
 
 from colar import processes
+from colar.cli import main
+from colar.training.trainer import LatentTrainer
 
 
 def exchange(folder: Path) -> dict[str, Any]:
@@ -96,8 +100,7 @@ def meet(hangs: bool) -> str:
     try:
         processes.wait()
     except RuntimeError as error:
-        assert processes.is_lost(error)
-        return processes.explain(error)
+        return processes.explain(error) if processes.is_lost(error) else "another error"
     return "met"
 
 
@@ -112,3 +115,83 @@ def test_who_is_gone_or_hangs_ends_the_others(tmp_path: Path, hangs: bool, words
     first, second = group.wait()
     assert (first.code, second.code) == (0, -9), first.stderr
     assert words in first.value
+
+
+TRAIN = [
+    "train", "tiny/cot", "--data.train_size", "64", "--data.validation_size", "4", "--training.report_to", "none",
+    "--training.per_device_train_batch_size", "4", "--training.save_steps", "2", "--training.ddp_timeout", "20",
+    "--validation.limits.max_latents", "4",
+]  # fmt: skip
+
+
+def colar(words: list[str], dies_at: int = 0) -> int:
+    """The command in this process; process 1 is killed, or hangs where that is negative, in an update."""
+    if os.environ["RANK"] == "1" and dies_at:
+        whole = LatentTrainer.training_step
+        left = [abs(dies_at)]
+
+        def stopped(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and dies_at > 0:
+                os.kill(os.getpid(), 9)
+            if left[0] == 0:
+                time.sleep(60)
+            return whole(*arguments, **named)
+
+        LatentTrainer.training_step = stopped  # type: ignore[method-assign]  # this process ends here
+    return main(words)
+
+
+def said(outcomes: list[Outcome]) -> list[str]:
+    """The errors that a user sees, of all processes."""
+    text = "".join(outcome.stderr for outcome in outcomes)
+    assert "Traceback" not in text
+    return [line for line in text.splitlines() if "error" in line]
+
+
+def test_a_killed_process_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = [*TRAIN, "--output", str(tmp_path / "run")]
+    outcomes = Group(2, tmp_path / "killed", colar, words, 6).wait()
+    assert [outcome.code for outcome in outcomes] == [1, -9]
+    (line,) = said(outcomes)
+    assert line.startswith("colar train: error: process 0 of 2 lost another one")
+    assert line.endswith("the same command resumes")
+    outcomes = Group(2, tmp_path / "resumed", colar, words).wait()
+    assert [outcome.value for outcome in outcomes] == [0, 0], outcomes
+    steps = [row["step"] for row in json.loads((tmp_path / "run" / "history.json").read_text())]
+    assert max(steps) == 8
+
+
+def test_a_process_that_hangs_is_one_line(tmp_path: Path) -> None:
+    words = [*TRAIN, "--output", str(tmp_path / "run"), "--training.ddp_timeout", "3"]
+    group = Group(2, tmp_path / "group", colar, words, -2)
+    group.processes[0].join(60)
+    group.processes[1].kill()
+    outcomes = group.wait()
+    assert outcomes[0].code == 1
+    (line,) = said(outcomes)
+    assert "waited for another one in vain" in line
+
+
+def test_a_mistake_is_said_once(tmp_path: Path) -> None:
+    """By the process that finds it; here the main one, whose folder is taken, and both, whose recipe is wrong."""
+    (tmp_path / "taken").mkdir()
+    with open(tmp_path / "taken" / ".lock", "ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        words = [*TRAIN, "--output", str(tmp_path / "taken")]
+        outcomes = Group(2, tmp_path / "one", colar, words).wait()
+    (line,) = said(outcomes)
+    assert "another process is writing to" in line
+    assert all(outcome.code in (1, 2) for outcome in outcomes)
+    wrong = [
+        *TRAIN,
+        "--output",
+        str(tmp_path / "run"),
+        "--data.validation_size",
+        "4",
+        "--data.source",
+        "no.jsonl",
+    ]
+    outcomes = Group(2, tmp_path / "two", colar, wrong).wait()
+    assert [outcome.code for outcome in outcomes] == [2, 2]
+    assert len(said(outcomes)) == 1

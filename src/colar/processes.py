@@ -231,7 +231,8 @@ def _piece(path: Path, number: int) -> bytes:
 
 def is_lost(error: BaseException) -> bool:
     """Whether this is torch's way to say that another process does not answer."""
-    if size() == 1 or not isinstance(error, RuntimeError):
+    # By the launcher's number: an error may come while they join.
+    if launched() == 1 or not isinstance(error, RuntimeError):
         return False
     known = isinstance(error, distributed.DistError | OtherProcessError)
     return known or any(word in str(error) for word in GONE)
@@ -241,19 +242,16 @@ def explain(error: BaseException) -> str:
     """One line for an error of which `is_lost` is true."""
     if isinstance(error, OtherProcessError):
         return f"another process of this run failed: {error}"
+    this = f"process {os.environ.get('RANK', '0')} of {launched()}"
     if any(word in str(error) for word in LATE):
-        return (
-            f"process {rank()} of {size()} waited for another one in vain: it hangs, or works longer than the timeout; "
-            "the same command resumes"
-        )
-    return (
-        f"process {rank()} of {size()} lost another one, which was killed or failed; the same command resumes"
-    )
+        reason = "it hangs, is gone, or works longer than the timeout"
+        return f"{this} waited for another one in vain ({reason}); the same command resumes"
+    return f"{this} lost another one, which was killed or failed; the same command resumes"
 
 
 def first_to_say() -> bool:
     """True in the first process that asks, False in all that ask later: of many errors one is said, the first."""
-    if size() == 1:
+    if launched() == 1:
         return True
     # The launcher keeps this store, so that it outlives any process of the run.
     try:

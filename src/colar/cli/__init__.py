@@ -57,7 +57,7 @@ def _failed(command: str, error: Exception) -> int:
     """
     # Loaded already by every command that can have several processes.
     processes = sys.modules.get("colar.processes")
-    alone = processes is None or processes.size() == 1
+    alone = processes is None or processes.launched() == 1
     lost = not alone and processes is not None and processes.is_lost(error)
     if isinstance(error, RuntimeError) and not lost:
         raise error

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from colar import progress
+from colar import kept, processes, progress
 from colar.data.example import Example
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
@@ -67,18 +67,28 @@ class TrainingRows(Dataset[Row]):
         return self.method.encode(self.template, example, rng, epoch)
 
     def lengths(self) -> list[int]:
-        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context."""
-        lengths = []
+        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context.
+
+        Processes divide the rows, and call it together. What took long is kept for the next run (`kept.py`).
+        """
+        method = (self.method.name, self.method.config)
+        key = kept.digest(method, self.seed, self.context_length, self.template.digest(), *self.examples)
+        lengths: list[int] = kept.kept("row-lengths", key, self._count)["lengths"].tolist()
+        return lengths
+
+    def _count(self) -> dict[str, Tensor]:
         # All rows, before the first step: a wrong one must not stop a run after hours.
-        for index in progress.track(range(len(self)), "check rows"):
+        return {"lengths": torch.tensor(processes.split(range(len(self)), self._lengths))}
+
+    def _lengths(self, indices: Sequence[int]) -> Iterator[int]:
+        for index in progress.track(indices, "check rows"):
             length = len(self[0.0, index])
             if length > self.context_length:
                 raise ValueError(
                     f"{self.examples[index].id}: the row has {length} tokens, "
                     f"the model's context is {self.context_length}"
                 )
-            lengths.append(length)
-        return lengths
+            yield length
 
 
 class Schedule(Sampler[Any]):

@@ -36,8 +36,8 @@ class Objective(nn.Module):
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
         Without it, by the rows given. Rows for which `counted` (B,) is False weigh nothing: copies that give every
-        process a batch at the end of an epoch. A term whose name starts with "_" is no part of the loss, and is logged without
-        the underscore.
+        process a batch at the end of an epoch. A term whose name starts with "_" is no part of the loss, and is logged
+        without the underscore.
         """
         counted_B = tensors.pop("counted", None)
         terms = self.method.loss(self.lm, Batch.from_tensors(tensors))

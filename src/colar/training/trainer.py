@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def _mark_copies(self, batches: list[Any]) -> None:
         """Mark the rows of an epoch's last update that are there twice."""
+        assert isinstance(self.schedule, Sized)
         turns = math.ceil(len(self.schedule) / (self.args.train_batch_size * self.args.world_size))
         updates = math.ceil(turns / self.args.gradient_accumulation_steps)
         first = self.state.global_step % updates * self.args.gradient_accumulation_steps

@@ -134,7 +134,7 @@ def roll_out(
 
 def _on_cpu(completion: Completion) -> Completion:
     """The completion with its tensors on the CPU, from where they can be sent to other processes."""
-    info = [_columns_on_cpu(columns) for columns in completion.info]
+    info: list[Mapping[str, Tensor]] = [_columns_on_cpu(columns) for columns in completion.info]
     latents = None if completion.latents is None else completion.latents.cpu()
     return replace(completion, latents=latents, info=info, stop_info=_columns_on_cpu(completion.stop_info))
 
