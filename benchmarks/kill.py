@@ -38,7 +38,8 @@ from launch import Group  # the server of processes is the tests'
 TIMEOUT_S = 600
 SMALL = (
     "--data.train_size", "96", "--data.validation_size", "8", "--training.save_steps", "2",
-    "--training.logging_steps", "1", "--training.report_to", "none", "--training.ddp_timeout", "30", "--validation.limits.max_latents", "8",
+    "--training.logging_steps", "1", "--training.report_to", "none", "--training.ddp_timeout", "30",
+    "--validation.limits.max_latents", "8",
 )  # fmt: skip
 SFT = (
     "train",
