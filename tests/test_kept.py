@@ -92,7 +92,7 @@ def test_scores_are_read_by_a_run_that_starts_again(cache: Path, monkeypatch: py
 
 def divided(work: str, folder: Path) -> Any:
     """Lengths and scores by all processes together, then the first row that cannot be encoded."""
-    processes.join(20)
+    processes.join(120)
     os.environ["COLAR_CACHE"] = str(folder / f"cache{processes.rank()}")
     lm, method = built("tokenskip")
     if work == "scores":

@@ -41,7 +41,7 @@ def answer_all(
     folder: Path, own_disks: bool = False, control: bool = False, dies: tuple[int, int] | None = None
 ) -> int:
     """Evaluate in `folder`; `dies` is (rank, answer at which it is killed)."""
-    processes.join(20)
+    processes.join(120)
     if own_disks:
         folder = folder / f"disk{processes.rank()}"
     folder.mkdir(exist_ok=True)
@@ -135,7 +135,7 @@ def test_controls_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 def validate() -> dict[str, float]:
-    processes.join(20)
+    processes.join(120)
     asked = model()
     params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
     return evaluate.score(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)

@@ -18,7 +18,7 @@ from colar.training.trainer import LatentTrainer
 
 
 def exchange(folder: Path) -> dict[str, Any]:
-    processes.join(20)
+    processes.join(120)
     seen = {
         "size": processes.size(),
         "mine": list(processes.mine("abcde")),
@@ -91,7 +91,7 @@ def test_alone_there_is_nobody_to_ask(tmp_path: Path) -> None:
 
 
 def meet(hangs: bool) -> str:
-    processes.join(3)
+    processes.join(10)
     processes.wait()
     if processes.rank() == 1 and hangs:
         time.sleep(60)
@@ -119,7 +119,7 @@ def test_who_is_gone_or_hangs_ends_the_others(tmp_path: Path, hangs: bool, words
 
 TRAIN = [
     "train", "tiny/cot", "--data.train_size", "64", "--data.validation_size", "4", "--training.report_to", "none",
-    "--training.per_device_train_batch_size", "4", "--training.save_steps", "2", "--training.ddp_timeout", "20",
+    "--training.per_device_train_batch_size", "4", "--training.save_steps", "2", "--training.ddp_timeout", "120",
     "--validation.limits.max_latents", "4",
 ]  # fmt: skip
 
@@ -161,9 +161,26 @@ def test_a_killed_process_is_one_line_and_the_same_command_goes_on(tmp_path: Pat
     steps = [row["step"] for row in json.loads((tmp_path / "run" / "history.json").read_text())]
     assert max(steps) == 8
 
+    # And the command that evaluates it, by two processes and by one.
+    for n in (2, 1):
+        evaluate = [
+            "evaluate",
+            str(tmp_path / "run" / "best"),
+            "--limit",
+            "9",
+            "--output",
+            str(tmp_path / str(n)),
+        ]
+        assert together(n, tmp_path / f"group{n}", colar, [*evaluate, "--max_latents", "4"]) == [0] * n
+    records = [(tmp_path / str(n) / "records.jsonl").read_text().splitlines() for n in (2, 1)]
+    assert len(records[0]) == 9
+    two, one = ([{**json.loads(line), "seconds": 0} for line in lines] for lines in records)
+    assert two == one
+    assert (tmp_path / "2" / "report.md").exists()
+
 
 def test_a_process_that_hangs_is_one_line(tmp_path: Path) -> None:
-    words = [*TRAIN, "--output", str(tmp_path / "run"), "--training.ddp_timeout", "3"]
+    words = [*TRAIN, "--output", str(tmp_path / "run"), "--training.ddp_timeout", "10"]
     group = Group(2, tmp_path / "group", colar, words, -2)
     group.processes[0].join(60)
     group.processes[1].kill()

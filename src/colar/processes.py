@@ -253,10 +253,19 @@ def first_to_say() -> bool:
     """True in the first process that asks, False in all that ask later: of many errors one is said, the first."""
     if launched() == 1:
         return True
-    # The launcher keeps this store, so that it outlives any process of the run.
+    # A restart by the launcher may fail again, and say so again.
+    key = f"colar/said/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
-        store = distributed.distributed_c10d._get_default_store()
-        return int(store.add("colar/said", 1)) == 1
+        return int(_store().add(key, 1)) == 1
     except Exception:
         # Nobody is left who could be asked.
         return True
+
+
+def _store() -> Any:
+    """The store of keys that the launcher keeps, which outlives any process of the run; else the group's own."""
+    # The launcher's first: an error may come before this process has joined.
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        return distributed.TCPStore(*place, timeout=timedelta(seconds=10))  # type: ignore[attr-defined]
+    return distributed.distributed_c10d._get_default_store()
