@@ -20,6 +20,8 @@ FLOORS = (
     ("number_tokens",),
     ("show",),
     ("ops", "data"),
+    ("kept",),
+    ("processes",),
     ("files", "progress", "checks"),
     ("__init__",),
 )

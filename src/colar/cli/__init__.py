@@ -18,7 +18,10 @@ from colar.cli.shared import Parser, collector_off
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted."""
+    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted.
+
+    1: another process of the run, started by torchrun, has failed or does not answer.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # When it ends, Python looks for garbage among the million objects that libraries made, for more than half a
     # second. What is frozen is not looked at.
@@ -39,14 +42,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who reads our output (`head`, say) has seen enough. Python flushes stdout once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ArithmeticError) as error:
-        # Not `progress.say`: an error is shown whichever process it comes from.
-        print(f"colar {args.command}: error: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+        return _failed(args.command, error)
     except KeyboardInterrupt:
         progress.say("stopped; the same command resumes from here")
         return 130
     return 0
+
+
+def _failed(command: str, error: Exception) -> int:
+    """Say an error in one line and return the exit code; raise it again where it is no one's mistake but ours.
+
+    Of several processes the first that fails says why. The others fail after it, because it is gone.
+    """
+    # Loaded already by every command that can have several processes.
+    processes = sys.modules.get("colar.processes")
+    alone = processes is None or processes.launched() == 1
+    lost = not alone and processes is not None and processes.is_lost(error)
+    if isinstance(error, RuntimeError) and not lost:
+        raise error
+    # Not `progress.say`: an error is shown whichever process it comes from.
+    if alone or processes is None or processes.first_to_say():
+        text = processes.explain(error) if lost and processes is not None else str(error)
+        print(f"colar {command}: error: {text}", file=sys.stderr, flush=True)
+    code = 1 if lost else 2
+    if not alone:
+        # What a lost group leaves behind may wait for it for ever.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 def underscored(word: str) -> str:

@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     with collector_off():
-        from colar import recipe
+        from colar import processes, recipe
 
     quiet_libraries()
     if args.keys:
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
     result = recipe.run(recipe.load(args.recipe, args.overrides), resume=not args.no_resume)
+    processes.leave()
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():
         print(result.best)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jsonargparse
 
-from colar import files, recipes
+from colar import files, processes, recipes
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LoraSettings
@@ -76,7 +76,7 @@ def check_grpo(recipe: Recipe, grpo: GrpoConfig) -> None:
     """Reject a `grpo` section that the rest of the recipe does not fit."""
     if recipe.model.init_from is None:
         raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
-    grpo.plan(recipe.training)
+    grpo.plan(recipe.training, processes.launched())
     rewards.named(grpo.reward_funcs)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from colar import progress
+from colar import kept, processes, progress
 from colar.data.example import Example
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
@@ -75,18 +75,30 @@ class TrainingRows(Dataset[Row]):
         return self.method.encode_draws(self.template, example, rng, epoch, self.n_draws)
 
     def lengths(self) -> list[int]:
-        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context."""
-        lengths = []
+        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context.
+
+        Processes divide the rows, and call it together. What took long is kept for the next run (`kept.py`).
+        """
+        method = (self.method.name, self.method.config)
+        key = kept.digest(
+            method, self.seed, self.n_draws, self.context_length, self.template.digest(), *self.examples
+        )
+        lengths: list[int] = kept.kept("row-lengths", key, self._count)["lengths"].tolist()
+        return lengths
+
+    def _count(self) -> dict[str, Tensor]:
         # All rows, before the first step: a wrong one must not stop a run after hours.
-        for index in progress.track(range(len(self)), "check rows"):
+        return {"lengths": torch.tensor(processes.split(range(len(self)), self._lengths))}
+
+    def _lengths(self, indices: Sequence[int]) -> Iterator[int]:
+        for index in progress.track(indices, "check rows"):
             length = max(map(len, self._encode(0.0, index, draws_of=0)))
             if length > self.context_length:
                 raise ValueError(
                     f"{self.examples[index].id}: the row has {length} tokens, "
                     f"the model's context is {self.context_length}"
                 )
-            lengths.append(length)
-        return lengths
+            yield length
 
 
 class Schedule(Sampler[Any]):
@@ -148,9 +160,29 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 
 
 def count_rows(batches: Sequence[dict[str, Tensor]]) -> Tensor:
-    """Number of rows that some batches hold together, a scalar int64."""
+    """Number of rows that some batches hold together, a scalar int64; copies (`mark_copies`) do not count."""
     count = 0
     for batch in batches:
         any_column = next(iter(batch.values()))
-        count += any_column.shape[0]
+        count += int(batch["counted"].sum()) if "counted" in batch else any_column.shape[0]
     return torch.tensor(count)
+
+
+def mark_copies(
+    batches: Sequence[dict[str, Tensor]], first: int, size: int, process: int, n_processes: int, n_rows: int
+) -> None:
+    """Give batches a column `counted`, False for copies, where they hold some.
+
+        epoch of 10 rows, batches of 2, three processes      process 0     process 1     process 2
+        first turn                                           0 1           2 3           4 5
+        second turn                                          6 7           8 9           copies of 0 1
+
+    accelerate fills the last turn up with rows that the epoch began with, so that every process has a batch. `first`
+    is the turn of the first of these batches, `size` the rows of a batch.
+    """
+    for turn, batch in enumerate(batches, first):
+        begin = (turn * n_processes + process) * size
+        rows = count_rows([batch])
+        own = n_rows - begin
+        if own < rows:
+            batch["counted"] = torch.arange(int(rows)) < own

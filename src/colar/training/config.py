@@ -81,6 +81,9 @@ class TrainingConfig:
     """Checkpoints to resume from that are kept."""
     report_to: str = "tensorboard"
     """tensorboard | wandb | trackio | none. history.json is written in any case."""
+    # Several processes.
+    ddp_timeout: float = 1800
+    """Seconds that a process waits for another one, which hangs or is slower, before all end with an error."""
     # Curricula.
     reset_optimizer_at_stage: bool = False
     """Forget AdamW's moments where a curriculum enters a new stage (iCoT and Coconut do)."""
@@ -106,6 +109,7 @@ class TrainingConfig:
         for name in ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value > 0, value, "above 0")
+        checks.check_holds("training.ddp_timeout", self.ddp_timeout > 0, self.ddp_timeout, "above 0")
         for name in ("max_hours", "modules_learning_rate", "eval_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value is None or value > 0, value, "above 0 or null")

@@ -1,7 +1,8 @@
 """Supervised fine-tuning of any method: `train`.
 
 A run lives in one folder (`run_folder.py`). The same call again resumes from its last whole checkpoint (`run.py`). On
-several devices start it with torchrun: the main process validates and writes, the others wait.
+several devices start it with torchrun: processes divide rows, validation and the first look at all rows; the main
+process writes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def train(
     resume: bool = True,
 ) -> TrainResult:
     """Train `lm` by `method` on `examples` in the run folder `output`, or resume the run that is there.
+
+    Under torchrun all processes call it together, and `validate` too.
 
     `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`, the first
     of equals; without `validate`, or with `load_best_model_at_end` false, the last weights are. `lm` ends with the

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from colar import checks, files
+from colar import checks, files, processes
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.generation import Generation
@@ -92,28 +92,35 @@ class GrpoTrainer(LatentTrainer):
             with self.reference.in_model():
                 generation.tensors["ref_logps"] = self.score(generation.tensors)
         self.unlogged_metrics.append(generation.metrics)
-        with files.append_jsonl(self.completions) as write:
-            for record in generation.records:
-                write({"step": self.state.global_step, "generation": number, **record})
+        if processes.is_main():
+            with files.append_jsonl(self.completions) as write:
+                for record in generation.records:
+                    write({"step": self.state.global_step, "generation": number, **record})
         return generation
 
     @torch.no_grad()
     def score(self, tensors: dict[str, Tensor]) -> Tensor:
         """The present weights' log-probs of a generation, (R, N) on the CPU.
 
-        Batches and precision are those of the updates, so that the very first ratio is exactly 1.
+        Batches and precision are those of the updates, so that the very first ratio is exactly 1. Each process scores
+        the batches that it learns from.
         """
         rollouts = Rollouts.from_tensors(tensors)
         R = rollouts.token_lengths.shape[0]
         logps_RN = torch.zeros(R, int(rollouts.positions().max()))
-        for start in range(0, R, self.plan.batch):
+        starts = range(0, R, self.plan.batch)
+        scored = []
+        for start in processes.mine(starts):
             rows = slice(start, start + self.plan.batch)
             batch = {name: column[rows] for name, column in tensors.items()}
             # Trainer wraps the objective's own forward in the same autocast.
             with self.accelerator.autocast():
                 logps_BN = self.policy.score(super()._prepare_inputs(batch)).logps
+            scored.append(logps_BN.float().cpu())
+        everyones = processes.in_order(processes.everyones(scored))
+        for start, logps_BN in zip(starts, everyones, strict=True):
             # A batch may be shorter than the generation: its longest output decides.
-            logps_RN[rows, : logps_BN.shape[1]] = logps_BN.float().cpu()
+            logps_RN[start : start + self.plan.batch, : logps_BN.shape[1]] = logps_BN
         return logps_RN
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -133,6 +140,9 @@ class GrpoTrainer(LatentTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
+        # Every process has the whole generation; one writes.
+        if not self.args.should_save:
+            return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         state: dict[str, Any] = {
             "plan": self._plan(),
