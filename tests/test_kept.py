@@ -62,7 +62,7 @@ def test_what_is_quick_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch)
 def test_lengths_belong_to_rows_tokenizer_method_and_seed(cache: Path) -> None:
     lm, method = built("colar")
     rows = TrainingRows(lm, method, ROWS, 0)
-    wanted = [len(rows[0.0, index]) for index in range(len(ROWS))]
+    wanted = [len(rows[0.0, index, 0]) for index in range(len(ROWS))]
     assert rows.lengths() == wanted
     assert len(list(cache.iterdir())) == 1
     assert TrainingRows(lm, method, ROWS, 0).lengths() == wanted
@@ -75,7 +75,7 @@ def test_lengths_belong_to_rows_tokenizer_method_and_seed(cache: Path) -> None:
         TrainingRows(other_lm, method, ROWS, 0),
         TrainingRows(lm, other_method, ROWS, 0),
     ):
-        assert made.lengths() == [len(made[0.0, index]) for index in range(len(ROWS))]
+        assert made.lengths() == [len(made[0.0, index, 0]) for index in range(len(ROWS))]
     assert len(list(cache.iterdir())) == 5
 
 
