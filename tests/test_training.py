@@ -133,12 +133,12 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
 
 def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() -> None:
     rng = Random(0)
-    lengths = [rng.randint(20, 400) for _ in range(1600)]
-    schedule = batches.RowSchedule([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, 0, 32)
+    lengths = [rng.randint(20, 400) for _ in range(6400)]
+    schedule = batches.RowSchedule([Example(f"x/{i}", "q", (), "1") for i in range(6400)], lengths, 0, 32)
     firsts = []
     for epoch in range(20):
         indices = schedule.permutation(epoch)
-        groups = [indices[start : start + 32] for start in range(0, 1600, 32)]
+        groups = [indices[start : start + 32] for start in range(0, 6400, 32)]
         padding = sum(
             max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in groups
         )
@@ -218,6 +218,42 @@ def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, lora: LoraSe
             assert mine == pytest.approx(theirs, rel=2e-5)
         for name, value in weights(lm).items():
             torch.testing.assert_close(value, weights(runs[0][0])[name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("most", [1, 300])
+def test_batches_in_parts_give_the_same_run(tmp_path: Path, lora: LoraSettings | None, most: int) -> None:
+    """Row by row, or some rows at a time: every loss, every gradient and the validation's losses stay."""
+    lora = lora and LoraSettings(r=4, lora_alpha=8)  # dropout draws by batch
+    calls = []
+
+    class Watched(Colar):
+        def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+            calls.append(len(batch.seeds))
+            return super().loss(lm, batch)
+
+    runs = []
+    for tokens in (None, most):
+        calls.clear()
+        method = Watched(ColarConfig())
+        runs.append(
+            run(
+                tmp_path / f"{tokens}",
+                method,
+                lora=lora,
+                per_device_train_batch_size=8,
+                num_train_epochs=2,
+                tokens_per_batch=tokens,
+                held_out=EXAMPLES[:6],
+                validate=lambda lm, method: {"accuracy": 0.0},
+            )
+        )
+    assert max(calls) == (1 if most == 1 else 4)
+    whole, parts = runs
+    assert losses(parts[1]) == [pytest.approx(row, rel=2e-5) for row in losses(whole[1])]
+    validated = [[row["eval_ce"] for row in made[1].history if "eval_ce" in row] for made in runs]
+    assert validated[1] == pytest.approx(validated[0], rel=1e-5)
+    for name, value in weights(parts[0]).items():
+        torch.testing.assert_close(value, weights(whole[0])[name], rtol=1e-3, atol=2e-5, msg=name)
 
 
 # --- killed and resumed --------------------------------------------------------------------------------

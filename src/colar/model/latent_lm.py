@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.checks import check_holds
-from colar.model import added_rows
+from colar.model import added_rows, chunks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.prompts import Template, TemplateConfig
@@ -81,6 +81,7 @@ class LatentLM(nn.Module):
         if lora is not None:
             self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
         self.extra = nn.ModuleDict()
+        self.chunk_bytes = chunks.CHUNK_BYTES
 
     @classmethod
     def from_backbone(
@@ -127,6 +128,11 @@ class LatentLM(nn.Module):
         # Of any weight: that of an embedding with rows in an adapter would be put together first.
         weight: Tensor = next(self.causal_lm.parameters())
         return weight.device
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the embedding: ids that the model knows, spare ones included."""
+        return added_rows.vocabulary_size(self.causal_lm)
 
     @property
     def context_length(self) -> int:
@@ -188,9 +194,24 @@ class LatentLM(nn.Module):
         """(..., D) -> (..., V) float32, as the backbone's own forward would give them; (..., S) of some rows only."""
         return head_logits(self.causal_lm, hidden, rows)
 
+    def reduce_logits(
+        self, reduce: chunks.Reduce, hidden_XD: Tensor, *columns: Tensor, rows: HeadRows | None = None
+    ) -> tuple[Tensor, ...]:
+        """`reduce(logits(hidden_XD, rows), *columns)` in the memory of a chunk of its positions (`chunks.py`).
+
+        `columns` have X rows each. `reduce` returns tensors (X, ...), and sees some of the positions at a time.
+        """
+        # Without a weight of their own the rows are taken from the logits of the whole vocabulary.
+        narrow = rows is not None and rows.weight_SD is not None
+        count = len(rows.ids_S) if rows is not None and narrow else self.vocabulary_size
+        size = chunks.positions_of(self.chunk_bytes, count)
+        return chunks.reduce_in_chunks(
+            lambda hidden_CD: self.logits(hidden_CD, rows), reduce, hidden_XD, columns, size
+        )
+
     def head_rows(self, ids: tuple[int, ...]) -> HeadRows:
         """The LM head's rows at these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
-        size = added_rows.vocabulary_size(self.causal_lm)
+        size = self.vocabulary_size
         if not ids or ids[-1] >= size:
             raise ValueError(f"ids must be in the model's vocabulary of {size}, got {ids[-1:] or 'none'}")
         return HeadRows.gather(self.causal_lm.get_output_embeddings(), ids, self.device)
@@ -202,7 +223,7 @@ class LatentLM(nn.Module):
         if type(embedding) is nn.Embedding:
             weight: Tensor = embedding.weight
             return weight
-        return self.embed(torch.arange(added_rows.vocabulary_size(self.causal_lm), device=self.device))
+        return self.embed(torch.arange(self.vocabulary_size, device=self.device))
 
     @torch.no_grad()
     def embedding_std(self) -> float:
@@ -210,7 +231,7 @@ class LatentLM(nn.Module):
         total = 0.0
         squares = 0.0
         count = 0
-        rows = added_rows.vocabulary_size(self.causal_lm)
+        rows = self.vocabulary_size
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
         for start in range(0, rows, 8192):
             ids = torch.arange(start, min(start + 8192, rows), device=self.device)

@@ -35,6 +35,9 @@ class TrainingConfig:
     # The size of an update.
     per_device_train_batch_size: int = 32
     """Rows that go through the model at once on each device."""
+    tokens_per_batch: int | None = None
+    """Most positions (rows x the longest) that go through the model at once: a batch with more is taken in parts of
+    like length. A limit of memory: updates and results are the same. null: none."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.
@@ -94,6 +97,10 @@ class TrainingConfig:
         for name in ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value > 0, value, "above 0")
+        tokens = self.tokens_per_batch
+        checks.check_holds(
+            "training.tokens_per_batch", tokens is None or tokens >= 1, tokens, "1 or more, or null"
+        )
         for name in ("max_hours", "modules_learning_rate", "eval_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value is None or value > 0, value, "above 0 or null")

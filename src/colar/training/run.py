@@ -40,6 +40,7 @@ from colar.training.trainer import LatentTrainer, NonFiniteError
 NOT_TRAINERS = {
     "max_hours",
     "modules_learning_rate",
+    "tokens_per_batch",
     "gradient_checkpointing",
     "evals_per_epoch",
     "eval_steps",

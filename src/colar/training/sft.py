@@ -68,6 +68,7 @@ def train(
         config.modules_learning_rate,
         validate,
         held_out_rows,
+        config.tokens_per_batch,
     )
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
     return run_trainer(trainer, config, folder, info, resume)

@@ -81,7 +81,13 @@ def train(
     schedule = QuestionSchedule(examples, config.seed, plan)
     sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
     trainer = GrpoTrainer(
-        objective, args, sampler, folder.completions, config.modules_learning_rate, validate
+        objective,
+        args,
+        sampler,
+        folder.completions,
+        config.modules_learning_rate,
+        validate,
+        config.tokens_per_batch,
     )
     _drop_later_completions(folder, resume)
     stopping = EarlyStopping(grpo.early_stopping_patience)

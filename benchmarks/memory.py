@@ -1,0 +1,253 @@
+"""Peak memory of a training step and of its loss alone: logits in chunks beside all logits at once, in one run.
+
+    python benchmarks/memory.py --threads 1
+
+    before    the logits of all labels at once, as they were made before `model/chunks.py`
+    ours      in chunks, as `colar train` makes them
+    parts     ours, and the batch in parts (`training.tokens_per_batch`)
+    torch     torch.nn.functional.linear_cross_entropy with chunks, beside ours
+
+    loss/N    cross-entropy of N labels, forward and backward: V = 128,256, D = 256, a frozen LM head in bfloat16
+    score/N   log-probs and entropies of N actions of CoT's outputs (GRPO), likewise
+    smollm2   an update of SmolLM2-135M on real rows of CoT-SFT: LoRA on a bfloat16 backbone, gradient checkpointing
+    slice     the same with two random layers in Llama-3.2-1B's vocabulary (V = 128,256, D = 512), rows of random tokens
+
+Every cell runs in a process of its own. Its peak is the most memory that the process held while the step ran (VmHWM of
+Linux, set back before it), less what it held before: weights, inputs and libraries are not counted. `before` at 37,035
+labels would need about 60 GB. Its peak there is computed: a straight line through its measured cells. `--system` names
+system and cell. The table goes to stdout, then one JSON line; report.json holds the raw runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import shared
+import torch
+from loss_parts import D, V, agreement, inputs, part_alone
+from rich.console import Console
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from colar import recipe
+from colar.methods import pretrained, registry
+from colar.methods.base import Batch, NoParams, Row
+from colar.model import backbones, chunks
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training import batches
+from colar.training.objective import Objective
+
+LONGEST = 37_035
+"""Labels of the longest batch of llama-3.2-1b/cot-math while one pool held all rows."""
+MEASURED = (1024, 2048, 4096)
+TOKENS = 1024
+"""`training.tokens_per_batch` of the system `parts`."""
+CELLS: dict[str, list[str]] = {
+    **{f"loss/{n}": ["before", "ours", "torch"] for n in MEASURED},
+    f"loss/{LONGEST}": ["ours"],
+    "score/2048": ["before", "ours"],
+    "smollm2/cot": ["before", "ours", "parts"],
+    "smollm2/colar": ["before", "ours", "parts"],
+    "slice/cot": ["before", "ours", "parts"],
+}
+SYSTEMS = [f"{system}:{cell}" for cell, systems in CELLS.items() for system in systems] + ["agreement"]
+
+
+def main() -> None:
+    args = _arguments()
+    if args.system:
+        print(json.dumps(measure(args.system, args)))
+        return
+
+    def said(run: dict[str, Any]) -> str:
+        return ", ".join(f"{key} {value:.4g}" for key, value in run.items() if key != "system")
+
+    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
+    report = summarise(runs, args)
+    keys = ("loss_peak_vs_before", "loss_peak_vs_before_measured", "score_peak_vs_before")
+    shared.publish(report, args.output, show, {key: report.get(key) for key in keys})
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One run: peak of the step above what was there before, and its seconds."""
+    torch.set_num_threads(args.threads)
+    if name == "agreement":
+        return {"system": name, **agreement()}
+    system, cell = name.split(":")
+    kind, of = cell.split("/")
+    if kind in ("loss", "score"):
+        step = partial(part_alone, kind, system, *inputs(int(of), torch.bfloat16))
+    else:
+        step = update(kind, of, system, args)
+    held = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is held now
+    started = time.perf_counter()
+    step()
+    seconds = time.perf_counter() - started
+    return {"system": name, "peak_gib": (_status("VmHWM") - held) / 2**20, "seconds": seconds}
+
+
+# An update
+
+
+def update(kind: str, method: str, system: str, args: argparse.Namespace) -> Callable[[], None]:
+    """Forward, backward and AdamW over one batch, in bfloat16 autocast."""
+    lm, rows, made = smollm2(method, args) if kind == "smollm2" else llama_slice(method)
+    objective = Objective(lm, made)
+    if system == "before":
+        # One chunk of any size: what was done before, operation for operation.
+        lm.chunk_bytes = 2**62
+    lm.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+    lm.train()
+    batch = Batch.collate(rows)
+    parts = batches.part_indices(batch.positions(), TOKENS if system == "parts" else None)
+    optimizer = torch.optim.AdamW([p for p in lm.parameters() if p.requires_grad], lr=1e-4)
+
+    def step() -> None:
+        for index in parts:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                outputs = objective(num_items_in_batch=len(rows), **batches.take(batch.tensors(), index))
+            outputs["loss"].backward()
+        optimizer.step()
+
+    return step
+
+
+def smollm2(method: str, args: argparse.Namespace) -> tuple[LatentLM, list[Row], Any]:
+    """SmolLM2-135M with the adapter of its recipes, and rows of GSM8k-Aug."""
+    made = recipe.Recipe(
+        output="unused",
+        model=recipe.ModelConfig(
+            backbone="smollm2-135m",
+            dtype="bfloat16",
+            lora=LoraSettings(r=16, lora_alpha=32, target_modules="all-linear"),
+        ),
+        method={"name": method},
+    )
+    lm, trained = recipe.load_model(made)
+    data = recipe.DataConfig(
+        source="gsm8k-aug", data_dir=args.data_dir, train_size=args.rows, validation_size=0
+    )
+    examples, _ = recipe.load_examples(data)
+    examples = list(trained.prepare(lm, examples))
+    return lm, [trained.encode(lm.template, each, Random(0), 0.0) for each in examples], trained
+
+
+def llama_slice(method: str) -> tuple[LatentLM, list[Row], Any]:
+    """Two random layers in Llama-3.2-1B's vocabulary, and 16 rows of 64 + 192 + 8 random tokens: 3,200 labels."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    tokenizer = backbones.load("tiny").tokenizer
+    backbone = backbones.Backbone("llama-slice", LlamaForCausalLM(config).to(torch.bfloat16), tokenizer)
+    lm = LatentLM.from_backbone(backbone, lora=LoraSettings())
+    made = registry.build(method, {})
+    pretrained.attach(lm, made, 0)
+    rng = Random(0)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(V) for _ in range(n)]
+
+    rows = [Row(tokens(64), [tokens(192)], tokens(8), NoParams(), seed) for seed in range(16)]
+    return lm, rows, made
+
+
+# The report
+
+
+def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    """Largest peak and median seconds of each cell, and the ratios."""
+    cells: dict[str, dict[str, float]] = {}
+    for run in runs:
+        if run["system"] == "agreement":
+            continue
+        mine = [other for other in runs if other["system"] == run["system"]]
+        times = sorted(other["seconds"] for other in mine)
+        cells[run["system"]] = {
+            "peak_gib": max(other["peak_gib"] for other in mine),
+            "seconds": times[len(times) // 2],
+        }
+    report: dict[str, Any] = {
+        "benchmark": "memory",
+        "setting": {
+            "vocabulary": V,
+            "width": D,
+            "chunk_bytes": chunks.CHUNK_BYTES,
+            "rows": args.rows,
+            "tokens_per_batch": TOKENS,
+            "rounds": args.rounds,
+            "threads": args.threads,
+        },
+        "provenance": shared.provenance(),
+    }
+    peak = {name: cell["peak_gib"] for name, cell in cells.items()}
+    if all(f"before:loss/{n}" in peak for n in MEASURED) and f"ours:loss/{LONGEST}" in peak:
+        computed, per_label = line([(n, peak[f"before:loss/{n}"]) for n in MEASURED], LONGEST)
+        most = MEASURED[-1]
+        report["loss_peak_vs_before"] = peak[f"ours:loss/{LONGEST}"] / computed
+        report["loss_peak_vs_before_measured"] = peak[f"ours:loss/{most}"] / peak[f"before:loss/{most}"]
+        report["before_at_longest"] = {
+            "labels": LONGEST,
+            "computed_gib": computed,
+            # In units of a float32 number for each label and token.
+            "copies": per_label * 2**30 / (4 * V),
+        }
+    if "before:score/2048" in peak and "ours:score/2048" in peak:
+        report["score_peak_vs_before"] = peak["ours:score/2048"] / peak["before:score/2048"]
+    agreed = [run for run in runs if run["system"] == "agreement"]
+    report["agreement"] = {key: value for key, value in (agreed or [{}])[0].items() if key != "system"}
+    return {**report, "cells": cells, "runs": runs}
+
+
+def line(points: list[tuple[int, float]], at: int) -> tuple[float, float]:
+    """The value at `at` of the straight line of least squares through some points, and its slope."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return mean_y + slope * (at - mean_x), slope
+
+
+def show(report: dict[str, Any]) -> None:
+    columns = (
+        "cell",
+        *(f"{system} {unit}" for system in ("before", "ours", "parts", "torch") for unit in ("GiB", "s")),
+    )
+    table = shared.table("Peak memory of a step, above what was held before it", columns, texts=("cell",))
+    for cell in CELLS:
+        row = [cell]
+        for system in ("before", "ours", "parts", "torch"):
+            found = report["cells"].get(f"{system}:{cell}", {})
+            row += [shared.shown(found.get("peak_gib")), shared.shown(found.get("seconds"))]
+        table.add_row(*row)
+    Console(width=110).print(table)
+
+
+def _status(key: str) -> int:
+    """A line of /proc/self/status, in KiB."""
+    for text in Path("/proc/self/status").read_text().splitlines():
+        if text.startswith(f"{key}:"):
+            return int(text.split()[1])
+    raise SystemExit(f"/proc/self/status has no {key}: this benchmark needs Linux")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = shared.parser(__file__, __doc__, SYSTEMS, rounds=1)
+    parser.add_argument("--rows", type=int, default=48, help="rows of an update of SmolLM2")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
