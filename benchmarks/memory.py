@@ -49,12 +49,13 @@ MEASURED = (1024, 2048, 4096)
 TOKENS = 1024
 """`training.tokens_per_batch` of the system `parts`."""
 CELLS: dict[str, list[str]] = {
-    **{f"loss/{n}": ["before", "ours", "torch"] for n in MEASURED},
-    f"loss/{LONGEST}": ["ours"],
-    "score/2048": ["before", "ours"],
     "smollm2/cot": ["before", "ours", "parts"],
-    "smollm2/colar": ["before", "ours", "parts"],
-    "slice/cot": ["before", "ours", "parts"],
+    "slice/cot": ["before", "ours"],
+    "score/2048": ["before", "ours"],
+    "loss/1024": ["before"],
+    "loss/2048": ["before"],
+    "loss/4096": ["before", "ours", "torch"],
+    f"loss/{LONGEST}": ["ours"],
 }
 SYSTEMS = [f"{system}:{cell}" for cell, systems in CELLS.items() for system in systems] + ["agreement"]
 
