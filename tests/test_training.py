@@ -724,15 +724,25 @@ import test_training as t
 def validate(lm, method):
     assert os.environ["RANK"] == "0"
     return {{"accuracy": 0.5}}
-lm, result = t.run(Path({folder!r}), validate=validate, per_device_train_batch_size=4, num_train_epochs=2)
+lm, result = t.run(
+    Path({folder!r}),
+    validate=validate,
+    per_device_train_batch_size=4,
+    num_train_epochs=2,
+    tokens_per_batch={tokens},
+)
 Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr((t.losses(result), result.metrics)))
 """
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """2 x 4 rows are 1 x 8 rows; the ragged last update is filled up by accelerate, so it is left out."""
+@pytest.mark.parametrize("tokens", [None, 100])
+def test_two_processes_train_as_one(tmp_path: Path, tokens: int | None) -> None:
+    """2 x 4 rows are 1 x 8 rows; the ragged last update is filled up by accelerate, so it is left out.
+
+    With a limit of tokens each process takes its rows in parts, as many as its own lengths ask for.
+    """
     script = tmp_path / "script.py"
-    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path), tokens=tokens))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [
         sys.executable,
