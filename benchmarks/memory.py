@@ -12,10 +12,11 @@
     smollm2   an update of SmolLM2-135M on real rows of CoT-SFT: LoRA on a bfloat16 backbone, gradient checkpointing
     slice     the same with two random layers in Llama-3.2-1B's vocabulary (V = 128,256, D = 512), rows of random tokens
 
-Every cell runs in a process of its own. Its peak is the most memory that the process held while the step ran (VmHWM of
-Linux, set back before it), less what it held before: weights, inputs and libraries are not counted. `before` at 37,035
-labels would need about 60 GB. Its peak there is computed: a straight line through its measured cells. `--system` names
-system and cell. The table goes to stdout, then one JSON line; report.json holds the raw runs.
+Every cell runs in a process of its own. `peak_gib` is the most that the tensors of the step took at one time, counted
+by torch's profiler as on a GPU: weights and inputs are there before, and not counted. `process_gib` is the process's
+own peak (VmHWM of Linux) above what it held before the step, buffers of libraries and gaps between tensors included.
+`before` at 37,035 labels would need about 60 GB. Its peak there is computed: a straight line through its measured
+cells. `--system` names system and cell. The table goes to stdout, then one JSON line; report.json holds the raw runs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import shared
 import torch
 from loss_parts import D, V, agreement, inputs, part_alone
 from rich.console import Console
+from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from colar import recipe
@@ -45,17 +47,19 @@ from colar.training.objective import Objective
 
 LONGEST = 37_035
 """Labels of the longest batch of llama-3.2-1b/cot-math while one pool held all rows."""
-MEASURED = (1024, 2048, 4096)
+MEASURED = (1024, 2048, 3072)
+POOL = 192
+"""Rows of GSM8k-Aug that the update's are the longest of."""
 TOKENS = 1024
 """`training.tokens_per_batch` of the system `parts`."""
 CELLS: dict[str, list[str]] = {
-    "smollm2/cot": ["before", "ours", "parts"],
-    "slice/cot": ["before", "ours"],
-    "score/2048": ["before", "ours"],
     "loss/1024": ["before"],
     "loss/2048": ["before"],
-    "loss/4096": ["before", "ours", "torch"],
+    "loss/3072": ["before", "ours", "torch"],
     f"loss/{LONGEST}": ["ours"],
+    "score/1024": ["before", "ours"],
+    "slice/cot": ["before", "ours"],
+    "smollm2/cot": ["before", "ours", "parts"],
 }
 SYSTEMS = [f"{system}:{cell}" for cell, systems in CELLS.items() for system in systems] + ["agreement"]
 
@@ -76,7 +80,7 @@ def main() -> None:
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One run: peak of the step above what was there before, and its seconds."""
+    """One run: peaks of the step above what was there before, and its seconds."""
     torch.set_num_threads(args.threads)
     if name == "agreement":
         return {"system": name, **agreement()}
@@ -89,9 +93,28 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     held = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is held now
     started = time.perf_counter()
-    step()
-    seconds = time.perf_counter() - started
-    return {"system": name, "peak_gib": (_status("VmHWM") - held) / 2**20, "seconds": seconds}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    return {
+        "system": name,
+        "peak_gib": peak_bytes(profiler) / 2**30,
+        "process_gib": (_status("VmHWM") - held) / 2**20,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def peak_bytes(profiler: Any) -> int:
+    """The most bytes of tensors that were alive at one time, of those that were made under the profiler."""
+    changes = []
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            changes.append((event.start_ns(), event.nbytes()))
+    alive = 0
+    most = 0
+    for _, change in sorted(changes, key=lambda each: each[0]):
+        alive += change
+        most = max(most, alive)
+    return most
 
 
 # An update
@@ -132,16 +155,15 @@ def smollm2(method: str, args: argparse.Namespace) -> tuple[LatentLM, list[Row],
         method={"name": method},
     )
     lm, trained = recipe.load_model(made)
-    data = recipe.DataConfig(
-        source="gsm8k-aug", data_dir=args.data_dir, train_size=args.rows, validation_size=0
-    )
+    # The longest rows of a pool: what an update may meet.
+    data = recipe.DataConfig(source="gsm8k-aug", data_dir=args.data_dir, train_size=POOL, validation_size=0)
     examples, _ = recipe.load_examples(data)
-    examples = list(trained.prepare(lm, examples))
-    return lm, [trained.encode(lm.template, each, Random(0), 0.0) for each in examples], trained
+    rows = [trained.encode(lm.template, each, Random(0), 0.0) for each in trained.prepare(lm, examples)]
+    return lm, sorted(rows, key=len)[-args.rows :], trained
 
 
 def llama_slice(method: str) -> tuple[LatentLM, list[Row], Any]:
-    """Two random layers in Llama-3.2-1B's vocabulary, and 16 rows of 64 + 192 + 8 random tokens: 3,200 labels."""
+    """Two random layers in Llama-3.2-1B's vocabulary, and 8 rows of 64 + 192 + 8 random tokens: 1,600 labels."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=V,
@@ -162,7 +184,7 @@ def llama_slice(method: str) -> tuple[LatentLM, list[Row], Any]:
     def tokens(n: int) -> list[int]:
         return [rng.randrange(V) for _ in range(n)]
 
-    rows = [Row(tokens(64), [tokens(192)], tokens(8), NoParams(), seed) for seed in range(16)]
+    rows = [Row(tokens(64), [tokens(192)], tokens(8), NoParams(), seed) for seed in range(8)]
     return lm, rows, made
 
 
@@ -179,6 +201,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         times = sorted(other["seconds"] for other in mine)
         cells[run["system"]] = {
             "peak_gib": max(other["peak_gib"] for other in mine),
+            "process_gib": max(other["process_gib"] for other in mine),
             "seconds": times[len(times) // 2],
         }
     report: dict[str, Any] = {
@@ -206,8 +229,9 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             # In units of a float32 number for each label and token.
             "copies": per_label * 2**30 / (4 * V),
         }
-    if "before:score/2048" in peak and "ours:score/2048" in peak:
-        report["score_peak_vs_before"] = peak["ours:score/2048"] / peak["before:score/2048"]
+    for key, cell in (("score", "score/1024"), ("slice", "slice/cot"), ("smollm2", "smollm2/cot")):
+        if f"before:{cell}" in peak and f"ours:{cell}" in peak:
+            report[f"{key}_peak_vs_before"] = peak[f"ours:{cell}"] / peak[f"before:{cell}"]
     agreed = [run for run in runs if run["system"] == "agreement"]
     report["agreement"] = {key: value for key, value in (agreed or [{}])[0].items() if key != "system"}
     return {**report, "cells": cells, "runs": runs}
@@ -222,10 +246,9 @@ def line(points: list[tuple[int, float]], at: int) -> tuple[float, float]:
 
 
 def show(report: dict[str, Any]) -> None:
-    columns = (
-        "cell",
-        *(f"{system} {unit}" for system in ("before", "ours", "parts", "torch") for unit in ("GiB", "s")),
-    )
+    columns = ["cell"]
+    for system in ("before", "ours", "parts", "torch"):
+        columns += [f"{system} GiB", f"{system} s"]
     table = shared.table("Peak memory of a step, above what was held before it", columns, texts=("cell",))
     for cell in CELLS:
         row = [cell]
@@ -246,7 +269,7 @@ def _status(key: str) -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = shared.parser(__file__, __doc__, SYSTEMS, rounds=1)
-    parser.add_argument("--rows", type=int, default=48, help="rows of an update of SmolLM2")
+    parser.add_argument("--rows", type=int, default=16, help="rows of an update of SmolLM2")
     return parser.parse_args()
 
 
