@@ -16,7 +16,7 @@ Every cell runs in a process of its own. `peak_gib` is the most that the tensors
 by torch's profiler as on a GPU: weights and inputs are there before, and not counted. `process_gib` is the process's
 own peak (VmHWM of Linux) above what it held before the step, buffers of libraries and gaps between tensors included.
 `before` at 37,035 labels would need about 60 GB. Its peak there is computed: a straight line through its measured
-cells. `--system` names system and cell. The table goes to stdout, then one JSON line; report.json holds the raw runs.
+cells. The table goes to stdout, then one JSON line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from colar import recipe
+from colar import files, progress, recipe
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, NoParams, Row
 from colar.model import backbones, chunks
@@ -55,13 +55,14 @@ TOKENS = 1024
 CELLS: dict[str, list[str]] = {
     "loss/1024": ["before"],
     "loss/2048": ["before"],
-    "loss/3072": ["before", "ours", "torch"],
+    "loss/3072": ["before", "ours"],
     f"loss/{LONGEST}": ["ours"],
     "score/1024": ["before", "ours"],
     "slice/cot": ["before", "ours"],
-    "smollm2/cot": ["before", "ours", "parts"],
+    "smollm2/cot": ["before", "parts", "ours"],
 }
-SYSTEMS = [f"{system}:{cell}" for cell, systems in CELLS.items() for system in systems] + ["agreement"]
+SYSTEMS = [f"{system}:{cell}" for cell, systems in CELLS.items() for system in systems]
+SYSTEMS += ["agreement", "torch:loss/3072"]
 
 
 def main() -> None:
@@ -70,13 +71,20 @@ def main() -> None:
         print(json.dumps(measure(args.system, args)))
         return
 
-    def said(run: dict[str, Any]) -> str:
-        return ", ".join(f"{key} {value:.4g}" for key, value in run.items() if key != "system")
-
-    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
+    # Each cell is kept at once: called again after an end in the middle, only the other cells are run.
+    kept = files.require_writable(args.output) / "runs.jsonl"
+    runs = files.resume_jsonl(kept)
+    done = [run["system"] for run in runs]
+    with files.append_jsonl(kept) as write:
+        for system in progress.track(args.systems, "memory"):
+            if system not in done:
+                runs.append(shared.run_in_process(__file__, system))
+                write(runs[-1])
+                progress.say(str(runs[-1]))
     report = summarise(runs, args)
     keys = ("loss_peak_vs_before", "loss_peak_vs_before_measured", "score_peak_vs_before")
     shared.publish(report, args.output, show, {key: report.get(key) for key in keys})
+    kept.unlink()
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -192,18 +200,11 @@ def llama_slice(method: str) -> tuple[LatentLM, list[Row], Any]:
 
 
 def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Largest peak and median seconds of each cell, and the ratios."""
+    """Every cell, and the ratios of their peaks."""
     cells: dict[str, dict[str, float]] = {}
     for run in runs:
-        if run["system"] == "agreement":
-            continue
-        mine = [other for other in runs if other["system"] == run["system"]]
-        times = sorted(other["seconds"] for other in mine)
-        cells[run["system"]] = {
-            "peak_gib": max(other["peak_gib"] for other in mine),
-            "process_gib": max(other["process_gib"] for other in mine),
-            "seconds": times[len(times) // 2],
-        }
+        cells[run["system"]] = {key: value for key, value in run.items() if key != "system"}
+    agreed = cells.pop("agreement", {})
     report: dict[str, Any] = {
         "benchmark": "memory",
         "setting": {
@@ -212,7 +213,6 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "chunk_bytes": chunks.CHUNK_BYTES,
             "rows": args.rows,
             "tokens_per_batch": TOKENS,
-            "rounds": args.rounds,
             "threads": args.threads,
         },
         "provenance": shared.provenance(),
@@ -232,9 +232,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
     for key, cell in (("score", "score/1024"), ("slice", "slice/cot"), ("smollm2", "smollm2/cot")):
         if f"before:{cell}" in peak and f"ours:{cell}" in peak:
             report[f"{key}_peak_vs_before"] = peak[f"ours:{cell}"] / peak[f"before:{cell}"]
-    agreed = [run for run in runs if run["system"] == "agreement"]
-    report["agreement"] = {key: value for key, value in (agreed or [{}])[0].items() if key != "system"}
-    return {**report, "cells": cells, "runs": runs}
+    return {**report, "agreement": agreed, "cells": cells}
 
 
 def line(points: list[tuple[int, float]], at: int) -> tuple[float, float]:

