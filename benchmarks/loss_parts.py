@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from colar.methods import losses
 from colar.methods.rollouts import logps_and_entropy
 from colar.model import chunks
+from colar.model.latent_lm import Reduce
 
 V, D = 128_256, 256
 Values = tuple[Tensor, ...]
@@ -91,9 +92,13 @@ def score_ours(head: nn.Linear, hidden_ND: Tensor, ids_N: Tensor, scale_N: Tenso
     return logps_N.masked_scatter(thought_N, logps_L), entropy_M
 
 
-def _in_chunks(reduce: chunks.Reduce, head: nn.Linear, hidden_ND: Tensor, *columns: Tensor) -> Values:
+def _in_chunks(reduce: Reduce, head: nn.Linear, hidden_ND: Tensor, *columns: Tensor) -> Values:
     size = chunks.positions_of(chunks.CHUNK_BYTES, V)
-    return chunks.reduce_in_chunks(lambda hidden: head(hidden).float(), reduce, hidden_ND, columns, size)
+
+    def values_of(hidden_CD: Tensor, *own: Tensor) -> Values:
+        return reduce(head(hidden_CD).float(), *own)
+
+    return chunks.in_chunks(values_of, hidden_ND, columns, size)
 
 
 def agreement() -> dict[str, float]:

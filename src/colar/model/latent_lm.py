@@ -19,7 +19,7 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,10 @@ class LoraSettings:
             theirs["target_modules"] = set(trained.target_modules)
         if mine != theirs:
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
+
+
+Reduce = Callable[..., tuple[Tensor, ...]]
+"""Logits (C, V) and columns (C, ...) -> tensors (C, ...), each position's a function of its own row alone."""
 
 
 class LatentLM(nn.Module):
@@ -195,7 +199,7 @@ class LatentLM(nn.Module):
         return head_logits(self.causal_lm, hidden, rows)
 
     def reduce_logits(
-        self, reduce: chunks.Reduce, hidden_XD: Tensor, *columns: Tensor, rows: HeadRows | None = None
+        self, reduce: Reduce, hidden_XD: Tensor, *columns: Tensor, rows: HeadRows | None = None
     ) -> tuple[Tensor, ...]:
         """`reduce(logits(hidden_XD, rows), *columns)` in the memory of a chunk of its positions (`chunks.py`).
 
@@ -205,9 +209,18 @@ class LatentLM(nn.Module):
         narrow = rows is not None and rows.weight_SD is not None
         count = len(rows.ids_S) if rows is not None and narrow else self.vocabulary_size
         size = chunks.positions_of(self.chunk_bytes, count)
-        return chunks.reduce_in_chunks(
-            lambda hidden_CD: self.logits(hidden_CD, rows), reduce, hidden_XD, columns, size
-        )
+        head = self.causal_lm.get_output_embeddings()
+        own_XN = None if narrow else added_rows.own_logits(head, hidden_XD)
+        if own_XN is None or len(hidden_XD) <= size:
+            return chunks.in_chunks(
+                lambda hidden_CD, *own: reduce(self.logits(hidden_CD, rows), *own), hidden_XD, columns, size
+            )
+
+        # Logits of rows in an adapter are a column of their own: what is left of the head is not trained.
+        def values_of(hidden_CD: Tensor, own_CN: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
+            return reduce(head_logits(self.causal_lm, hidden_CD, rows, own_CN), *own)
+
+        return chunks.in_chunks(values_of, hidden_XD, (own_XN, *columns), size)
 
     def head_rows(self, ids: tuple[int, ...]) -> HeadRows:
         """The LM head's rows at these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
@@ -319,17 +332,19 @@ def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> 
     )
 
 
-def head_logits(lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None) -> Tensor:
+def head_logits(
+    lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None, own: Tensor | None = None
+) -> Tensor:
     """The LM head, or some of its rows, and the scaling that some families do after it.
 
-    Cohere and Granite scale, Gemma 2 caps.
+    Cohere and Granite scale, Gemma 2 caps. `own` are logits of rows in an adapter, where they are made already.
     """
     config = lm.config.get_text_config()
     logits: Tensor
     if rows is None:
-        logits = added_rows.logits(lm.get_output_embeddings(), hidden).float()
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own).float()
     elif rows.weight_SD is None:
-        logits = added_rows.logits(lm.get_output_embeddings(), hidden)[..., rows.ids_S].float()
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own)[..., rows.ids_S].float()
     else:
         logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:

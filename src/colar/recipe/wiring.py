@@ -88,8 +88,8 @@ def claim(recipe: Recipe, output: Path) -> None:
 
 REMOVED = ("grpo.top_p",)
 """Keys that recipes once had, and that could have one value only: an older run folder may name them."""
-RESUMABLE = ("num_train_epochs", "max_hours", "max_steps", "report_to")
-"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged."""
+RESUMABLE = ("num_train_epochs", "max_hours", "max_steps", "report_to", "tokens_per_batch")
+"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged, a limit of memory."""
 
 
 def _lasting(flat: dict[str, Any]) -> dict[str, Any]:
