@@ -28,7 +28,7 @@ from transformers.utils import logging
 from colar import checks, files
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.training import run_folder
+from colar.training import preflight, run_folder
 from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves
 from colar.training.compiled_layers import compiled_layers
 from colar.training.config import TrainingConfig
@@ -134,6 +134,9 @@ def _train_or_load(
         return saved
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):
+        # A resumed run has made steps already.
+        if resume_from is None:
+            preflight.before_training(trainer, curriculum, config.max_hours)
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
 
