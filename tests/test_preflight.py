@@ -196,7 +196,13 @@ def test_hours_that_end_before_the_last_stage(seconds: float, hours: float | Non
         assert "begins at epoch 9: nothing would be published" in problem
 
 
-CLOCKS: list[tuple[float, str]] = [(0.4, "0 s"), (59, "59 s"), (90, "1.5 min"), (9000, "2.5 h")]
+CLOCKS: list[tuple[float, str]] = [
+    (0.247, "0.25 s"),
+    (6.04, "6 s"),
+    (59, "59 s"),
+    (90, "1.5 min"),
+    (9000, "2.5 h"),
+]
 
 
 @pytest.mark.parametrize(("seconds", "text"), CLOCKS)

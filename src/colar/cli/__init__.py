@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, diagnose, report, export, data, recipes.
+"""`colar`: train, plan, evaluate, generate, diagnose, report, export, data, recipes.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, recipes, report, train
+from colar.cli import data, diagnose, evaluate, export, generate, plan, recipes, report, train
 from colar.cli.shared import Parser, collector_off
 
 
@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with collector_off():
         parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
-    # Only `colar train` takes what argparse does not know: a recipe's keys, which its own parser checks.
-    if rest and args.run is not train.run:
+    # These take what argparse does not know: a recipe's keys, which its own parser checks.
+    if rest and args.run not in (train.run, plan.run):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
     try:
@@ -71,6 +71,7 @@ def build_parser(command: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"colar {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     train.add_parser(commands)
+    plan.add_parser(commands)
     evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
     generate.add_parser(commands, method_options=command in (None, "generate"))
     diagnose.add_parser(commands, method_options=command in (None, "diagnose"))

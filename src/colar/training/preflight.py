@@ -174,7 +174,9 @@ def before_training(trainer: LatentTrainer, curriculum: Curriculum, hours: float
 
 
 def clock(seconds: float) -> str:
-    """`12 s`, `3.5 min`, `2.4 h`."""
+    """`0.25 s`, `12 s`, `3.5 min`, `2.4 h`."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 3600:
