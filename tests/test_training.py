@@ -37,7 +37,7 @@ from colar.methods.cot import Cot, CotConfig
 from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import Template, TemplateConfig
-from colar.training import batches
+from colar.training import batches, preflight
 from colar.training.callbacks import Evaluations
 from colar.training.compiled_layers import compiled_layers, decoder_layers
 from colar.training.curriculum import UnfinishedCurriculumError
@@ -175,7 +175,8 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
         for epoch in (0, 1)
         for i, k in enumerate(schedule.permutation(epoch))
     ]
-    assert seen[20:60] == wanted
+    # Between the two the longest batch is measured.
+    assert seen[-40:] == wanted
 
 
 # --- the objective -------------------------------------------------------------------------------------
@@ -264,7 +265,9 @@ from pathlib import Path
 import torch
 sys.path.insert(0, {tests!r})
 import test_training as t
+from colar.training import preflight
 torch.set_num_threads(1)
+preflight.before_training = lambda *_: None  # losses are counted: its own are no updates
 calls = 0
 
 class Killed(t.Colar):
@@ -780,7 +783,11 @@ class Breaks(Colar):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, value: float) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(
+    tmp_path: Path, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Losses are counted: those before the first step are no updates.
+    monkeypatch.setattr(preflight, "before_training", lambda *_: None)
     lm = build()
     message = rf"step 3: ce [\d.]+, latent {value}, .*checkpoint-2 \(to resume from\).*best"
     with pytest.raises(NonFiniteError, match=message):
