@@ -84,7 +84,7 @@ CoT-SFT with the paper's adapter (q and v, r = 128) on a frozen bfloat16 base, a
 
 ## The arithmetic
 
-| model | parameters | weights, GiB | adapter, MiB | batch, GiB | TFLOP | ms | all weights: GiB | its all-reduce on 8, ms |
+| model | parameters | weights, GiB | adapter, MiB | batch, GiB | TFLOP | ms | all weights: GiB | their all-reduce, ms |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|
 {chr(10).join(examples)}
 

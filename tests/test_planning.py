@@ -16,7 +16,7 @@ from colar.data.synthetic import ArithmeticConfig, generate
 from colar.methods import registry
 from colar.methods.base import NoParams, Row
 from colar.planning import estimate, hardware, shapes
-from colar.planning.plan import backbone_of
+from colar.planning.plan import backbone_of, shipped_models
 from colar.planning.replay import replay
 from colar.planning.trace import Work, trace, twin_of
 from colar.training import peak
@@ -75,9 +75,14 @@ def test_known_shapes_have_their_models_parameters(name: str, parameters: int) -
 
 
 def test_every_shipped_recipe_has_known_shapes() -> None:
-    for name in recipes.names():
-        backbone = backbone_of(recipe.load(name))
-        assert backbone == "tiny" or backbone in shapes.KNOWN, name
+    """Also where it starts from another recipe's weights, which are not there."""
+    found = shipped_models()
+    assert len(found) == len(recipes.names())
+    for output in found:
+        backbone = backbone_of(recipe.Recipe("unused", model=recipe.ModelConfig(init_from=f"{output}/best")))
+        assert backbone == "tiny" or backbone in shapes.KNOWN, output
+    with pytest.raises(ValueError, match="no shipped recipe writes it"):
+        backbone_of(recipe.Recipe("unused", model=recipe.ModelConfig(init_from="nowhere/best")))
 
 
 @pytest.mark.parametrize(

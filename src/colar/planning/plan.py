@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from colar import files, recipes
@@ -31,7 +34,6 @@ from colar.planning.rollouts import rollout_work
 from colar.planning.trace import Work, trace, twin_of
 from colar.prompts import Template
 from colar.recipe import Recipe, build_method, load_examples
-from colar.recipe import load as load_recipe
 from colar.training import peak, preflight, recompute
 from colar.training.batches import RowSchedule, part_indices
 from colar.training.curriculum import Curriculum
@@ -93,17 +95,30 @@ def plan(recipe: Recipe, gpu: str, count: int = 1) -> Estimate:
 
 def backbone_of(recipe: Recipe) -> str:
     """The backbone's name: the recipe's, or that of the checkpoint it starts from (a folder, or a recipe's output)."""
-    start = recipe.model.init_from
+    return _backbone(recipe.model.backbone, recipe.model.init_from)
+
+
+def _backbone(name: str, start: str | None) -> str:
     if start is None:
-        return recipe.model.backbone
+        return name
     info = Path(start) / "colar.json"
     if info.is_file():
         return str(files.read_json(info)["backbone"]["name"])
+    model = shipped_models().get(Path(start).parent)
+    if model is None:
+        raise ValueError(f"model.init_from {start} is not there, and no shipped recipe writes it")
+    return _backbone(model.get("backbone", "tiny"), model.get("init_from"))
+
+
+@lru_cache(maxsize=1)
+def shipped_models() -> dict[Path, dict[str, Any]]:
+    """The `model` section of every shipped recipe, by its output."""
+    found = {}
     for name in recipes.names():
-        other = load_recipe(name)
-        if Path(other.output) == Path(start).parent:
-            return backbone_of(other)
-    raise ValueError(f"model.init_from {start} is not there, and no shipped recipe writes it")
+        # As it is written: to check every key of every recipe would take a minute.
+        written = yaml.safe_load(files.layered_yaml(recipes.find(name)))
+        found[Path(written["output"])] = written.get("model") or {}
+    return found
 
 
 def lengths_of(
