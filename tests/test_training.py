@@ -167,6 +167,7 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
     method = Watched(CotConfig())
     lm = build(method)
     run(tmp_path, method, lm=lm, per_device_train_batch_size=8, num_train_epochs=2)
+    made = len(seen)
     assert seen[:20] == [(0.0, example.id) for example in EXAMPLES]  # all are checked first
     lengths = [len(method.encode(lm.template, e, Random(0), 0)) for e in EXAMPLES]
     schedule = batches.RowSchedule(EXAMPLES, lengths, 0, 8)
@@ -176,7 +177,7 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
         for i, k in enumerate(schedule.permutation(epoch))
     ]
     # Between the two the longest batch is measured.
-    assert seen[-40:] == wanted
+    assert seen[made - 40 : made] == wanted
 
 
 # --- the objective -------------------------------------------------------------------------------------
