@@ -950,6 +950,19 @@ def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, loss_type: A
                 assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
+def test_batches_in_parts_give_the_same_run(tmp_path: Path, loss_type: Any) -> None:
+    """Outputs go through the model one by one; with two iterations they are scored before, too."""
+    curves = []
+    for tokens in (None, 1):
+        config = grpo(loss_type=loss_type, num_iterations=2)
+        curves.append(curve(run(tmp_path / str(tokens), config, tokens_per_batch=tokens)[1]))
+    for mine, theirs in zip(curves[1], curves[0], strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in ("loss", "grad_norm", "entropy"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+
+
 CHILD = """
 import os, signal, sys
 from pathlib import Path

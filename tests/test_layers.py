@@ -8,6 +8,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 FLOORS = (
     ("cli",),
+    ("planning",),
     ("recipe",),
     ("recipes",),
     ("serve", "training"),

@@ -137,6 +137,22 @@ def test_values_of_the_papers_recipes():
     assert recipe.build_method(gsm).config.factors.values == (1, 2, 3, 4, 5)
 
 
+def test_recipes_of_the_papers_models_are_ready_for_a_card():
+    """One bad row of 385,620 stops no run; validation is as the test; long rows go through in parts; an update of
+    reinforcement is one batch."""
+    papers = ("llama-3.2-1b/", "llama-3.2-3b/", "llama-3.1-8b/", "deepseek-qwen-1.5b/")
+    names = [name for name in SHIPPED if name.startswith(papers)]
+    assert len(names) >= 19
+    for name in names:
+        made = recipe.load(name)
+        assert made.data.skip_malformed, name
+        assert made.validation.decoding == "sampled", name
+        assert made.training.tokens_per_batch is not None, name
+        if made.grpo is not None:
+            assert made.training.gradient_accumulation_steps == 1, name
+    assert recipe.load("llama-3.2-1b-authors/coconut").validation.decoding == "greedy"
+
+
 def test_values_of_the_papers_reinforcement():
     """Section 4.1, Table 2 and appendix A, spelt once more; batches are of questions, each with its G outputs."""
     for name in ("llama-3.2-1b/grpo-math", "deepseek-qwen-1.5b/grpo-math", "llama-3.1-8b/grpo"):
@@ -322,6 +338,7 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
     # As many rows an update by other batches or processes: the run itself counts them.
     recipe.claim(recipe.load(tiny, ["--training.gradient_accumulation_steps", "2"]), output)
+    recipe.claim(recipe.load(tiny, ["--training.tokens_per_batch", "99"]), output)  # so does another card
     with pytest.raises(
         ValueError,
         match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",

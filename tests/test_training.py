@@ -38,7 +38,7 @@ from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops.noise import seed_from
 from colar.prompts import Template, TemplateConfig
-from colar.training import batches
+from colar.training import batches, preflight
 from colar.training.callbacks import Evaluations
 from colar.training.compiled_layers import compiled_layers, decoder_layers
 from colar.training.curriculum import UnfinishedCurriculumError
@@ -134,12 +134,12 @@ def test_an_epoch_is_a_permutation_that_follows_the_ids(n: int, seed: int, epoch
 
 def test_batches_hold_rows_of_like_length_and_do_not_start_with_the_longest() -> None:
     rng = Random(0)
-    lengths = [rng.randint(20, 400) for _ in range(1600)]
-    schedule = batches.RowSchedule([Example(f"x/{i}", "q", (), "1") for i in range(1600)], lengths, 0, 32)
+    lengths = [rng.randint(20, 400) for _ in range(6400)]
+    schedule = batches.RowSchedule([Example(f"x/{i}", "q", (), "1") for i in range(6400)], lengths, 0, 32)
     firsts = []
     for epoch in range(20):
         indices = schedule.permutation(epoch)
-        groups = [indices[start : start + 32] for start in range(0, 1600, 32)]
+        groups = [indices[start : start + 32] for start in range(0, 6400, 32)]
         padding = sum(
             max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in groups
         )
@@ -218,6 +218,7 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
     method = Watched(CotConfig())
     lm = build(method)
     run(tmp_path, method, lm=lm, per_device_train_batch_size=8, num_train_epochs=2)
+    made = len(seen)
     assert seen[:20] == [(0.0, example.id) for example in EXAMPLES]  # all are checked first
     lengths = [len(method.encode(lm.template, e, Random(0), 0)) for e in EXAMPLES]
     schedule = batches.RowSchedule(EXAMPLES, lengths, 0, 8)
@@ -226,7 +227,8 @@ def test_a_run_encodes_each_epoch_in_its_own_order(tmp_path: Path) -> None:
         for epoch in (0, 1)
         for i, k in enumerate(schedule.permutation(epoch))
     ]
-    assert seen[20:60] == wanted
+    # Between the two the longest batch is measured.
+    assert seen[made - 40 : made] == wanted
 
 
 # --- the objective -------------------------------------------------------------------------------------
@@ -271,6 +273,42 @@ def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, lora: LoraSe
             torch.testing.assert_close(value, weights(runs[0][0])[name], rtol=1e-3, atol=2e-5, msg=name)
 
 
+@pytest.mark.parametrize("most", [1, 300])
+def test_batches_in_parts_give_the_same_run(tmp_path: Path, lora: LoraSettings | None, most: int) -> None:
+    """Row by row, or some rows at a time: every loss, every gradient and the validation's losses stay."""
+    lora = lora and LoraSettings(r=4, lora_alpha=8)  # dropout draws by batch
+    calls = []
+
+    class Watched(Colar):
+        def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+            calls.append(len(batch.seeds))
+            return super().loss(lm, batch)
+
+    runs = []
+    for tokens in (None, most):
+        calls.clear()
+        method = Watched(ColarConfig())
+        runs.append(
+            run(
+                tmp_path / f"{tokens}",
+                method,
+                lora=lora,
+                per_device_train_batch_size=8,
+                num_train_epochs=2,
+                tokens_per_batch=tokens,
+                held_out=EXAMPLES[:6],
+                validate=lambda lm, method: {"accuracy": 0.0},
+            )
+        )
+    assert max(calls) == 1 if most == 1 else 1 < max(calls) < 8
+    whole, parts = runs
+    assert losses(parts[1]) == [pytest.approx(row, rel=2e-5) for row in losses(whole[1])]
+    validated = [[row["eval_ce"] for row in made[1].history if "eval_ce" in row] for made in runs]
+    assert validated[1] == pytest.approx(validated[0], rel=1e-5)
+    for name, value in weights(parts[0]).items():
+        torch.testing.assert_close(value, weights(whole[0])[name], rtol=1e-3, atol=2e-5, msg=name)
+
+
 # --- killed and resumed --------------------------------------------------------------------------------
 
 CHILD = """
@@ -279,7 +317,9 @@ from pathlib import Path
 import torch
 sys.path.insert(0, {tests!r})
 import test_training as t
+from colar.training import preflight
 torch.set_num_threads(1)
+preflight.before_training = lambda *_: None  # losses are counted: its own are no updates
 calls = 0
 
 class Killed(t.Colar):
@@ -738,15 +778,25 @@ sys.path.insert(0, {tests!r})
 import test_training as t
 def validate(lm, method):
     return {{"accuracy": 0.5 + int(os.environ["RANK"]) / 8}}
-lm, result = t.run(Path({folder!r}), validate=validate, per_device_train_batch_size=4, num_train_epochs=2)
+lm, result = t.run(
+    Path({folder!r}),
+    validate=validate,
+    per_device_train_batch_size=4,
+    num_train_epochs=2,
+    tokens_per_batch={tokens},
+)
 Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr((t.losses(result), result.metrics)))
 """
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """2 x 4 rows are 1 x 8 rows, also in the ragged last update of an epoch; the main process's validation counts."""
+@pytest.mark.parametrize("tokens", [None, 100])
+def test_two_processes_train_as_one(tmp_path: Path, tokens: int | None) -> None:
+    """2 x 4 rows are 1 x 8 rows, also in the ragged last update of an epoch; the main process's validation counts.
+
+    With a limit of tokens each process takes its rows in parts, as many as its own lengths ask for.
+    """
     script = tmp_path / "script.py"
-    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path), tokens=tokens))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [
         sys.executable,
@@ -784,7 +834,11 @@ class Breaks(Colar):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, value: float) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(
+    tmp_path: Path, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Losses are counted: those before the first step are no updates.
+    monkeypatch.setattr(preflight, "before_training", lambda *_: None)
     lm = build()
     message = rf"step 3: ce [\d.]+, latent {value}, .*checkpoint-2 \(to resume from\).*best"
     with pytest.raises(NonFiniteError, match=message):

@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, serve, diagnose, report, export, data, recipes, lm-eval.
+"""`colar`: train, plan, evaluate, generate, serve, diagnose, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, lm_eval, recipes, report, serve, train
+from colar.cli import data, diagnose, evaluate, export, generate, lm_eval, plan, recipes, report, serve, train
 from colar.cli.shared import Parser, collector_off
 
 
@@ -95,6 +95,7 @@ def build_parser(command: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"colar {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     train.add_parser(commands)
+    plan.add_parser(commands)
     evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
     generate.add_parser(commands, method_options=command in (None, "generate"))
     serve.add_parser(commands)

@@ -27,6 +27,11 @@ def add_parser(commands: Any) -> None:
     train.add_argument(
         "--keys", action="store_true", help="list every key of a recipe with its meaning, and exit"
     )
+    train.add_argument(
+        "--check",
+        action="store_true",
+        help="measure memory and time of the longest batch and of a validation batch, print a table, and exit",
+    )
     train.set_defaults(run=run, takes_keys=True)
 
 
@@ -39,8 +44,26 @@ def run(args: argparse.Namespace) -> None:
         recipe.parser().print_help()
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
-    result = recipe.run(recipe.load(args.recipe, args.overrides), resume=not args.no_resume)
+    made = recipe.load(args.recipe, args.overrides)
+    if args.check:
+        _check(made)
+        processes.leave()
+        return
+    result = recipe.run(made, resume=not args.no_resume)
     processes.leave()
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():
         print(result.best)
+
+
+def _check(made: Any) -> None:
+    """Print what the recipe takes. ValueError where something does not fit."""
+    from rich.console import Console
+
+    from colar import planning
+
+    found = planning.check(made)
+    if progress.is_main():
+        Console().print(found.table())
+    if found.problems:
+        raise ValueError("; ".join(found.problems))

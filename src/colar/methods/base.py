@@ -96,6 +96,11 @@ class Batch:
             params=param_columns([row.params for row in rows]),
         )
 
+    def positions(self) -> Tensor:
+        """Positions that training needs for each row, thoughts of the model's own included, (B,)."""
+        written_B = self.question_lengths + self.chain_lengths + self.answer_lengths
+        return written_B + self.n_latents
+
     def tensors(self) -> dict[str, Tensor]:
         """A flat dict, as data loaders and Trainer move it between devices."""
         return flat_tensors(self)

@@ -73,8 +73,10 @@ class Cot(base.Method):
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            chosen_L = thoughts.scaled.gather(1, thoughts.ids[:, None])[:, 0]
-            return chosen_L - thoughts.total, {}
+            (logps_L,) = lm.reduce_logits(
+                losses.chosen_logps, thoughts.hidden, thoughts.ids, thoughts.temperature
+            )
+            return logps_L, {}
 
         return score(lm, rollouts, thought_logps)
 

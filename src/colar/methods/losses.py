@@ -22,24 +22,39 @@ def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_
     """Mean over each row's labelled positions of sum_g w_g * -log p(label_g), (B,).
 
     A position is labelled where its weights are not all 0; there they sum to 1. One label of weight 1 is the
-    usual cross-entropy. Logits are made only at labelled positions.
+    usual cross-entropy. Logits are made only at labelled positions, a chunk at a time.
     """
-    logits_MV = lm.logits(hidden_BND[labelled(weights_BNG)])
-    return cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
-
-
-def cross_entropy_from(logits_MV: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
-    """`cross_entropy` from the logits of the M labelled positions, row after row."""
     mask_BN = labelled(weights_BNG)
-    labels_MG = labels_BNG[mask_BN]
-    weights_MG = weights_BNG[mask_BN]
+    (losses_M,) = lm.reduce_logits(
+        position_losses, hidden_BND[mask_BN], labels_BNG[mask_BN], weights_BNG[mask_BN]
+    )
+    return mean_of_rows(losses_M, mask_BN)
+
+
+def position_losses(logits_MV: Tensor, labels_MG: Tensor, weights_MG: Tensor) -> tuple[Tensor]:
+    """sum_g w_g * -log p(label_g) at each position, (M,)."""
     log_probs_MV = logits_MV.log_softmax(-1)
-    losses_M = -(log_probs_MV.gather(1, labels_MG) * weights_MG).sum(-1)
-    # Back into rows: the mean is taken over a row's own positions.
-    losses_BN = losses_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, losses_M)
-    return row_mean(losses_BN, mask_BN)
+    return (-(log_probs_MV.gather(1, labels_MG) * weights_MG).sum(-1),)
+
+
+def mean_of_rows(values_M: Tensor, mask_BN: Tensor) -> Tensor:
+    """The mean over each row's own positions, (B,), of values at the positions of the mask, row after row."""
+    values_BN = values_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, values_M)
+    return row_mean(values_BN, mask_BN)
 
 
 def token_loss(lm: LatentLM, hidden_BND: Tensor, ids_BN: Tensor, mask_BN: Tensor) -> Tensor:
     """Mean over each row's masked positions of -log p(token), (B,)."""
     return cross_entropy(lm, hidden_BND, ids_BN[..., None], mask_BN[..., None].float())
+
+
+def chosen_logps(logits_XV: Tensor, ids_X: Tensor, temperature_X: Tensor | None = None) -> tuple[Tensor]:
+    """For `lm.reduce_logits`: log-prob of an id at each position, (X,), at its temperature; 1 by default."""
+    return (log_probs(logits_XV, temperature_X).gather(1, ids_X[:, None])[:, 0],)
+
+
+def log_probs(logits_XV: Tensor, temperature_X: Tensor | None) -> Tensor:
+    """The log-softmax of each position's logits, (X, V), at its temperature; 1 by default."""
+    if temperature_X is not None:
+        logits_XV = logits_XV / temperature_X[:, None]
+    return logits_XV.log_softmax(-1)

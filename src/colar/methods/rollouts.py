@@ -16,7 +16,7 @@ masked. Latents are inputs, and no gradient flows through them, unless a method 
 Nothing here knows a method: a method that can be trained by reinforcement has the two functions of `Scorable`.
 
 Shape suffixes: B rows, Q question, K thoughts, A answer, N actions (K + 1 + A at most), D width, V vocabulary,
-M chosen actions of all rows, L thoughts of all rows.
+M positions of all rows, L thoughts of all rows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from colar.methods import losses
 from colar.methods.base import flat_tensors
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
@@ -84,15 +85,12 @@ class Rollouts:
 class ThoughtActions:
     """The L thoughts of all rows, one after another, and the model's state before each of them.
 
-    hidden (L, D) · logits (L, V) of the LM head, before any temperature · scaled (L, V), divided by the row's
-    temperature · total (L,), logsumexp of scaled · ids (L,), -1 for a latent · latents (L, D) · group_ids (L, G) · row
-    (L,) index of the row that a thought belongs to.
+    hidden (L, D) · temperature (L,) float32, the row's · ids (L,), -1 for a latent · latents (L, D) · group_ids (L, G)
+    · row (L,) index of the row that a thought belongs to. A method makes its logits by `lm.reduce_logits`.
     """
 
     hidden: Tensor
-    logits: Tensor
-    scaled: Tensor
-    total: Tensor
+    temperature: Tensor
     ids: Tensor
     latents: Tensor
     group_ids: Tensor
@@ -166,40 +164,42 @@ def score(
     token_BN = (position_N > thoughts_B1) & (position_N < end_B1)
     mask_BN = thought_BN | stop_BN | token_BN
 
-    # Logits are made where something was chosen, and nowhere else: they are the largest tensor of an update.
-    logits_MV = lm.logits(hidden_BND[mask_BN])
-    temperature_M = rollouts.temperature[:, None].expand(-1, N)[mask_BN].float()
-    scaled_MV = logits_MV / temperature_M[:, None]
-    total_M = scaled_MV.logsumexp(-1)
-
-    # The stop and the answer are tokens. At thoughts this value is replaced by the method's own.
-    label_M = _labels(lm, rollouts)[mask_BN]
-    token_logps_M = scaled_MV.gather(1, label_M[:, None])[:, 0] - total_M
-    is_thought_M = thought_BN[mask_BN]
+    # Logits are made where something was chosen, and nowhere else. The stop and the answer are tokens.
+    temperature_BN = rollouts.temperature[:, None].expand(-1, N).float()
+    written_BN = stop_BN | token_BN
+    written_logps_M, entropy_M = lm.reduce_logits(
+        logps_and_entropy,
+        hidden_BND[written_BN],
+        _labels(lm, rollouts)[written_BN],
+        temperature_BN[written_BN],
+    )
     real_BK = ragged.length_mask(rollouts.thought_counts, rollouts.thought_ids.shape[1])
     actions = ThoughtActions(
         hidden=hidden_BND[thought_BN],
-        logits=logits_MV[is_thought_M],
-        scaled=scaled_MV[is_thought_M],
-        total=total_M[is_thought_M],
+        temperature=temperature_BN[thought_BN],
         ids=rollouts.thought_ids[real_BK],
         latents=rollouts.latents[real_BK].detach(),
         group_ids=rollouts.group_ids[real_BK],
         row=thought_BN.nonzero()[:, 0],
     )
     thought_logps_L, logged_L = thought_logps(actions)
-    logps_M = token_logps_M.masked_scatter(is_thought_M, thought_logps_L)
-
-    with torch.no_grad():
-        is_token_M = token_BN[mask_BN]
-        log_probs = (scaled_MV[is_token_M] - total_M[is_token_M, None]).float()
-        entropy_B = _row_mean(-(log_probs.exp() * log_probs).sum(-1), token_BN)
+    logps_BN = written_logps_M.new_zeros(mask_BN.shape)
+    logps_BN = logps_BN.masked_scatter(written_BN, written_logps_M)
     return Scores(
-        logps=logps_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, logps_M),
+        logps=logps_BN.masked_scatter(thought_BN, thought_logps_L),
         mask=mask_BN,
-        entropy=entropy_B,
+        entropy=_row_mean(entropy_M[token_BN[written_BN]], token_BN),
         logged={name: _row_mean(values_L, thought_BN) for name, values_L in logged_L.items()},
     )
+
+
+def logps_and_entropy(logits_MV: Tensor, ids_M: Tensor, temperature_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of each position's token, and the entropy of its distribution, without gradient, (M,) each."""
+    log_probs_MV = losses.log_probs(logits_MV, temperature_M)
+    logps_M = log_probs_MV.gather(1, ids_M[:, None])[:, 0]
+    with torch.no_grad():
+        entropy_M = -(log_probs_MV.exp() * log_probs_MV).sum(-1)
+    return logps_M, entropy_M
 
 
 def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Tensor:

@@ -113,6 +113,12 @@ class AdapterRows:
         place = torch.searchsorted(self.ids_N, ids).clamp(max=len(self.ids_N) - 1)
         return place, self.ids_N[place] == ids
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits by these rows of an LM head, (..., D) -> (..., N)."""
+        bias = self.base.bias
+        own_bias_N = None if bias is None else bias[self.ids_N]
+        return nn.functional.linear(hidden, self.weight_ND.to(hidden.dtype), own_bias_N)
+
 
 def adapter_rows(module: nn.Module) -> AdapterRows | None:
     """The rows that an adapter holds for an embedding or LM head; None where the module's own are all there is."""
@@ -141,16 +147,20 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
     return torch.where(is_added[..., None], own, base)
 
 
-def logits(head: nn.Module, hidden: Tensor) -> Tensor:
-    """The LM head's output, (..., D) -> (..., V)."""
+def logits(head: nn.Module, hidden: Tensor, own: Tensor | None = None) -> Tensor:
+    """The LM head's output, (..., D) -> (..., V). `own` is what `own_logits` gave, where it was called already."""
     added = adapter_rows(head)
     if added is None:
         result: Tensor = head(hidden)
         return result
     base: Tensor = added.base(hidden)
-    bias = added.base.bias
-    own = nn.functional.linear(
-        hidden, added.weight_ND.to(hidden.dtype), None if bias is None else bias[added.ids_N]
-    )
+    if own is None:
+        own = added.logits(hidden)
     # In place: the table of logits is the largest tensor of a step.
     return base.index_copy_(-1, added.ids_N, own.to(base.dtype))
+
+
+def own_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
+    """The logits of the rows that an adapter holds for the LM head, (..., N); None where it holds none."""
+    added = adapter_rows(head)
+    return None if added is None else added.logits(hidden)

@@ -19,7 +19,7 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.checks import check_holds
-from colar.model import added_rows, masks
+from colar.model import added_rows, chunks, masks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import trees
@@ -67,6 +67,10 @@ class LoraSettings:
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
 
 
+Reduce = Callable[..., tuple[Tensor, ...]]
+"""Logits (C, V) and columns (C, ...) -> tensors (C, ...), each position's a function of its own row alone."""
+
+
 class LatentLM(nn.Module):
     """A causal LM that also reads and writes embeddings. Build it with `from_backbone` or `checkpoint.load`."""
 
@@ -82,6 +86,7 @@ class LatentLM(nn.Module):
         if lora is not None:
             self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
         self.extra = nn.ModuleDict()
+        self.chunk_bytes = chunks.CHUNK_BYTES
 
     @classmethod
     def from_backbone(
@@ -128,6 +133,11 @@ class LatentLM(nn.Module):
         # Of any weight: that of an embedding with rows in an adapter would be put together first.
         weight: Tensor = next(self.causal_lm.parameters())
         return weight.device
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the embedding: ids that the model knows, spare ones included."""
+        return added_rows.vocabulary_size(self.causal_lm)
 
     @property
     def context_length(self) -> int:
@@ -203,9 +213,33 @@ class LatentLM(nn.Module):
         """(..., D) -> (..., V) float32, as the backbone's own forward would give them; (..., S) of some rows only."""
         return head_logits(self.causal_lm, hidden, rows)
 
+    def reduce_logits(
+        self, reduce: Reduce, hidden_XD: Tensor, *columns: Tensor, rows: HeadRows | None = None
+    ) -> tuple[Tensor, ...]:
+        """`reduce(logits(hidden_XD, rows), *columns)` in the memory of a chunk of its positions (`chunks.py`).
+
+        `columns` have X rows each. `reduce` returns tensors (X, ...), and sees some of the positions at a time.
+        """
+        # Without a weight of their own the rows are taken from the logits of the whole vocabulary.
+        narrow = rows is not None and rows.weight_SD is not None
+        count = len(rows.ids_S) if rows is not None and narrow else self.vocabulary_size
+        size = chunks.positions_of(self.chunk_bytes, count)
+        head = self.causal_lm.get_output_embeddings()
+        own_XN = None if narrow else added_rows.own_logits(head, hidden_XD)
+        if own_XN is None or len(hidden_XD) <= size:
+            return chunks.in_chunks(
+                lambda hidden_CD, *own: reduce(self.logits(hidden_CD, rows), *own), hidden_XD, columns, size
+            )
+
+        # Logits of rows in an adapter are a column of their own: what is left of the head is not trained.
+        def values_of(hidden_CD: Tensor, own_CN: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
+            return reduce(head_logits(self.causal_lm, hidden_CD, rows, own_CN), *own)
+
+        return chunks.in_chunks(values_of, hidden_XD, (own_XN, *columns), size)
+
     def head_rows(self, ids: tuple[int, ...]) -> HeadRows:
         """The LM head's rows at these ids (ascending), for `logits`. ValueError for an id outside the vocabulary."""
-        size = added_rows.vocabulary_size(self.causal_lm)
+        size = self.vocabulary_size
         if not ids or ids[-1] >= size:
             raise ValueError(f"ids must be in the model's vocabulary of {size}, got {ids[-1:] or 'none'}")
         return HeadRows.gather(self.causal_lm.get_output_embeddings(), ids, self.device)
@@ -217,7 +251,7 @@ class LatentLM(nn.Module):
         if type(embedding) is nn.Embedding:
             weight: Tensor = embedding.weight
             return weight
-        return self.embed(torch.arange(added_rows.vocabulary_size(self.causal_lm), device=self.device))
+        return self.embed(torch.arange(self.vocabulary_size, device=self.device))
 
     @torch.no_grad()
     def embedding_std(self) -> float:
@@ -225,7 +259,7 @@ class LatentLM(nn.Module):
         total = 0.0
         squares = 0.0
         count = 0
-        rows = added_rows.vocabulary_size(self.causal_lm)
+        rows = self.vocabulary_size
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
         for start in range(0, rows, 8192):
             ids = torch.arange(start, min(start + 8192, rows), device=self.device)
@@ -313,17 +347,19 @@ def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> 
     )
 
 
-def head_logits(lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None) -> Tensor:
+def head_logits(
+    lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None, own: Tensor | None = None
+) -> Tensor:
     """The LM head, or some of its rows, and the scaling that some families do after it.
 
-    Cohere and Granite scale, Gemma 2 caps.
+    Cohere and Granite scale, Gemma 2 caps. `own` are logits of rows in an adapter, where they are made already.
     """
     config = lm.config.get_text_config()
     logits: Tensor
     if rows is None:
-        logits = added_rows.logits(lm.get_output_embeddings(), hidden).float()
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own).float()
     elif rows.weight_SD is None:
-        logits = added_rows.logits(lm.get_output_embeddings(), hidden)[..., rows.ids_S].float()
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own)[..., rows.ids_S].float()
     else:
         logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
     if getattr(config, "logit_scale", None) is not None:
@@ -343,6 +379,9 @@ def check_logits(lm: PreTrainedModel) -> None:
     Two tokens go through the backbone's own forward and through ours. Otherwise the mistake would show only as a
     low accuracy after training.
     """
+    # A model of shapes has no numbers to compare.
+    if lm.device.type == "meta":
+        return
     # Dropout would make the two differ.
     was_training = lm.training
     lm.eval()

@@ -96,11 +96,12 @@ RESUMABLE = (
     "max_steps",
     "report_to",
     "ddp_timeout",
+    "tokens_per_batch",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
 )
-"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged, how an update's rows are
-divided. That their number stays the same is checked where it is known (`training/run.py`)."""
+"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged, a limit of memory, how an
+update's rows are divided. That their number stays the same is checked where it is known (`training/run.py`)."""
 
 
 def _lasting(flat: dict[str, Any]) -> dict[str, Any]:

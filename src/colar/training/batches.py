@@ -7,11 +7,22 @@ no worker holds a state that could go stale.
 Order of an epoch:
 
     shuffle         rows in an order that only (seed, epoch, id) decides
-    pools           `POOL` groups each, sorted by length inside
+    pools           `POOL` groups each, at most a quarter of the data, sorted by length inside
     groups          neighbours in a pool: the rows of one update, of like length
     shuffle         the groups, and the rows within each
 
 Neither the first group nor the last has the longest rows. (Larger groups would give successive updates like lengths.)
+A pool of all rows would make one update of all the longest: they would be learnt together, in every epoch.
+
+A batch of rows goes through the model in parts, where it has more positions than `training.tokens_per_batch`:
+
+    batch           ------------            8 rows, in any order
+                    ---
+                    --------     ...
+    parts           ------------ | -------- | ---- ---- ---         the longest first, rows of like length together
+                                 | -------  | --- --- --
+
+The parts' losses add up to the batch's, so rows, updates and the course of a run are the same with any limit.
 """
 
 from __future__ import annotations
@@ -29,9 +40,12 @@ from colar.data.example import Example
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
+from colar.ops.ragged import PAD_TO
 
 POOL = 50
-"""Groups that are sorted together."""
+"""Most groups that are sorted together."""
+POOLS = 4
+"""Fewest pools of an epoch, where there are that many groups."""
 
 RowKey = tuple[float, int, int]
 """(fractional epoch at which the row is due, index of its example, which of the example's draws)."""
@@ -137,9 +151,10 @@ class RowSchedule(Schedule):
 
         # The rows that fill no whole group come last: a short group in the middle would cut all later ones anew.
         whole = len(self.ids) - len(self.ids) % self.group
+        pool_rows = self.group * min(POOL, max(1, whole // self.group // POOLS))
         groups = []
-        for start in range(0, whole, POOL * self.group):
-            end = min(start + POOL * self.group, whole)
+        for start in range(0, whole, pool_rows):
+            end = min(start + pool_rows, whole)
             pool = sorted(shuffled[start:end], key=lambda index: self.lengths[index])
             for first in range(0, len(pool), self.group):
                 groups.append(pool[first : first + self.group])
@@ -186,3 +201,38 @@ def mark_copies(
         own = n_rows - begin
         if own < rows:
             batch["counted"] = torch.arange(int(rows)) < own
+
+
+def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:
+    """Rows of these lengths in parts of at most `most` positions, padding included: the indices of each part's rows.
+
+    A row that is longer is a part of its own. Rows that fit together, or without a limit, are one part in their order.
+    """
+    B = lengths_B.shape[0]
+    everyone = torch.arange(B, device=lengths_B.device)
+    if most is None or B == 0 or B * _padded(int(lengths_B.max())) <= most:
+        return [everyone]
+    # The longest first: a run that does not fit into memory fails at the first part.
+    order_B = lengths_B.argsort(descending=True, stable=True)
+    widths = [_padded(length) for length in lengths_B[order_B].tolist()]
+    parts = []
+    start = 0
+    while start < B:
+        end = min(B, start + max(1, most // widths[start]))
+        parts.append(order_B[start:end])
+        start = end
+    return parts
+
+
+def take(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Some rows of a batch, their ids cut to the longest of these rows."""
+    rows = {name: column[index] for name, column in batch.items()}
+    for name, ids in rows.items():
+        lengths = rows.get(name.removesuffix("_ids") + "_lengths")
+        if name.endswith("_ids") and lengths is not None:
+            rows[name] = ids[:, : int(lengths.max())]
+    return rows
+
+
+def _padded(length: int) -> int:
+    return -(-length // PAD_TO) * PAD_TO

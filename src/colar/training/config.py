@@ -38,6 +38,9 @@ class TrainingConfig:
     draws_per_example: int = 1
     """Rows of each example in a batch, each with draws of its own: CoLaR draws another speed. They share the question,
     which is computed once: four cost about as much as two of other examples. An epoch has as many rows more."""
+    tokens_per_batch: int | None = None
+    """Most positions (rows x the longest) that go through the model at once: a batch with more is taken in parts of
+    like length. A limit of memory: updates and results are the same. null: none."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.
@@ -110,6 +113,10 @@ class TrainingConfig:
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value > 0, value, "above 0")
         checks.check_holds("training.ddp_timeout", self.ddp_timeout > 0, self.ddp_timeout, "above 0")
+        tokens = self.tokens_per_batch
+        checks.check_holds(
+            "training.tokens_per_batch", tokens is None or tokens >= 1, tokens, "1 or more, or null"
+        )
         for name in ("max_hours", "modules_learning_rate", "eval_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value is None or value > 0, value, "above 0 or null")

@@ -27,8 +27,7 @@ from transformers.utils import logging
 
 from colar import checks, files, processes
 from colar.model import checkpoint
-from colar.model.latent_lm import LatentLM
-from colar.training import run_folder
+from colar.training import preflight, recompute, run_folder
 from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves
 from colar.training.compiled_layers import compiled_layers
 from colar.training.config import TrainingConfig
@@ -41,6 +40,7 @@ NOT_TRAINERS = {
     "max_hours",
     "modules_learning_rate",
     "draws_per_example",
+    "tokens_per_batch",
     "gradient_checkpointing",
     "evals_per_epoch",
     "eval_steps",
@@ -149,6 +149,9 @@ def _train_or_load(
         return saved
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):
+        # A resumed run has made steps already.
+        if resume_from is None:
+            preflight.before_training(trainer, curriculum, config.max_hours)
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
 
@@ -190,7 +193,7 @@ def _ready_to_train(
     for callback in _callbacks(trainer, config, publisher, curriculum, bar):
         trainer.add_callback(callback)
     if config.gradient_checkpointing:
-        _checkpointing(publisher.lm, "enable", {"use_reentrant": False})
+        recompute.enable(publisher.lm)
     # transformers would show a bar, "Writing model shards", at every save.
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -204,7 +207,7 @@ def _ready_to_train(
         if shows_bars:
             logging.enable_progress_bar()
         if config.gradient_checkpointing:
-            _checkpointing(publisher.lm, "disable")
+            recompute.disable(publisher.lm)
 
 
 def _callbacks(
@@ -262,15 +265,6 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) 
             "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same",
         )
     return Clock(kept.get("seconds", 0.0), config.max_hours, rows)
-
-
-def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:
-    """Switch gradient checkpointing on ("enable") or off ("disable"); its name differs between releases of 5."""
-    for name in (f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"):
-        if hasattr(lm.causal_lm, name):
-            getattr(lm.causal_lm, name)(*options)
-            return
-    raise AssertionError("transformers 5 has one of the two names")
 
 
 def _still_good(folder: RunFolder) -> str:

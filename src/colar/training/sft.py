@@ -51,8 +51,24 @@ def train(
     NaN or infinite, and `UnfinishedCurriculumError` when `max_hours` ends training before the curriculum's last stage.
     """
     # All that can be wrong is found here, before a file of an earlier run is touched.
-    config.check_installed()
     folder = RunFolder(files.require_writable(output))
+    trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
+    info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
+    return run_trainer(trainer, config, folder, info, resume)
+
+
+def make_trainer(
+    lm: LatentLM,
+    method: Method,
+    examples: Iterable[Example],
+    config: TrainingConfig,
+    folder: RunFolder,
+    *,
+    validate: Validate | None = None,
+    held_out: Iterable[Example] = (),
+) -> LatentTrainer:
+    """The trainer of `train`, before a step is made and a file written. ValueError for wrong rows or configuration."""
+    config.check_installed()
     args = arguments(config, folder)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
@@ -64,7 +80,7 @@ def train(
     # A row without a chain has no chain to be scored on.
     others = [example for example in held_out if example.steps]
     held_out_rows = TrainingRows(lm, method, others, config.seed) if others else None
-    trainer = LatentTrainer(
+    return LatentTrainer(
         Objective(lm, method),
         args,
         rows,
@@ -72,6 +88,5 @@ def train(
         config.modules_learning_rate,
         validate,
         held_out_rows,
+        config.tokens_per_batch,
     )
-    info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
-    return run_trainer(trainer, config, folder, info, resume)

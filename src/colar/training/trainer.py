@@ -4,6 +4,7 @@
 |---|---|
 | rows counted instead of labels | the scale of accumulation: every row weighs the same |
 | an own schedule of rows | draws and order survive a resume |
+| batches in parts of `tokens_per_batch` | memory, whatever the longest rows are |
 | a learning rate for the method's modules | they start from nothing, the backbone does not |
 | weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |
 | validation by generation | as at test time |
@@ -27,10 +28,18 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
 
 from colar import processes
-from colar.methods.base import Method
+from colar.methods.base import Batch, Method
 from colar.model import added_rows, checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.training.batches import Schedule, TrainingRows, collate, count_rows, mark_copies
+from colar.training.batches import (
+    Schedule,
+    TrainingRows,
+    collate,
+    count_rows,
+    mark_copies,
+    part_indices,
+    take,
+)
 from colar.training.objective import Objective
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
@@ -99,6 +108,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
         held_out: TrainingRows | None = None,
+        tokens_per_batch: int | None = None,
     ) -> None:
         super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
         self.objective = objective
@@ -106,6 +116,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.modules_learning_rate = modules_learning_rate
         self.validate = validate
         self.held_out = held_out
+        self.tokens_per_batch = tokens_per_batch
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
 
@@ -135,7 +146,31 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         size, process, n = self.args.train_batch_size, self.args.process_index, self.args.world_size
         mark_copies(batches, first, size, process, n, len(self.schedule))
 
+    def positions(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Positions of each row of a batch, (B,)."""
+        return Batch.from_tensors(inputs).positions()
+
+    def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
+        if self.tokens_per_batch is None:
+            return [inputs]
+        found = part_indices(self.positions(inputs), self.tokens_per_batch)
+        return [inputs] if len(found) == 1 else [take(inputs, index) for index in found]
+
     # Loss
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's."""
+        *earlier, last = self.parts(inputs)
+        total: Tensor | float = 0.0
+        for part in earlier:
+            # Processes have different numbers of parts: their gradients meet at the last.
+            with self.accelerator.no_sync(model):
+                total = total + super().training_step(model, part, num_items_in_batch)
+        loss: Tensor = total + super().training_step(model, last, num_items_in_batch)
+        return loss
 
     def compute_loss(
         self,
@@ -262,11 +297,12 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         for start in processes.mine(range(0, len(rows), size)):
             end = min(start + size, len(rows))
             tensors = collate([rows.at(epoch, index) for index in range(start, end)])
-            # In the precision of training: the two losses are compared.
-            with self.accelerator.autocast():
-                means = self.objective(**self._prepare_inputs(tensors))
-            for name, mean in means.items():
-                sums[name] = sums.get(name, 0.0) + float(mean) * (end - start)
+            for part in self.parts(tensors):
+                # In the precision of training: the two losses are compared.
+                with self.accelerator.autocast():
+                    means = self.objective(**self._prepare_inputs(part))
+                for name, mean in means.items():
+                    sums[name] = sums.get(name, 0.0) + float(mean) * int(count_rows([part]))
         totals: dict[str, float] = {}
         for share in processes.everyones(sums):
             for name, total in share.items():

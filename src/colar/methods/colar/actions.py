@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from colar.methods.colar.heads import gaussian_logps
-from colar.methods.rollouts import LatentLogprob, ThoughtActions
+from colar.methods.rollouts import LatentLogprob
 
 
-def go_on_logps(actions: ThoughtActions, separator_id: int) -> Tensor:
+def go_on_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> Tensor:
     """log(1 - p[###]) of each thought, (L,)."""
+    scaled_LV = logits_LV / temperature_L[:, None]
     # As the mass of all other tokens, without the 1 - p: exact where stopping is nearly certain, too.
-    separator = torch.tensor([separator_id], device=actions.scaled.device)
-    others_LV = actions.scaled.index_fill(1, separator, -math.inf)
-    return others_LV.logsumexp(-1) - actions.total
+    separator = torch.tensor([separator_id], device=logits_LV.device)
+    others_LV = scaled_LV.index_fill(1, separator, -math.inf)
+    return others_LV.logsumexp(-1) - scaled_LV.logsumexp(-1)
 
 
 def density(latents_LD: Tensor, mean_LD: Tensor, spread_LD: Tensor, latent_logprob: LatentLogprob) -> Tensor:

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from colar.methods import losses
 from colar.methods.base import Batch, ThinkState, Thought
 from colar.methods.colar import actions
+from colar.methods.colar.anchor import Expected, expected_by, loss_and_anchor
 from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
 from colar.methods.colar.heads import (
     LatentHead,
-    expected_embedding,
     gaussian_logps,
     latent_loss,
     without_separator,
@@ -102,19 +102,16 @@ class LatentPredictor:
         K = fed.latents_BKD.shape[1]
         labels_BNG, weights_BNG = self.labels(batch, fed.sizes_BK)
         hidden_BND = fed.hidden(lm, batch, n=labels_BNG.shape[1])
-
-        # Logits are made at labelled positions only: they are the largest tensor of an update.
-        labelled_BN = losses.labelled(weights_BNG)
-        logits_MV = lm.logits(hidden_BND[labelled_BN])
-        ce_B = losses.cross_entropy_from(logits_MV, labels_BNG, weights_BNG)
-
         latent_BK = ragged.length_mask(fed.counts_B, K)
-        anchor_LV = None
-        if self.config.head == "anchored" and self.config.supervise_chain:
-            # Every latent's position has a label then: the logits that its mean starts from are made already.
-            latent_BN = nn.functional.pad(latent_BK, (0, labelled_BN.shape[1] - K))
-            anchor_LV = logits_MV[latent_BN[labelled_BN]]
-        latent_terms = self._latent_terms(lm, batch, hidden_BND, fed.latents_BKD, latent_BK, anchor_LV)
+        expected_LD = None
+        expected = self._expected(lm)
+        if expected is not None and self.config.supervise_chain:
+            # Every latent's position has a label then: the same logits serve both losses.
+            latent_BN = nn.functional.pad(latent_BK, (0, labels_BNG.shape[1] - K))
+            ce_B, expected_LD = loss_and_anchor(lm, hidden_BND, labels_BNG, weights_BNG, latent_BN, expected)
+        else:
+            ce_B = losses.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
+        latent_terms = self._latent_terms(lm, batch, hidden_BND, fed.latents_BKD, latent_BK, expected_LD)
         return {"ce": self.config.comp_weight * ce_B, **latent_terms}
 
     def labels(self, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,13 +139,13 @@ class LatentPredictor:
         hidden_BND: Tensor,
         latents_BKD: Tensor,
         latent_BK: Tensor,
-        anchor_LV: Tensor | None,
+        expected_LD: Tensor | None,
     ) -> dict[str, Tensor]:
         """The latent head's loss, and two quantities to log: its spread and its squared error."""
         K = latent_BK.shape[1]
         hidden_LD = hidden_BND[:, :K][latent_BK]
         c_BK = batch.params["compression_factor"][:, None].expand_as(latent_BK)
-        mean_LD, log_std_LD = self._predict(lm, hidden_LD, c_BK[latent_BK], anchor_LV)
+        mean_LD, log_std_LD = self._predict(lm, hidden_LD, c_BK[latent_BK], expected_LD)
         target_LD = latents_BKD[latent_BK].float() / self.sigma_e
         config = self.config
         loss_LD = latent_loss(mean_LD, log_std_LD, target_LD, self.loss_kind, config.alpha, config.nll_beta)
@@ -166,23 +163,26 @@ class LatentPredictor:
         }
 
     def _predict(
-        self, lm: LatentLM, hidden_LD: Tensor, c_L: Tensor, logits_LV: Tensor | None = None
+        self, lm: LatentLM, hidden_LD: Tensor, c_L: Tensor, expected_LD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of the next latent in units of sigma_e, (L, D) each.
 
-        `logits_LV` are the LM head's at these hidden states, where they are made already (the anchored head uses them).
+        `expected_LD` is what `_expected` makes of the logits at these hidden states, where they are made already.
         """
         mean_LD, log_std_LD = lm.extra["latent_head"](hidden_LD)
         if self.config.head != "anchored":
             return mean_LD, log_std_LD
-        if logits_LV is None:
-            logits_LV = lm.logits(hidden_LD)
-        probs_LV = without_separator(logits_LV, lm.template.separator_id)
-        expected_LD = expected_embedding(probs_LV, lm.vocabulary().detach())
+        if expected_LD is None:
+            expected = expected_by(lm)
+            (expected_LD,) = lm.reduce_logits(lambda logits_LV: (expected(logits_LV),), hidden_LD)
         # The LM head's label is the mean of a group's tokens, the latent their sum over its scale.
         size_L = torch.ceil(c_L)
         anchor_scale_L = size_L.float() / (scale(size_L, divisor(self.config.merge)) * self.sigma_e)
         return mean_LD + anchor_scale_L[:, None] * expected_LD, log_std_LD
+
+    def _expected(self, lm: LatentLM) -> Expected | None:
+        """Logits -> the embedding that the anchored head's mean starts from; None for the other heads."""
+        return expected_by(lm) if self.config.head == "anchored" else None
 
     # Reinforcement
 
@@ -198,11 +198,11 @@ class LatentPredictor:
             )
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-            go_on_L = actions.go_on_logps(thoughts, lm.template.separator_id)
+            go_on_L, expected_LD = self._go_on(lm, thoughts)
             if not self.explores:
                 return go_on_L, {}
             c_L = rollouts.params["compression_factor"][thoughts.row]
-            mean_LD, log_std_LD = self._predict(lm, thoughts.hidden, c_L, thoughts.logits)
+            mean_LD, log_std_LD = self._predict(lm, thoughts.hidden, c_L, expected_LD)
             temperature_L = rollouts.latent_temperature[thoughts.row].float()
             spread_LD = temperature_L[:, None] * log_std_LD.exp()
             drawn_LD = thoughts.latents.float() / self.sigma_e
@@ -215,6 +215,17 @@ class LatentPredictor:
 
         return score(lm, rollouts, thought_logps)
 
+    def _go_on(self, lm: LatentLM, thoughts: ThoughtActions) -> tuple[Tensor, Tensor | None]:
+        """Log-prob of going on with each thought, (L,), and what `_predict` needs of the same logits."""
+        expected = self._expected(lm)
+
+        def reduce(logits_LV: Tensor, temperature_L: Tensor) -> tuple[Tensor, ...]:
+            go_on_L = actions.go_on_logps(logits_LV, temperature_L, lm.template.separator_id)
+            return (go_on_L,) if expected is None else (go_on_L, expected(logits_LV))
+
+        go_on_L, *rest = lm.reduce_logits(reduce, thoughts.hidden, thoughts.temperature)
+        return go_on_L, rest[0] if rest else None
+
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
     ) -> Tensor:
@@ -224,7 +235,9 @@ class LatentPredictor:
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         logits_BV = state.logits()
-        mean_BD, log_std_BD = self._predict(lm, state.hidden, state.params["compression_factor"], logits_BV)
+        expected = self._expected(lm)
+        expected_BD = None if expected is None else expected(logits_BV)
+        mean_BD, log_std_BD = self._predict(lm, state.hidden, state.params["compression_factor"], expected_BD)
 
         # The next latent, in units of sigma_e: the mean, or a draw.
         latent_BD = mean_BD

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods.colar.actions import go_on_logps
+from colar.methods.losses import chosen_logps
 from colar.methods.rollouts import ThoughtActions
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
@@ -128,12 +129,19 @@ def thought_logps(
 
     # That a thought comes at all was decided before its first token was drawn.
     separator_id = lm.template.separator_id
-    first_L1 = ids_LG[:, :1]
-    given_LV = without(actions.logits, separator_id) / scale_L.float()[:, None]
-    given_L = given_LV.log_softmax(-1).gather(1, first_L1)[:, 0]
+
+    def reduce(
+        logits_XV: Tensor, first_X: Tensor, scale_X: Tensor, temperature_X: Tensor
+    ) -> tuple[Tensor, ...]:
+        (given_X,) = chosen_logps(without(logits_XV, separator_id), first_X, scale_X)
+        return given_X, go_on_logps(logits_XV, temperature_X, separator_id)
+
+    given_L, go_on_L = lm.reduce_logits(
+        reduce, actions.hidden, ids_LG[:, 0], scale_L.float(), actions.temperature
+    )
     first_L = torch.where(again_L, given_L, tokens_LG[:, 0])
     drawn_logps_L = torch.where(drawn_L, first_L + tokens_LG[:, 1:].sum(-1), 0)
-    return drawn_logps_L + torch.where(again_L, go_on_logps(actions, separator_id), 0)
+    return drawn_logps_L + torch.where(again_L, go_on_L, 0)
 
 
 def label_logps(
@@ -179,10 +187,9 @@ def _scored(
     rows: HeadRows | None = None,
 ) -> Tensor:
     """Log-prob of a label at each state, (X,): an id of the whole vocabulary, or a place among some rows of it."""
-    logits_XV = lm.logits(state_XD, rows)
-    if temperature_X is not None:
-        logits_XV = logits_XV / temperature_X[:, None]
-    return logits_XV.log_softmax(-1).gather(1, label_X[:, None])[:, 0]
+    temperatures = () if temperature_X is None else (temperature_X,)
+    (logps_X,) = lm.reduce_logits(chosen_logps, state_XD, label_X, *temperatures, rows=rows)
+    return logps_X
 
 
 def _scored_by_two(

@@ -20,7 +20,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from colar import processes, progress
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
@@ -87,9 +87,8 @@ def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[Scores]:
     ids_BT = ragged.pack(question, (batch.chain_ids, batch.chain_lengths), multiple=ragged.PAD_TO)
     hidden_BND = ragged.shift(lm.hidden(lm.embed(ids_BT)), question[1] - 1, batch.chain_ids.shape[1])
     mask_BN = ragged.length_mask(batch.chain_lengths, batch.chain_ids.shape[1])
-    log_probs_MV = lm.logits(hidden_BND[mask_BN]).log_softmax(-1)
-    scores_M = -log_probs_MV.gather(1, batch.chain_ids[mask_BN][:, None])[:, 0]
-    for row in torch.split(scores_M, batch.chain_lengths.tolist()):
+    (logps_M,) = lm.reduce_logits(losses.chosen_logps, hidden_BND[mask_BN], batch.chain_ids[mask_BN])
+    for row in torch.split(-logps_M, batch.chain_lengths.tolist()):
         yield tuple(row.tolist())
 
 

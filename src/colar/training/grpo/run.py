@@ -61,25 +61,9 @@ def train(
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
     """
-    config.check_installed()
-    objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
-    funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
-    if len(funcs) != len(grpo.weights()):
-        raise ValueError(
-            f"grpo.reward_weights has {len(grpo.weights())} values for {len(funcs)} reward functions"
-        )
     folder = RunFolder(files.require_writable(output))
-    args = arguments(config, folder)
-    # The start can be the best: it is published where nothing after it was better.
-    args.eval_on_start = True
-    plan = grpo.plan(config, args.world_size)
-    lm.to(args.device)
-    examples = list(method.prepare(lm, examples))
-    check_questions(lm, method, grpo, examples)
-    schedule = QuestionSchedule(examples, config.seed, plan)
-    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
-    trainer = GrpoTrainer(
-        objective, args, sampler, folder.completions, config.modules_learning_rate, validate
+    trainer = make_trainer(
+        lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
     )
     if processes.is_main():
         _drop_later_completions(folder, resume)
@@ -101,6 +85,45 @@ def train(
             callbacks=[stopping, Collapse()],
             stopped_for_good=stopping.out_of_patience,
         )
+
+
+def make_trainer(
+    lm: LatentLM,
+    method: Method,
+    examples: Iterable[Example],
+    config: TrainingConfig,
+    grpo: GrpoConfig,
+    folder: RunFolder,
+    *,
+    reward_funcs: Mapping[str, rewards.Reward] | None = None,
+    validate: Validate | None = None,
+) -> GrpoTrainer:
+    """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
+    config.check_installed()
+    objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
+    funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
+    if len(funcs) != len(grpo.weights()):
+        raise ValueError(
+            f"grpo.reward_weights has {len(grpo.weights())} values for {len(funcs)} reward functions"
+        )
+    args = arguments(config, folder)
+    # The start can be the best: it is published where nothing after it was better.
+    args.eval_on_start = True
+    plan = grpo.plan(config, args.world_size)
+    lm.to(args.device)
+    examples = list(method.prepare(lm, examples))
+    check_questions(lm, method, grpo, examples)
+    schedule = QuestionSchedule(examples, config.seed, plan)
+    sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
+    return GrpoTrainer(
+        objective,
+        args,
+        sampler,
+        folder.completions,
+        config.modules_learning_rate,
+        validate,
+        config.tokens_per_batch,
+    )
 
 
 def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> None:

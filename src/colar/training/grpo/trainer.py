@@ -30,6 +30,7 @@ from transformers import TrainingArguments
 from colar import checks, files, processes
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
+from colar.training.batches import part_indices
 from colar.training.grpo.generation import Generation
 from colar.training.grpo.loss import GrpoObjective
 from colar.training.grpo.sampler import RolloutSampler
@@ -57,9 +58,18 @@ class GrpoTrainer(LatentTrainer):
         completions: Path,
         modules_learning_rate: float | None = None,
         validate: Validate | None = None,
+        tokens_per_batch: int | None = None,
     ) -> None:
         schedule = sampler.schedule
-        super().__init__(objective, args, Slots(len(schedule)), schedule, modules_learning_rate, validate)
+        super().__init__(
+            objective,
+            args,
+            Slots(len(schedule)),
+            schedule,
+            modules_learning_rate,
+            validate,
+            tokens_per_batch=tokens_per_batch,
+        )
         self.data_collator = collate_slots
         self.policy = objective
         self.sampler = sampler
@@ -73,12 +83,19 @@ class GrpoTrainer(LatentTrainer):
 
     def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """From the keys of a batch to its tensors on the device; a new generation is sampled first."""
+        batch: dict[str, Tensor] = super()._prepare_inputs(self._rows(inputs))
+        return batch
+
+    def positions(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Positions of each output of a batch of keys, (B,)."""
+        return fed_positions(self._rows(inputs))
+
+    def _rows(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs that a batch's keys stand for."""
         number = int(inputs["generations"][0])
         if self.generation is None or self.generation.number != number:
             self.generation = self._generate(number)
-        rows = self.generation.take(inputs["slots"].cpu())
-        batch: dict[str, Tensor] = super()._prepare_inputs(rows)
-        return batch
+        return self.generation.take(inputs["slots"].cpu())
 
     def _generate(self, number: int) -> Generation:
         """Sample a generation, score it where a later update will need that, and write some outputs down."""
@@ -113,14 +130,16 @@ class GrpoTrainer(LatentTrainer):
         for start in processes.mine(starts):
             rows = slice(start, start + self.plan.batch)
             batch = {name: column[rows] for name, column in tensors.items()}
-            # Trainer wraps the objective's own forward in the same autocast.
-            with self.accelerator.autocast():
-                logps_BN = self.policy.score(super()._prepare_inputs(batch)).logps
-            scored.append(logps_BN.float().cpu())
-        everyones = processes.in_order(processes.everyones(scored))
-        for start, logps_BN in zip(starts, everyones, strict=True):
-            # A batch may be shorter than the generation: its longest output decides.
-            logps_RN[start : start + self.plan.batch, : logps_BN.shape[1]] = logps_BN
+            for index in part_indices(fed_positions(batch), self.tokens_per_batch):
+                part = {name: column[index] for name, column in batch.items()}
+                # Trainer wraps the objective's own forward in the same autocast.
+                with self.accelerator.autocast():
+                    logps_BN = self.policy.score(super()._prepare_inputs(part)).logps
+                scored.append((start + index.cpu(), logps_BN.float().cpu()))
+        for share in processes.everyones(scored):
+            for index, logps_BN in share:
+                # A part may be shorter than the generation: its longest output decides.
+                logps_RN[index, : logps_BN.shape[1]] = logps_BN
         return logps_RN
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -172,6 +191,12 @@ class GrpoTrainer(LatentTrainer):
         """The sizes that give meaning to the number of a generation and the slot of an output."""
         questions = self.sampler.schedule.generations_per_epoch * self.plan.questions
         return {"questions": questions, **asdict(self.plan)}
+
+
+def fed_positions(tensors: dict[str, Tensor]) -> Tensor:
+    """Positions that are fed for each output, (B,): question, thoughts, the separator, the answer."""
+    rollouts = Rollouts.from_tensors(tensors)
+    return rollouts.question_lengths + rollouts.positions()
 
 
 class ReferenceWeights:

@@ -1,0 +1,152 @@
+"""What a recipe takes here, measured: data and model are loaded, the longest batch goes forward and backward.
+
+Nothing is written, and no step is made. Under GRPO one generation is sampled, and its longest batch learnt from.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from colar.data.example import Example
+from colar.engine import cache
+from colar.evaluation.evaluate import require_fit
+from colar.methods import registry
+from colar.methods.base import Method
+from colar.model.latent_lm import LatentLM
+from colar.planning.estimate import GIB, Estimate, disk, gib
+from colar.recipe import Recipe, load_examples, load_model, make_validate
+from colar.training import peak, preflight, recompute, sft
+from colar.training.curriculum import Curriculum
+from colar.training.grpo import run as grpo_run
+from colar.training.grpo.trainer import GrpoTrainer, fed_positions, without_dropout
+from colar.training.run_folder import RunFolder
+from colar.training.trainer import LatentTrainer
+
+
+def check(recipe: Recipe) -> Estimate:
+    """The table of a recipe on this machine. ValueError for what is wrong with it."""
+    examples, held_out = load_examples(recipe.data)
+    lm, method = load_model(recipe)
+    if recipe.generates:
+        cache.check(lm.causal_lm)
+    params = [registry.make_params(method, values) for values in recipe.validation.params]
+    require_fit(lm, method, held_out, params, recipe.validation.limits)
+    with tempfile.TemporaryDirectory() as folder:
+        if recipe.grpo is None:
+            trainer = sft.make_trainer(lm, method, examples, recipe.training, RunFolder(Path(folder)))
+            return _sft(recipe, trainer, held_out)
+        grpo_trainer = grpo_run.make_trainer(
+            lm, method, examples, recipe.training, recipe.grpo, RunFolder(Path(folder))
+        )
+        with without_dropout(lm):
+            return _grpo(recipe, grpo_trainer, held_out)
+
+
+def _sft(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Estimate:
+    training = recipe.training
+    estimate = _begun(trainer)
+    loader = trainer.get_train_dataloader()
+    _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+    curriculum = Curriculum(trainer.objective.method, per_epoch, max_steps)
+    batch = preflight.longest_batch(trainer, max_steps / per_epoch)
+    assert batch is not None, "rows are there before training"
+    found = _measured(trainer, batch, training.gradient_checkpointing)
+    _memory(estimate, trainer, found)
+    seconds = preflight.epoch_seconds(trainer, found)
+    estimate.add_seconds("an epoch", seconds, f"{per_epoch:,} updates, without validation")
+    estimate.add_seconds("the run", seconds * max_steps / per_epoch, f"{max_steps:,} updates")
+    problem = preflight.too_few_hours(curriculum, seconds, training.max_hours)
+    if problem is not None:
+        estimate.problems.append(problem)
+    return _ended(estimate, recipe, trainer, held_out)
+
+
+def _grpo(recipe: Recipe, trainer: GrpoTrainer, held_out: list[Example]) -> Estimate:
+    estimate = _begun(trainer)
+    started = time.perf_counter()
+    with torch.compiler.set_stance("force_eager"), peak.measured(trainer.objective.lm.device) as sampling:
+        generation = trainer.sampler.generate(0)
+    seconds = time.perf_counter() - started
+    plan = trainer.plan
+    estimate.add_seconds(
+        "a generation", seconds, f"{plan.outputs} outputs, {gib(sampling.bytes)} beside the weights"
+    )
+    lengths = fed_positions(generation.tensors)
+    longest = lengths.argsort(descending=True)[: plan.batch]
+    trainer.generation = generation
+    batch = {"generations": torch.zeros_like(longest), "slots": longest}
+    found = _measured(trainer, batch, recipe.training.gradient_checkpointing)
+    _memory(estimate, trainer, found)
+    updates = plan.updates_per_generation
+    step = seconds / updates + found.seconds * plan.accumulate
+    estimate.add_seconds("an update", step, "its share of the generation included")
+    epoch = step * updates * trainer.sampler.schedule.generations_per_epoch
+    estimate.add_seconds("an epoch", epoch, f"{trainer.sampler.schedule.generations_per_epoch:,} generations")
+    return _ended(estimate, recipe, trainer, held_out)
+
+
+def _begun(trainer: LatentTrainer) -> Estimate:
+    lm = trainer.objective.lm
+    estimate = Estimate(f"{lm.name} on {trainer.args.world_size} x {lm.device}, measured")
+    parameters = sum(weight.numel() for weight in trainer.objective.parameters())
+    weights, trained = peak.held(trainer.objective), peak.trained(trainer.objective)
+    estimate.add("parameters", f"{parameters / 1e6:,.1f} M", f"{gib(weights)}; trained {gib(trained)}")
+    return estimate
+
+
+def _measured(
+    trainer: LatentTrainer, batch: dict[str, torch.Tensor], checkpoints: bool
+) -> preflight.Measured:
+    if checkpoints:
+        recompute.enable(trainer.objective.lm)
+    return preflight.measure(trainer, batch)
+
+
+def _memory(estimate: Estimate, trainer: LatentTrainer, found: preflight.Measured) -> None:
+    estimate.add("longest batch", f"{found.rows} rows", f"{found.positions:,} positions at once")
+    estimate.peak_bytes = found.peak_bytes
+    room = memory_of(trainer.objective.lm.device)
+    estimate.add_bytes("peak memory", found.peak_bytes, f"of {room / GIB:.0f} GiB; AdamW's moments included")
+    if found.peak_bytes > room:
+        estimate.problems.append(
+            f"{gib(found.peak_bytes)} of {gib(room)}: set training.tokens_per_batch or "
+            "training.gradient_checkpointing true"
+        )
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of the device's memory, whoever uses them."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _ended(estimate: Estimate, recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Estimate:
+    """Validation and disk."""
+    size = recipe.validation.limits.batch_size
+    validate = make_validate(recipe, held_out[:size])
+    if validate is not None:
+        seconds = _validation_seconds(trainer.objective.lm, trainer.objective.method, validate)
+        batches = -(-len(held_out) // size)
+        note = f"{len(held_out):,} questions; timed on {min(size, len(held_out))}"
+        estimate.add_seconds("a validation", seconds * batches, note)
+    trained = peak.trained(trainer.objective)
+    kept = recipe.training.save_total_limit
+    estimate.add_bytes("checkpoints on disk", disk(trained, kept, peak.ADAM_MOMENTS))
+    return estimate
+
+
+def _validation_seconds(
+    lm: LatentLM, method: Method, validate: Callable[[LatentLM, Method], dict[str, float]]
+) -> float:
+    lm.eval()
+    started = time.perf_counter()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        validate(lm, method)
+    return time.perf_counter() - started
