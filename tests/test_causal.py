@@ -39,7 +39,7 @@ def own_of(counts, sigma=True):
             embeds[r, k] = torch.tensor([float(r), float(k)])
     requests = [Request(str(r), f"question {r}", seed=r) for r in range(n)]
     spread = torch.tensor([0.1, 0.2]).expand(n, most, 2) if sigma else None
-    return Own(requests, [], [False] * n, Thoughts(embeds, torch.tensor(counts)), spread)
+    return Own([], requests, [], [False] * n, Thoughts(embeds, torch.tensor(counts)), spread)
 
 
 # By hand

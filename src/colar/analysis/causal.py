@@ -93,6 +93,7 @@ class Change:
 class Own:
     """The model's own answers and thoughts: what is changed, and what the changed ones are compared with."""
 
+    examples: list[Example]
     requests: list[Request]
     completions: list[Completion]
     right: list[bool]
@@ -142,10 +143,9 @@ def causal_tests(
     for unit in ("sigma", "rms"):
         changes += [Change("noise", size, unit) for size in sizes]
     cases = [(change, place, then) for place in PLACES for change in changes for then in THENS]
-    by_id = {example.id: example for example in examples}
     effects = []
     for change, place, then in progress.track(cases, "change a thought"):
-        answers = _answers(lm, method, own, by_id, change, place, then, seed, max_batch)
+        answers = _answers(lm, method, own, change, place, then, seed, max_batch)
         effects.append(_effect(change, place, then, answers))
     return CausalTests(len(own.requests), effects)
 
@@ -163,16 +163,17 @@ def think(
     for example in examples:
         seed = noise.seed_from(0, example.id)
         requests.append(Request(example.id, example.question, params, decoding, seed, keep_latents=True))
-    requests_kept, kept, right = [], [], []
+    examples_kept, requests_kept, kept, right = [], [], [], []
     completions = Engine(lm, method, max_batch).generate(requests)
     for example, request, completion in zip(examples, requests, completions, strict=True):
         if completion.length:
+            examples_kept.append(example)
             requests_kept.append(request)
             kept.append(completion)
             right.append(judge(completion.text, example.answer, example.answer_type).correct)
     if not kept:
         nothing = Thoughts(torch.zeros(0, 0, lm.width), torch.zeros(0, dtype=torch.int64))
-        return Own([], [], [], nothing, None)
+        return Own([], [], [], [], nothing, None)
     thoughts = controls.thoughts_of(lm, kept)
     sigma_RKD = None
     if has_sigma(method, kept[0].info[0]):
@@ -180,7 +181,7 @@ def think(
         for r, completion in enumerate(kept):
             sigma_KD = torch.stack([info["sigma"] for info in completion.info])
             sigma_RKD[r, : len(sigma_KD)] = sigma_KD * method.config.sigma_e
-    return Own(requests_kept, kept, right, thoughts, sigma_RKD)
+    return Own(examples_kept, requests_kept, kept, right, thoughts, sigma_RKD)
 
 
 # Changes of one thought a request
@@ -257,7 +258,6 @@ def _answers(
     lm: LatentLM,
     method: Method,
     own: Own,
-    examples: dict[str, Example],
     change: Change,
     place: str,
     then: str,
@@ -286,7 +286,7 @@ def _answers(
     completions = Engine(lm, kind(method, requests, fed), max_batch).generate(requests)
     answers = []
     for r, completion in zip(rows, completions, strict=True):
-        example = examples[completion.request.id]
+        example = own.examples[r]
         verdict = judge(completion.text, example.answer, example.answer_type)
         differs = completion.token_ids != own.completions[r].token_ids
         position = int(position_R[r])
