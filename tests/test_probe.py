@@ -16,12 +16,22 @@ def names(n):
     return [f"question {i}" for i in range(n)]
 
 
+def shuffled_r2(features, labels, questions):
+    found = probe.held_out_r2s(features, probe.shuffles(labels), questions)
+    return sum(found) / len(found)
+
+
 def test_what_is_linear_is_read_and_shuffled_labels_are_not():
     torch.manual_seed(0)
     features = torch.randn(200, 12)
     labels = (features @ torch.randn(12) + 5).double()
     assert probe.held_out_r2(features, labels, names(200)) > 0.999
-    assert probe.shuffled_r2(features, labels, names(200)) < 0.1
+    assert shuffled_r2(features, labels, names(200)) < 0.1
+    # Several sets at once are each one's own.
+    sets = [labels, *probe.shuffles(labels)]
+    alone = [probe.held_out_r2(features, each, names(200)) for each in sets]
+    assert probe.held_out_r2s(features, sets, names(200)) == alone
+    assert all(sorted(each.tolist()) == sorted(labels.tolist()) for each in sets)
     noise = probe.held_out_r2(torch.randn(200, 12), labels, names(200))
     assert -0.3 < noise < 0.1
 
@@ -32,7 +42,7 @@ def test_more_features_than_rows():
     features[:, 0] *= 40
     labels = features[:, 0].double()
     assert probe.held_out_r2(features, labels, names(150)) > 0.2
-    assert probe.shuffled_r2(features, labels, names(150)) < 0.1
+    assert shuffled_r2(features, labels, names(150)) < 0.1
 
 
 def test_rows_of_one_question_never_help_each_other():
@@ -54,18 +64,18 @@ def test_rows_of_one_question_never_help_each_other():
 def test_ridge_by_the_normal_equations():
     torch.manual_seed(0)
     x, y, other = torch.randn(30, 4).double(), torch.randn(30).double(), torch.randn(3, 4).double()
-    fitted = probe.Ridge(x, y)
+    fitted = probe.Ridge(x)
     z = (x - x.mean(0)) / x.std(0, correction=0)
     penalty = 0.5 * torch.linalg.svdvals(z).square().mean()
     weights = torch.linalg.solve(z.T @ z + penalty * torch.eye(4), z.T @ (y - y.mean()))
     expected = (other - x.mean(0)) / x.std(0, correction=0) @ weights + y.mean()
-    torch.testing.assert_close(fitted.predict(other, 0.5), expected)
+    torch.testing.assert_close(fitted.predict(y, other, 0.5), expected)
 
 
 def test_what_cannot_be_measured_is_none():
     features, labels = torch.randn(19, 3), torch.randn(19).double()
     assert probe.held_out_r2(features, labels, names(19)) is None
-    assert probe.shuffled_r2(features, labels, names(19)) is None
+    assert probe.held_out_r2s(features, probe.shuffles(labels), names(19)) == [None] * probe.SHUFFLES
     # Labels all alike have no spread; states all alike say nothing, which is 0.
     assert probe.held_out_r2(torch.randn(30, 3), torch.ones(30).double(), names(30)) is None
     blind = probe.held_out_r2(torch.ones(30, 3), torch.randn(30).double(), names(30))

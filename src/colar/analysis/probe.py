@@ -84,9 +84,9 @@ def probe_of(lm: LatentLM, passes: Sequence[ReferencePass], layer: int | None = 
         for name in FEATURES:
             states = [result.states[name] for result in here]
             features_ND = torch.stack(states).double() if states else torch.zeros(0, lm.width)
-            r2 = held_out_r2(features_ND, labels_N, questions, seed)
-            shuffled = shuffled_r2(features_ND, labels_N, questions, seed)
-            scores.append(Score(step, name, len(here), len(set(questions)), r2, shuffled))
+            label_sets = [labels_N, *shuffles(labels_N, seed)]
+            r2, *shuffled = held_out_r2s(features_ND, label_sets, questions, seed)
+            scores.append(Score(step, name, len(here), len(set(questions)), r2, _mean(shuffled)))
     return Probe(layer, scores)
 
 
@@ -131,33 +131,48 @@ def held_out_r2(
     features_ND: Tensor, labels_N: Tensor, questions: Sequence[str], seed: int = 0
 ) -> float | None:
     """R2 of labels predicted from the rows of other questions; None for too few questions, or labels all alike."""
+    return held_out_r2s(features_ND, [labels_N], questions, seed)[0]
+
+
+def held_out_r2s(
+    features_ND: Tensor, label_sets: Sequence[Tensor], questions: Sequence[str], seed: int = 0
+) -> list[float | None]:
+    """The same for several sets of labels of the same rows, whose features are decomposed once."""
     if len(set(questions)) < LEAST:
-        return None
+        return [None] * len(label_sets)
     features_ND = features_ND.double()
     fold_N = torch.tensor(folds(questions, seed))
-    squared_error = 0.0
-    squared_total = 0.0
+    squared_error = [0.0] * len(label_sets)
+    squared_total = [0.0] * len(label_sets)
     for fold in range(FOLDS):
         held_N = fold_N == fold
         chosen_on_N = fold_N == (fold + 1) % FOLDS
-        ridge = _best_ridge(features_ND, labels_N, ~held_N & ~chosen_on_N, chosen_on_N)
-        fitted = Ridge(features_ND[~held_N], labels_N[~held_N])
-        missed_M = fitted.predict(features_ND[held_N], ridge) - labels_N[held_N]
-        squared_error += missed_M.square().sum().item()
-        squared_total += (labels_N[held_N] - labels_N[~held_N].mean()).square().sum().item()
-    return 1 - squared_error / squared_total if squared_total > 0 else None
+        fit_N = ~held_N & ~chosen_on_N
+        chooser = Ridge(features_ND[fit_N])
+        fitted = Ridge(features_ND[~held_N])
+        for i, labels_N in enumerate(label_sets):
+            ridge = _best_ridge(chooser, labels_N[fit_N], features_ND[chosen_on_N], labels_N[chosen_on_N])
+            predicted_M = fitted.predict(labels_N[~held_N], features_ND[held_N], ridge)
+            squared_error[i] += (predicted_M - labels_N[held_N]).square().sum().item()
+            squared_total[i] += (labels_N[held_N] - labels_N[~held_N].mean()).square().sum().item()
+    found: list[float | None] = []
+    for error, total in zip(squared_error, squared_total, strict=True):
+        found.append(1 - error / total if total > 0 else None)
+    return found
 
 
-def shuffled_r2(
-    features_ND: Tensor, labels_N: Tensor, questions: Sequence[str], seed: int = 0
-) -> float | None:
-    """The same with the labels dealt out anew, the mean of several shuffles."""
-    found = []
+def shuffles(labels_N: Tensor, seed: int = 0) -> list[Tensor]:
+    """The labels dealt out anew to the same rows, `SHUFFLES` times."""
+    dealt = []
     for shuffle in range(SHUFFLES):
         order = list(range(len(labels_N)))
         Random(f"{seed}/{shuffle}").shuffle(order)
-        found.append(held_out_r2(features_ND, labels_N[order], questions, seed))
-    known = [r2 for r2 in found if r2 is not None]
+        dealt.append(labels_N[order])
+    return dealt
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -170,34 +185,31 @@ def folds(questions: Sequence[str], seed: int = 0) -> list[int]:
 
 
 class Ridge:
-    """Ridge regression on standardised features, solved once for every ridge by a singular value decomposition."""
+    """Ridge regression on standardised features: one singular value decomposition for all ridges and all labels."""
 
-    def __init__(self, features_ND: Tensor, labels_N: Tensor) -> None:
+    def __init__(self, features_ND: Tensor) -> None:
         self.mean_D = features_ND.mean(0)
         spread_D = features_ND.std(0, correction=0)
         # A feature that never changes says nothing, and cannot be divided by its spread.
         self.spread_D = torch.where(spread_D > 1e-12, spread_D, 1.0)
-        self.label = labels_N.mean()
-        left_NP, self.singular_P, self.right_PD = torch.linalg.svd(
-            (features_ND - self.mean_D) / self.spread_D, full_matrices=False
-        )
-        self.along_P = left_NP.T @ (labels_N - self.label)
+        standard_ND = (features_ND - self.mean_D) / self.spread_D
+        self.left_NP, self.singular_P, self.right_PD = torch.linalg.svd(standard_ND, full_matrices=False)
 
-    def predict(self, features_MD: Tensor, ridge: float) -> Tensor:
-        """Labels of other rows, (M,)."""
+    def predict(self, labels_N: Tensor, features_MD: Tensor, ridge: float) -> Tensor:
+        """Fit the labels of the decomposed rows, and predict those of other rows, (M,)."""
         squared_P = self.singular_P.square()
         # Features that are all constant have no singular value above 0.
         penalty = ridge * squared_P.mean().clamp(min=1e-12)
-        weights_D = self.right_PD.T @ (self.singular_P / (squared_P + penalty) * self.along_P)
-        labels_M: Tensor = (features_MD - self.mean_D) / self.spread_D @ weights_D + self.label
+        along_P = self.left_NP.T @ (labels_N - labels_N.mean())
+        weights_D = self.right_PD.T @ (self.singular_P / (squared_P + penalty) * along_P)
+        labels_M: Tensor = (features_MD - self.mean_D) / self.spread_D @ weights_D + labels_N.mean()
         return labels_M
 
 
-def _best_ridge(features_ND: Tensor, labels_N: Tensor, fit_N: Tensor, chosen_on_N: Tensor) -> float:
-    """The ridge that predicts the rows `chosen_on_N` best."""
-    fitted = Ridge(features_ND[fit_N], labels_N[fit_N])
+def _best_ridge(chooser: Ridge, labels_N: Tensor, features_MD: Tensor, labels_M: Tensor) -> float:
+    """The ridge that predicts other rows best."""
     errors = []
     for ridge in RIDGES:
-        missed_M = fitted.predict(features_ND[chosen_on_N], ridge) - labels_N[chosen_on_N]
+        missed_M = chooser.predict(labels_N, features_MD, ridge) - labels_M
         errors.append(missed_M.square().mean().item())
     return RIDGES[errors.index(min(errors))]
