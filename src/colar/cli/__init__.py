@@ -13,7 +13,19 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, inspect, lm_eval, recipes, report, serve, train
+from colar.cli import (
+    data,
+    diagnose,
+    evaluate,
+    export,
+    generate,
+    inspect,
+    lm_eval,
+    recipes,
+    report,
+    serve,
+    train,
+)
 from colar.cli.shared import Parser, collector_off
 
 
