@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from colar import checks
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.engine.request import Request
+from colar.engine.request import Completion, Request
 from colar.methods.base import Asked, Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
@@ -201,10 +201,14 @@ def build_all(
 def own_thoughts(lm: LatentLM, method: Method, requests: Sequence[Request], max_batch: int = 32) -> Thoughts:
     """Let `method` think about each request, and keep the thoughts."""
     kept = [replace(request, keep_latents=True) for request in requests]
-    completions = Engine(lm, method, max_batch).generate(kept)
+    return thoughts_of(lm, Engine(lm, method, max_batch).generate(kept))
+
+
+def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> Thoughts:
+    """The thoughts of completions that kept them, in one table."""
     counts = [completion.length for completion in completions]
     # Padded with zeros to the most thoughts of any request.
-    embeds_RKD = torch.zeros(len(requests), max(counts), lm.width, device=lm.device)
+    embeds_RKD = torch.zeros(len(completions), max(counts), lm.width, device=lm.device)
     for r, completion in enumerate(completions):
         if completion.latents is not None:
             embeds_RKD[r, : counts[r]] = completion.latents.float()

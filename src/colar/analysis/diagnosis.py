@@ -38,15 +38,14 @@ from colar.analysis.reference_chain import (
     reference_tokens,
     require_groups,
 )
+from colar.analysis.reference_pass import reference_passes
 from colar.analysis.retrieval import nearest_tokens
 from colar.data.answers import judge
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
-from colar.methods import base
-from colar.methods.base import Batch, Method, Row, ThinkState
+from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.ops import ragged
 
 CLASSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 BATCH = 64
@@ -163,22 +162,11 @@ def write(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
 
     `places` are those of each group, where tokens were chosen; [] elsewhere.
     """
-    #     fed       q  q ###  l1   l2   l3         the question and the reference's latents
-    #                     |    |    |    |
-    #     asked          l1   l2   l3  stop        the method, at each position by itself
     c = group_size(params)
-    for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
-        batch = Batch.collate([row])
-        embeds_1KD, counts_1 = method.thoughts(lm, batch)
-        question_1QD = lm.embed(batch.question_ids)
-        fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
-        hidden_1TD = lm.hidden(fed_1TD)
-        hidden_KD = hidden_1TD[0, len(row.question) - 1 :]
-        begun = method.begin(lm, [Request(example.id, example.question, params, seed=row.seed)])
-        thought = method.think(lm, _state(lm, hidden_KD, row, begun))
+    for each in reference_passes(lm, method, examples, params):
+        row, thought, groups = each.row, each.thought, each.groups
 
         # The last position is the stop's: the embedding there is ignored.
-        groups = reference_groups(lm, method, row)
         read_as = said(lm, thought.embeds[:-1], c)
         tokens = reference_tokens(lm, row)
         start = 0
@@ -203,27 +191,6 @@ def write(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
             "stop_right": thought.done.tolist() == stops,
             "places": judged,
         }
-
-
-def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor]) -> ThinkState:
-    """Every position of a chain as the step of one request that it is, greedy."""
-    n = hidden_KD.shape[0]
-    device = hidden_KD.device
-    # Temperature 0 draws nothing. Step and seed say how many tokens a group has where c is not whole.
-    zeros_K = torch.zeros(n, dtype=torch.float64, device=device)
-    params_K = base.param_columns([row.params] * n)
-    return ThinkState(
-        hidden=hidden_KD,
-        step=torch.arange(n, device=device),
-        params={name: column.to(device) for name, column in params_K.items()},
-        temperature=zeros_K,
-        top_p=zeros_K + 1,
-        latent_temperature=zeros_K,
-        seed=torch.full((n,), row.seed, dtype=torch.int64, device=device),
-        sample=torch.zeros(n, dtype=torch.int64, device=device),
-        make_logits=lm.logits,
-        begun={name: column.expand(n, *column.shape[1:]) for name, column in begun.items()},
-    )
 
 
 def free(

@@ -45,11 +45,7 @@ class Reading:
 @torch.no_grad()
 def nearest_tokens(lm: LatentLM, latents_KD: Tensor, k: int) -> list[tuple[Neighbour, ...]]:
     """The `k` nearest tokens of each latent by cosine similarity, best first."""
-    vocabulary_VD = torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
-    # Outputs that processes have sent each other are on the CPU.
-    directions_KD = torch.nn.functional.normalize(latents_KD.to(vocabulary_VD), dim=-1)
-    # Of unit vectors the product is the cosine: a merged latent is longer than any embedding.
-    cosine_KV = directions_KD @ vocabulary_VD.T
+    cosine_KV = cosine_with(latents_KD, directions(lm))
     best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
     cosines, token_ids = best.values.tolist(), best.indices.tolist()
 
@@ -80,6 +76,20 @@ def read(lm: LatentLM, completion: Completion, k: int) -> list[Reading]:
         unsure = bool(chosen) and _ended_unsure(lm, info)
         readings.append(Reading(None, nearest[place], sigma, stop, chosen, unsure))
     return readings
+
+
+@torch.no_grad()
+def directions(lm: LatentLM) -> Tensor:
+    """The vocabulary's embeddings at length 1, (V, D): made once for many calls of `cosine_with`."""
+    return torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
+
+
+def cosine_with(latents_KD: Tensor, directions_VD: Tensor) -> Tensor:
+    """The cosine of each latent with each token's embedding, (K, V)."""
+    # Outputs that processes have sent each other are on the CPU.
+    directions_KD = torch.nn.functional.normalize(latents_KD.to(directions_VD), dim=-1)
+    # Of unit vectors the product is the cosine: a merged latent is longer than any embedding.
+    return directions_KD @ directions_VD.T
 
 
 def _chosen(lm: LatentLM, info: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:

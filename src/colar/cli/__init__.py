@@ -1,4 +1,4 @@
-"""`colar`: train, plan, evaluate, generate, serve, diagnose, report, export, data, recipes, lm-eval.
+"""`colar`: train, plan, evaluate, generate, serve, diagnose, inspect, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -13,7 +13,20 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, lm_eval, plan, recipes, report, serve, train
+from colar.cli import (
+    data,
+    diagnose,
+    evaluate,
+    export,
+    generate,
+    inspect,
+    lm_eval,
+    plan,
+    recipes,
+    report,
+    serve,
+    train,
+)
 from colar.cli.shared import Parser, collector_off
 
 
@@ -100,6 +113,7 @@ def build_parser(command: str | None = None) -> Parser:
     generate.add_parser(commands, method_options=command in (None, "generate"))
     serve.add_parser(commands)
     diagnose.add_parser(commands, method_options=command in (None, "diagnose"))
+    inspect.add_parser(commands, method_options=command in (None, "inspect"))
     report.add_parser(commands)
     export.add_parser(commands)
     data.add_parser(commands)

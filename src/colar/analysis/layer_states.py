@@ -1,0 +1,215 @@
+"""Hidden states between the backbone's layers: their norms (the paper's appendix B), and what the LM head would say.
+
+    layer      0           1         ...      L          the embeddings, then each layer's output
+    final      norm        norm               norm       the backbone's last norm, which the LM head reads through
+    lens       tokens      tokens             tokens     the last is what the model says
+
+States are taken before the final norm, the last layer's too (transformers' own list has it behind the norm): norms
+can be compared. Appendix B shows "the relative activation norm differences between consecutive LLM layers", without a
+formula. Both readings are here, each a mean over thoughts:
+
+    differences    (|h_(l+1)| - |h_l|) / |h_l|
+    updates        |h_(l+1) - h_l| / |h_l|
+
+The logit lens (nostalgebraist 2020) reads a middle layer through a norm and a head that were not trained for it.
+
+Shape suffixes: L layers + 1, T positions, N positions looked at, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from colar.analysis.measured import Measured
+from colar.analysis.reference_pass import ReferencePass
+from colar.model.latent_lm import LatentLM
+
+
+@dataclass(frozen=True)
+class LayerStates:
+    """The states of one sequence, (L, T, D), and the modules that turn the last ones into `lm.hidden`'s."""
+
+    states_LTD: Tensor
+    final: tuple[nn.Module, ...]
+
+    def through_final(self, states: Tensor) -> Tensor:
+        """States of any layer as the LM head reads them."""
+        for module in self.final:
+            states = module(states)
+        return states
+
+
+@dataclass(frozen=True)
+class LayerNorms(Measured):
+    """Means over `n_thoughts` thoughts; `norms` has the embeddings first, the other two one value a layer."""
+
+    n_thoughts: int
+    norms: list[float]
+    differences: list[float]
+    updates: list[float]
+
+
+@dataclass(frozen=True)
+class LensLayer:
+    """What the LM head would say behind one layer, on average."""
+
+    layer: int
+    """0 for the embeddings."""
+    top1: float
+    """Share of positions whose most likely token is one of the next group's (the separator behind the last)."""
+    mass: float
+    """Mean probability of the next group's tokens together."""
+    entropy: float
+    """In nats."""
+
+
+@dataclass(frozen=True)
+class LogitLens(Measured):
+    n_positions: int
+    layers: list[LensLayer]
+
+
+@dataclass(frozen=True)
+class LensReading(Measured):
+    """The likeliest tokens behind each layer at one position, with their probabilities; embeddings first."""
+
+    tokens: list[list[tuple[str, float]]]
+
+
+# Norms
+
+
+def layer_norms(states_LND: Tensor) -> LayerNorms:
+    """The norms of states, and how they differ from layer to layer. ValueError without any position."""
+    if states_LND.shape[1] == 0:
+        raise ValueError("layer norms need at least one thought, got none")
+    states_LND = states_LND.double()
+    norm_LN = states_LND.norm(dim=-1)
+    before_LN = norm_LN[:-1]
+    difference_LN = (norm_LN[1:] - before_LN) / before_LN
+    update_LN = (states_LND[1:] - states_LND[:-1]).norm(dim=-1) / before_LN
+    return LayerNorms(
+        n_thoughts=states_LND.shape[1],
+        norms=norm_LN.mean(1).tolist(),
+        differences=difference_LN.mean(1).tolist(),
+        updates=update_LN.mean(1).tolist(),
+    )
+
+
+def norms_of(lm: LatentLM, passes: Sequence[ReferencePass]) -> LayerNorms:
+    """The norms where the reference's thoughts are fed."""
+    states = []
+    for each in passes:
+        read = layer_states(lm, each.fed_TD)
+        states.append(read.states_LTD[:, each.n_question :].cpu())
+    return layer_norms(torch.cat(states, dim=1))
+
+
+# The logit lens
+
+
+@torch.no_grad()
+def lens_of(lm: LatentLM, passes: Sequence[ReferencePass]) -> LogitLens:
+    """The lens at all positions from which a thought, or the stop, is predicted."""
+    n = 0
+    totals: dict[int, list[float]] = {}
+    for each in passes:
+        read = layer_states(lm, each.fed_TD)
+        wanted = [{token.token_id for token in group} for group in each.groups]
+        wanted.append({lm.template.separator_id})
+        n += len(wanted)
+        for layer, states_TD in enumerate(read.states_LTD):
+            hidden_ND = read.through_final(states_TD[each.n_question - 1 :])
+            sums = totals.setdefault(layer, [0.0, 0.0, 0.0])
+            for i, value in enumerate(_lens_sums(lm.logits(hidden_ND), wanted)):
+                sums[i] += value
+    if n == 0:
+        raise ValueError("the logit lens needs at least one chain, got none")
+    layers = [LensLayer(layer, *(value / n for value in sums)) for layer, sums in totals.items()]
+    return LogitLens(n, layers)
+
+
+def _lens_sums(logits_NV: Tensor, wanted: Sequence[set[int]]) -> tuple[float, float, float]:
+    """Sums over positions: right first tokens, mass on the wanted tokens, entropy."""
+    logp_NV = logits_NV.double().log_softmax(-1)
+    best = logp_NV.argmax(-1).tolist()
+    right = sum(token_id in ids for token_id, ids in zip(best, wanted, strict=True))
+    mass = 0.0
+    for logp_V, ids in zip(logp_NV, wanted, strict=True):
+        mass += logp_V[sorted(ids)].exp().sum().item()
+    entropy_N = torch.special.entr(logp_NV.exp()).sum(-1)
+    return float(right), mass, entropy_N.sum().item()
+
+
+@torch.no_grad()
+def lens_at(lm: LatentLM, fed_TD: Tensor, position: int, k: int) -> LensReading:
+    """The `k` likeliest tokens behind each layer at one position of what was fed."""
+    read = layer_states(lm, fed_TD)
+    tokens = []
+    for states_TD in read.states_LTD:
+        probs_V = lm.logits(read.through_final(states_TD[position])).softmax(-1)
+        best = probs_V.topk(min(k, len(probs_V)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        tokens.append([(lm.template.token(token_id), probability) for token_id, probability in pairs])
+    return LensReading(tokens)
+
+
+# Reading them
+
+
+@torch.no_grad()
+def layer_states(lm: LatentLM, fed_TD: Tensor) -> LayerStates:
+    """Run the backbone over what was fed, and keep what goes from layer to layer.
+
+    ValueError for an architecture whose layers or last norm are not found: the last states, put through the modules
+    that were called behind the last layer, must be the model's last hidden states.
+    """
+    layers = decoder_layers(lm)
+    kept: list[Tensor] = []
+    behind: list[nn.Module] = []
+
+    def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.append(args[0] if args else kwargs["hidden_states"])
+
+    def keep_output(module: nn.Module, args: Any, output: Any) -> None:
+        kept.append(output if isinstance(output, Tensor) else output[0])
+
+    def note_behind(module: nn.Module, args: Any, output: Any) -> None:
+        if len(kept) == len(layers) + 1:
+            behind.append(module)
+
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    hooks: list[Any] = [layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
+    try:
+        for layer in layers:
+            hooks.append(layer.register_forward_hook(keep_output))
+        for module in lm.causal_lm.base_model.modules():
+            if id(module) not in inside and not list(module.children()):
+                hooks.append(module.register_forward_hook(note_behind))
+        hidden_TD = lm.hidden(fed_TD[None])[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    read = LayerStates(torch.cat(kept), tuple(behind))
+    if len(kept) != len(layers) + 1 or not torch.allclose(
+        read.through_final(read.states_LTD[-1]).float(), hidden_TD.float(), rtol=1e-3, atol=1e-3
+    ):
+        raise ValueError(
+            f"{type(lm.causal_lm).__name__} does not lay out its layers in a way that colar knows"
+        )
+    return read
+
+
+def decoder_layers(lm: LatentLM) -> nn.ModuleList:
+    """The backbone's layers. ValueError where no list of modules has as many as the config says."""
+    wanted = lm.config.num_hidden_layers
+    for module in lm.causal_lm.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+            return module
+    raise ValueError(f"{type(lm.causal_lm).__name__} has no list of {wanted} layers")

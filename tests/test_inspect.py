@@ -1,0 +1,103 @@
+"""`colar inspect`: one JSON from checkpoints of several heads, and its table counted anew from what it holds."""
+
+import json
+
+import pytest
+
+from colar.analysis.inside import TABLE_KINDS, TABLE_MEASURES
+from colar.cli import main
+from colar.data import sources
+from colar.methods import pretrained, registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+
+HEADS = ("gaussian", "sequential")
+SHORT = ["--limit", "22", "--look", "4", "--max_latents", "6", "--max_completion_length", "3"]
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory):
+    """The JSON of two untrained checkpoints at c = 2 and 5."""
+    folder = tmp_path_factory.mktemp("inspect")
+    asked = []
+    for head in HEADS:
+        lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+        method = registry.build("colar", {"head": head})
+        pretrained.attach(lm, method, 0)
+        method.prepare(lm, sources.load("arithmetic", "train", limit=4))
+        pretrained.save(lm, method, folder / head, {"seed": 7, "label": ""}, "# card\n")
+        asked.append(f"{head}={folder / head}")
+    output = folder / "inside.json"
+    assert main(["inspect", *asked, "--compression_factor", "2", "5", "--output", str(output), *SHORT]) == 0
+    return json.loads(output.read_text())
+
+
+def test_every_system_is_there(inside):
+    assert [(s["model"], s["compression_factor"]) for s in inside["systems"]] == [
+        ("gaussian", 2), ("gaussian", 5), ("sequential", 2), ("sequential", 5),
+    ]  # fmt: skip
+    assert inside["asked"] == {"data": "arithmetic", "split": "test", "limit": 22, "look": 4}
+    assert "torch" in json.dumps(inside["provenance"])
+    for system in inside["systems"]:
+        assert (system["n"], system["n_looked"]) == (22, 4)
+        assert system["causal"]["n"] <= 4
+        assert [probe["layer"] for probe in system["probes"]][1] is None
+        assert system["probes"][1]["scores"][0]["r2"] is not None
+
+
+def test_the_retrieval_table_can_be_counted_from_the_json(inside):
+    """All twelve numbers of every system, from the ranks alone; and those of the other two chains."""
+    for system in inside["systems"]:
+        for chain in ("written", "own", "reference"):
+            retrieval = system["retrieval"][chain]
+            for kind in TABLE_KINDS:
+                n, found = 0, dict.fromkeys(TABLE_MEASURES, 0)
+                for thought in retrieval["thoughts"]:
+                    for i, rank in enumerate(thought["ranks"]):
+                        if thought["kinds"][i] == kind:
+                            n += 1
+                            found["top1"] += rank == 0
+                            found["top5"] += rank < 5
+                            found["in_set"] += rank < len(set(thought["token_ids"]))
+                shares = retrieval["by_kind"][kind]
+                assert shares["n"] == n
+                if chain != "own":
+                    assert n > 20
+                for name in TABLE_MEASURES:
+                    assert shares[name] == (found[name] / n if n else None)
+
+
+def test_the_references_own_latents_are_the_ceiling(inside):
+    """At c = 2 an untrained head finds next to nothing in what it writes; the reference's sums hold their tokens."""
+    for system in inside["systems"]:
+        if system["compression_factor"] == 2:
+            written, ceiling = (
+                system["retrieval"][name]["tokens"]["in_set"] for name in ("written", "reference")
+            )
+            assert written < 0.5 < 0.9 < ceiling
+
+
+def test_what_a_head_does_not_have_is_null(inside):
+    for system in inside["systems"]:
+        gaussian = system["model"] == "gaussian"
+        assert (system["sigma"] is not None) == gaussian
+        assert (system["retrieval"]["written"]["tokens"]["chosen"] is None) == gaussian
+        assert system["stop"]["n"] > 22
+        for effect in system["causal"]["effects"]:
+            if effect["unit"] == "sigma" and not gaussian:
+                assert effect["n"] == 0
+                assert effect["changed"] is None
+            if effect["kind"] == "none":
+                assert not effect["changed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--output", "inside.html"], "--output must be a file that ends in .json, got 'inside.html'"),
+        (["--output", "inside.json", "--look", "0"], "--look must be 1 or more, got 0"),
+    ],
+)
+def test_mistakes_are_said(arguments, words, capsys):
+    assert main(["inspect", "nowhere", *arguments]) == 2
+    assert words in capsys.readouterr().err
