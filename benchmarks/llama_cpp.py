@@ -24,6 +24,7 @@ import shared
 from rich.console import Console
 from work import ANSWER, load_questions
 
+from colar import files
 from colar.model import backbones
 
 CELLS = {"b1/100": 1, "b32/100": 32}
@@ -114,7 +115,7 @@ def bfloat16_model() -> Path:
     """The packaged GGUF file again, with bfloat16 in place of its quantised matrices; written once into the cache."""
     import gguf
 
-    target = backbones.cache_folder() / "smollm2-135m-bf16.gguf"
+    target = files.cache_folder() / "smollm2-135m-bf16.gguf"
     if target.exists():
         return target
     reader = gguf.GGUFReader(backbones.smollm2_gguf())

@@ -10,8 +10,16 @@ os.environ["COLUMNS"] = "100"
 
 from colar.cli import build_parser
 
-COMMANDS = ("", "train", "evaluate", "generate", "diagnose", "report", "export")
-COMMANDS += ("data list", "data show", "data prepare", "recipes list", "recipes copy")
+COMMANDS = ("", "train", "evaluate", "generate", "serve", "diagnose", "report", "export")
+COMMANDS += (
+    "data list",
+    "data show",
+    "data prepare",
+    "data chains",
+    "recipes list",
+    "recipes copy",
+    "lm-eval",
+)
 
 
 def render() -> str:

@@ -505,8 +505,11 @@ def test_surprisal_is_the_backbones_own(family):
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
+    return make_classifier(tmp_path_factory.mktemp("classifier"))
+
+
+def make_classifier(folder):
     """A tiny token classifier of random weights, which cuts words into pieces of its own."""
-    folder = tmp_path_factory.mktemp("classifier")
     pieces = [
         "[PAD]",
         "[UNK]",
@@ -536,7 +539,7 @@ def test_a_classifiers_scores_are_laid_over_characters(family, classifier):
     scorer = importance.LLMLingua2(str(classifier), lm.device)
     text, spans = importance.chain_spans(lm.template, CHAIN)
     assert text == "<<3+4=7>> <<7*2=14>> <<14+1=15>>"
-    per_character = scorer.characters(text)
+    (per_character,) = scorer.characters([text])
     assert len(per_character) == len(text)
     assert [p is None for p in per_character] == [character == " " for character in text]
     tokens = scorer.tokenizer(text[:9], return_tensors="pt")

@@ -11,7 +11,7 @@ FLOORS = (
     ("planning",),
     ("recipe",),
     ("recipes",),
-    ("serving", "training"),
+    ("serve", "training"),
     ("evaluation", "integrations"),
     ("analysis",),
     ("engine",),
@@ -21,6 +21,8 @@ FLOORS = (
     ("number_tokens",),
     ("show",),
     ("ops", "data"),
+    ("kept",),
+    ("processes",),
     ("files", "progress", "checks"),
     ("__init__",),
 )
@@ -100,9 +102,9 @@ def test_every_module_keeps_to_the_house():
         ("colar.ops.noise", "from .. import prompts", "prompts is not below ops"),
         ("colar.files", "from colar import progress", "progress is not below files"),
         (
-            "colar.serving.app",
+            "colar.serve.app",
             "if True:\n    from colar.training import sft",
-            "training is not below serving",
+            "training is not below serve",
         ),
         (
             "colar.evaluation.report",

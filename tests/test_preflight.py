@@ -97,7 +97,9 @@ def test_the_longest_batch_has_the_most_positions(tmp_path: Path) -> None:
     assert batch is not None
     mine = 4 * int(trainer.positions(batch).max())
     everyone = trainer.schedule.permutation(0)
-    widths = [max(len(trainer.train_dataset[0.0, i]) for i in everyone[s : s + 4]) for s in range(0, 24, 4)]
+    widths = [
+        max(len(trainer.train_dataset[0.0, i, 0]) for i in everyone[s : s + 4]) for s in range(0, 24, 4)
+    ]
     assert mine == 4 * max(widths)
 
 

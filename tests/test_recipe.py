@@ -337,6 +337,8 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     recipe.claim(first, output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
     recipe.claim(recipe.load(tiny, ["--training.tokens_per_batch", "99"]), output)  # so does another card
+    # As many rows an update by other batches or processes: the run itself counts them.
+    recipe.claim(recipe.load(tiny, ["--training.gradient_accumulation_steps", "2"]), output)
     with pytest.raises(
         ValueError,
         match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",

@@ -185,6 +185,13 @@ def _over(base: Any, own: Any) -> Any:
     return merged
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: $COLAR_CACHE, or colar/ in the user's cache folder."""
+    if "COLAR_CACHE" in os.environ:
+        return Path(os.environ["COLAR_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "colar"
+
+
 def require_writable(folder: str | Path) -> Path:
     """Make `folder` and prove that a file can be written there, before any long work. ValueError says why not."""
     folder = Path(folder)

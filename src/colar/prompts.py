@@ -11,6 +11,7 @@ one. The template is saved with the checkpoint: a model is prompted as it was tr
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from array import array
 from dataclasses import asdict, dataclass
@@ -139,6 +140,17 @@ class Template:
     def token(self, token_id: int) -> str:
         """One token as a person reads it."""
         return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+
+    def digest(self) -> str:
+        """16 hex digits of all that texts become ids by: the layout and the tokenizer."""
+        tokenizer: Any = self.tokenizer
+        inside = (
+            tokenizer.backend_tokenizer.to_str()
+            if tokenizer.is_fast
+            else sorted(tokenizer.get_vocab().items())
+        )
+        text = f"{self.to_json()}\x1f{inside}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """The layout, and the ids by which `from_json` knows its tokenizer again."""

@@ -46,7 +46,8 @@ class Reading:
 def nearest_tokens(lm: LatentLM, latents_KD: Tensor, k: int) -> list[tuple[Neighbour, ...]]:
     """The `k` nearest tokens of each latent by cosine similarity, best first."""
     vocabulary_VD = torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
-    directions_KD = torch.nn.functional.normalize(latents_KD.float(), dim=-1)
+    # Outputs that processes have sent each other are on the CPU.
+    directions_KD = torch.nn.functional.normalize(latents_KD.to(vocabulary_VD), dim=-1)
     # Of unit vectors the product is the cosine: a merged latent is longer than any embedding.
     cosine_KV = directions_KD @ vocabulary_VD.T
     best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)

@@ -1,4 +1,4 @@
-"""`colar`: train, plan, evaluate, generate, diagnose, report, export, data, recipes.
+"""`colar`: train, plan, evaluate, generate, serve, diagnose, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -13,23 +13,38 @@ import sys
 from collections.abc import Sequence
 
 from colar import __version__, progress
-from colar.cli import data, diagnose, evaluate, export, generate, plan, recipes, report, train
+from colar.cli import (
+    data,
+    diagnose,
+    evaluate,
+    export,
+    generate,
+    lm_eval,
+    plan,
+    recipes,
+    report,
+    serve,
+    train,
+)
 from colar.cli.shared import Parser, collector_off
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted."""
+    """Run a command; returns the exit code: 0 done, 2 wrong input (said on stderr), 130 interrupted.
+
+    1: another process of the run, started by torchrun, has failed or does not answer.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # When it ends, Python looks for garbage among the million objects that libraries made, for more than half a
     # second. What is frozen is not looked at.
     atexit.register(gc.freeze)
     given = sys.argv[1:] if argv is None else argv
-    words = [underscored(word) for word in given]
+    words = lm_eval.arguments([underscored(word) for word in given])
     with collector_off():
         parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
-    # These take what argparse does not know: a recipe's keys, which its own parser checks.
-    if rest and args.run not in (train.run, plan.run):
+    # A command that takes a recipe takes what argparse does not know: its keys, which the recipe's parser checks.
+    if rest and not getattr(args, "takes_keys", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
     try:
@@ -39,14 +54,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who reads our output (`head`, say) has seen enough. Python flushes stdout once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ArithmeticError) as error:
-        # Not `progress.say`: an error is shown whichever process it comes from.
-        print(f"colar {args.command}: error: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+        return _failed(args.command, error)
     except KeyboardInterrupt:
         progress.say("stopped; the same command resumes from here")
         return 130
     return 0
+
+
+def _failed(command: str, error: Exception) -> int:
+    """Say an error in one line and return the exit code; raise it again where it is no one's mistake but ours.
+
+    Of several processes the first that fails says why. The others fail after it, because it is gone.
+    """
+    # Loaded already by every command that can have several processes.
+    processes = sys.modules.get("colar.processes")
+    alone = processes is None or processes.launched() == 1
+    lost = not alone and processes is not None and processes.is_lost(error)
+    if isinstance(error, RuntimeError) and not lost:
+        raise error
+    # Not `progress.say`: an error is shown whichever process it comes from.
+    if alone or processes is None or processes.first_to_say():
+        text = processes.explain(error) if lost and processes is not None else str(error)
+        print(f"colar {command}: error: {text}", file=sys.stderr, flush=True)
+    code = 1 if lost else 2
+    if not alone:
+        # What a lost group leaves behind may wait for it for ever.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 def underscored(word: str) -> str:
@@ -74,9 +110,11 @@ def build_parser(command: str | None = None) -> Parser:
     plan.add_parser(commands)
     evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
     generate.add_parser(commands, method_options=command in (None, "generate"))
+    serve.add_parser(commands)
     diagnose.add_parser(commands, method_options=command in (None, "diagnose"))
     report.add_parser(commands)
     export.add_parser(commands)
     data.add_parser(commands)
     recipes.add_parser(commands)
+    lm_eval.add_parser(commands)
     return parser

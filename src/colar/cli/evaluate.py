@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def add_parser(commands: Any, method_options: bool) -> None:
         "evaluate",
         help="answer test questions, keep a record of each, and report",
         description="Answer test questions with one or more checkpoints and write records.jsonl, report.json, "
-        "report.md and the accuracy-versus-length picture. After an interruption, the same command resumes.",
+        "report.md and the accuracy-versus-length picture. After an interruption, the same command resumes. "
+        "Under torchrun the processes divide the questions.",
     )
     checkpoint_options(evaluate)
     data_options(evaluate)
@@ -62,17 +64,31 @@ def add_parser(commands: Any, method_options: bool) -> None:
     limit_options(evaluate, max_completion_length=64)
     batching_options(evaluate)
     model_options(evaluate)
+    evaluate.add_argument(
+        "--timeout",
+        type=float,
+        default=6 * 3600,
+        metavar="SECONDS",
+        help="under torchrun: end when one process has waited this long for another",
+    )
     evaluate.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
+    # Imported here, because it loads torch: `colar --help` must not wait for it.
+    from colar import processes
+
     output = files.require_writable(args.output)
-    with files.alone(output):
-        _evaluate(args, output)
+    processes.join(args.timeout)
+    # One process writes for each disk; on one machine that is the main process.
+    owner = processes.owns(output)
+    with files.alone(output) if owner else contextlib.nullcontext():
+        _evaluate(args, output, owner)
+    processes.leave()
 
 
-def _evaluate(args: argparse.Namespace, output: Path) -> None:
-    # Imported here, because they load torch: `colar --help` must not wait for it.
+def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
+    from colar import processes
     from colar.evaluation import controlled, evaluate
     from colar.evaluation.claim import claim
     from colar.evaluation.inputs import name_checkpoints
@@ -91,7 +107,10 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     }
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
-    claim(output, settings, datasets, folders)
+    if owner:
+        claim(output, settings, datasets, folders)
+    # Nobody looks for records before they are known to be of this evaluation.
+    processes.wait()
 
     models = []
     for name, path in checkpoints.items():
@@ -110,7 +129,8 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         controlled.evaluate_controls(grid, args.control, datasets, records, limits)
     else:
         evaluate.evaluate(grid, datasets, records, limits)
-    write_report([records], output)
+    if processes.is_main():
+        write_report([records], output)
 
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:

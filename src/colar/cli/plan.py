@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
         "--gpu", default="h100", help="a100 | a100-40gb | h100 | h200 | b200 | l40s | rtx4090"
     )
     parser.add_argument("--count", type=int, default=1, help="number of cards")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, takes_keys=True)
 
 
 def run(args: argparse.Namespace) -> None:

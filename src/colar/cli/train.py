@@ -32,12 +32,12 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="measure memory and time of the longest batch and of a validation batch, print a table, and exit",
     )
-    train.set_defaults(run=run)
+    train.set_defaults(run=run, takes_keys=True)
 
 
 def run(args: argparse.Namespace) -> None:
     with collector_off():
-        from colar import recipe
+        from colar import processes, recipe
 
     quiet_libraries()
     if args.keys:
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
         _check(made)
         return
     result = recipe.run(made, resume=not args.no_resume)
+    processes.leave()
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():
         print(result.best)

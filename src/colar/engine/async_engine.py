@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 
 from colar.engine.engine import Engine
@@ -47,7 +47,12 @@ class AsyncEngine:
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
 
-    async def stream(self, request: Request) -> AsyncIterator[Event]:
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._over is not None
+
+    async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         """Events of one request as they happen.
 
         Raises ValueError where it cannot be run, QueueFull where too many wait, what a step of this request raised, and

@@ -31,9 +31,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from colar.engine.shapes import NOTHING, Shape, round_up
-
-MASKED = ("eager", "sdpa")
-"""Attention implementations that take a mask of ours."""
+from colar.model import masks
 
 
 @dataclass
@@ -229,43 +227,12 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def _mask(self, query_NT: Tensor, like: Tensor) -> Any:
         """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers."""
-        # A row that is fed at column 4, where the window is 3:
-        #
-        #     columns     0    1    2    3    4    5
-        #     behind      4    3    2    1    0   -1
-        #     full        0    0    0    0    0  min       nothing after the position itself
-        #     near      min  min    0    0    0  min       and nothing as far behind as the window
         behind_NTC = query_NT[..., None] - self.place.seen
-        window: int = getattr(self.config, "sliding_window", None) or self.shape.columns + 1
-        types = set(getattr(self.config, "layer_types", None) or ())
-
-        def additive(seen_NTC: Tensor) -> Tensor:
-            mask = like.new_zeros(seen_NTC.shape)
-            return mask.masked_fill_(~seen_NTC, torch.finfo(like.dtype).min)[:, None]
-
-        full_NTC = behind_NTC >= 0
-        if "sliding_attention" in types:
-            near_NTC = full_NTC & (behind_NTC < window)
-            return {"full_attention": additive(full_NTC), "sliding_attention": additive(near_NTC)}
-        # Mistral names no types: its window, where it has one, is over all layers.
-        if not types:
-            full_NTC = full_NTC & (behind_NTC < window)
-        return additive(full_NTC)
+        return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
 
 
 def check(lm: PreTrainedModel) -> None:
     """ValueError for a backbone that the engine cannot run."""
-    name = type(lm).__name__
-    config = lm.config.get_text_config()
-    known = {"full_attention", "sliding_attention"}
-    others = set(getattr(config, "layer_types", None) or ()) - known
-    if others or getattr(lm, "_is_stateful", False):
-        state = f"layers of type {', '.join(sorted(others))}" if others else "a recurrent state"
-        raise ValueError(
-            f"{name} has {state}; the engine runs backbones with full or sliding-window attention"
-        )
-    implementation = config._attn_implementation
-    if implementation not in MASKED:
-        raise ValueError(
-            f"{name} was loaded with attn_implementation {implementation}; the engine needs {' or '.join(MASKED)}"
-        )
+    reason = masks.refusal(lm)
+    if reason is not None:
+        raise ValueError(f"{type(lm).__name__} {reason}: the engine cannot run it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -94,6 +95,8 @@ class Event:
     """What a step of this request raised: it finished with reason "error"."""
     number: int = 0
     """Tells requests apart that are alike: an engine counts those that it is given, from 0."""
+    at: float = field(default_factory=time.perf_counter, compare=False)
+    """When it happened (`time.perf_counter`): its reader may come to it later."""
 
 
 @dataclass(frozen=True)

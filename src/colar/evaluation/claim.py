@@ -13,6 +13,7 @@ from typing import Any
 
 from colar import checks, files
 from colar.data.example import Example
+from colar.evaluation import parts
 from colar.model import checkpoint
 
 REMEDY = "give this evaluation its own --output, or remove that folder"
@@ -34,7 +35,10 @@ def claim(
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
     records = output / "records.jsonl"
-    if path.exists() and records.exists() and records.stat().st_size > 0:
+    answered = [
+        file for file in (records, *parts.found_here(records)) if file.exists() and file.stat().st_size > 0
+    ]
+    if path.exists() and answered:
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")
         earlier_questions = earlier.pop("questions")

@@ -2,7 +2,8 @@
 
 At each point of the grid the model first thinks about the questions itself. Then it answers them with the thoughts
 that the control makes of its own (`analysis/controls.py`). A control is made from all questions of a point, also from
-those that are answered already: a resumed evaluation feeds the thoughts that an uninterrupted one would.
+those that are answered already: a resumed evaluation feeds the thoughts that an uninterrupted one would. Of several
+processes each makes all controls, and they divide the answers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from colar import files
 from colar.analysis import controls
 from colar.data.example import Example
+from colar.evaluation import parts
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
 from colar.show.naming import CONTROL
@@ -39,10 +40,13 @@ def evaluate_controls(
     limits: Limits,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in files.resume_jsonl(records)}
+    done = {record_key(record) for record in parts.collect(records)}
+    order: list[RecordKey] = []
     n_new = 0
     for point in grid:
         examples = datasets[point.dataset]
+        for kind in kinds:
+            order += [labelled(point, kind).record_key(example) for example in examples]
         missing = [kind for kind in kinds if not _is_done(labelled(point, kind), examples, done)]
         if not missing:
             continue
@@ -55,6 +59,8 @@ def evaluate_controls(
             # The control answers as a method of the same name: its rows differ from the method's by their label.
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, limits)
+    # An earlier call may have been killed with all answered, before they stood in order.
+    parts.settle(records, order)
     return n_new
 
 

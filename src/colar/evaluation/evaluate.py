@@ -1,8 +1,9 @@
 """Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
-Records are appended as requests finish, so a killed evaluation resumes where it was; the report is a fold over them
-(`report.py`). The judge is `data/answers.py`, the same as for validation and rewards. A request's seed is a function
-of (seed, question id): two systems see the same noise on the same question.
+Records are appended as requests finish, so a killed evaluation resumes where it was; at the end they stand in the
+order of the questions. The report is a fold over them (`report.py`). The judge is `data/answers.py`, the same as for
+validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
+same question, and several processes that share the questions give the records that one gives (`parts.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
+from colar import files, processes, progress
 from colar.data.answers import judge
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
+from colar.evaluation import parts
 from colar.evaluation.records import RecordKey, record_key
 from colar.methods.base import Method, variant
 from colar.model.latent_lm import LatentLM
@@ -94,6 +96,11 @@ class Question:
     example: Example
     request: Request
 
+    @property
+    def key(self) -> RecordKey:
+        """The identity of its record."""
+        return self.point.record_key(self.example)
+
 
 def make_grid(
     model: EvaluatedModel,
@@ -123,33 +130,53 @@ def evaluate(
 ) -> int:
     """Answer the questions of the grid that `records` does not hold yet, appending to it. Returns their number.
 
-    All questions are checked against the models' contexts before the first one is answered.
+    All questions are checked against the models' contexts before the first one is answered. Processes that have joined
+    call it together and divide the questions.
     """
-    done = {record_key(record) for record in files.resume_jsonl(records)}
-    # All questions of a model go to its engine in one list, so that grid points share batches.
-    asked: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
-    for point in grid:
-        for example in datasets[point.dataset]:
-            if point.record_key(example) not in done:
-                request = make_request(point, example, limits)
-                asked[point.model].append(Question(point, example, request))
-
+    found = parts.collect(records)
+    done = {record_key(record) for record in found}
+    questions = questions_of(grid, datasets, limits)
+    asked = [question for question in questions if question.key not in done]
     # A question that does not fit must stop the evaluation now, not after hours of answers.
-    n_new = 0
-    for model, questions in asked.items():
-        n_new += len(questions)
-        for question in questions:
-            prompt_ids(model.lm, model.method, question.request)
-    if not n_new:
-        return 0
+    processes.split(asked, _check_fit)
+    if asked:
+        _answer_mine(processes.mine(asked), records, limits)
+    parts.settle(records, [question.key for question in questions])
+    return len(asked)
 
-    with files.append_jsonl(records) as write, progress.bar("evaluate", n_new) as bar:
-        for model, questions in asked.items():
+
+def _answer_mine(asked: Sequence[Question], records: Path, limits: Limits) -> None:
+    """Answer these and append to this process's records."""
+    # All questions of a model go to its engine in one list, so that grid points share batches.
+    by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
+    for question in asked:
+        by_model[question.point.model].append(question)
+    path = parts.own(records)
+    with files.append_jsonl(path) as write, progress.bar("evaluate", len(asked)) as bar:
+        for model, questions in by_model.items():
             for record in answer(model, questions, limits):
                 write(record)
                 bar.advance()
             bar.note(model.name)
-    return n_new
+
+
+def questions_of(
+    grid: Sequence[GridPoint], datasets: Mapping[str, Sequence[Example]], limits: Limits
+) -> list[Question]:
+    """All questions of the grid: the order of the records."""
+    questions = []
+    for point in grid:
+        for example in datasets[point.dataset]:
+            questions.append(Question(point, example, make_request(point, example, limits)))
+    return questions
+
+
+def _check_fit(questions: Sequence[Question]) -> Iterator[None]:
+    """ValueError for a question that does not fit the context of its model."""
+    for question in questions:
+        model = question.point.model
+        prompt_ids(model.lm, model.method, question.request)
+        yield None
 
 
 def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits) -> Iterator[dict[str, Any]]:
@@ -240,7 +267,10 @@ def score(
     decoding: str,
     limits: Limits,
 ) -> dict[str, float]:
-    """Validate: mean accuracy and #L over all `params`, and each one's own (`accuracy/compression_factor=2`)."""
+    """Validate: mean accuracy and #L over all `params`, and each one's own (`accuracy/compression_factor=2`).
+
+    Processes that have joined call it together and divide the questions; all get the same numbers.
+    """
     model = EvaluatedModel("validation", lm, method)
     accuracies: dict[str, float] = {}
     lengths: dict[str, float] = {}
@@ -248,10 +278,14 @@ def score(
         point = GridPoint(model, "validation", param, decoding, seed=0)
         questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
         # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
-        records = list(answer(model, questions, limits))
+        mine = []
+        for record in answer(model, processes.mine(questions), limits):
+            mine.append((record["correct"], record["length"]))
+        # Sums of whole numbers: the same however they were divided.
+        graded = processes.in_order(processes.everyones(mine))
         suffix = metric_suffix(param, several=len(params) > 1)
-        accuracies[suffix] = sum(record["correct"] for record in records) / len(records)
-        lengths[suffix] = sum(record["length"] for record in records) / len(records)
+        accuracies[suffix] = sum(correct for correct, _ in graded) / len(graded)
+        lengths[suffix] = sum(length for _, length in graded) / len(graded)
     metrics = {}
     for suffix in accuracies:
         metrics[f"accuracy{suffix}"] = accuracies[suffix]

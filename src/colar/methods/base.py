@@ -198,6 +198,8 @@ class Method(ABC):
     Config: ClassVar[type]
     Params: ClassVar[type] = NoParams
     """Per-request values: a frozen dataclass that checks itself."""
+    draws: ClassVar[bool] = False
+    """Whether `encode` draws params: two rows of one example may differ."""
     latent: ClassVar[bool] = False
     """Whether it thinks in embeddings of its own, not in tokens: what a control can replace."""
     training_only: ClassVar[frozenset[str]] = frozenset()
@@ -239,6 +241,12 @@ class Method(ABC):
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         """Draw the row's params from `rng`, apply the stage, tokenise. Pure in its arguments."""
 
+    def encode_draws(
+        self, template: Template, example: Example, rng: Random, epoch: float, n: int
+    ) -> list[Row]:
+        """n rows of one example, each with draws of its own; the first is the one that `encode` gives."""
+        return [self.encode(template, example, rng, epoch) for _ in range(n)]
+
     @abstractmethod
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """Named terms, each (B,), averaged within the row and weighted: their sum is the row's loss.
@@ -274,6 +282,19 @@ class Method(ABC):
     def trained(self, params: Any) -> str | None:
         """None where `params` are as trained; a warning where they go beyond. ValueError where they cannot work."""
         return None
+
+    # Serving
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        """The values of its `Params` that a user should be offered, ascending, by name: those that were trained."""
+        return {}
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        """The reasoning efforts that it knows (`efforts.py`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
+
+        None where there is one speed only.
+        """
+        return {}
 
 
 def encode_row(template: Template, example: Example, params: Any, prompt: str, seed: int) -> Row:

@@ -55,7 +55,8 @@ class Cot(base.Method):
         ids_BT = ragged.pack(question, chain, answer, multiple=ragged.PAD_TO)
         # The question is no label: hidden states are taken from its last position on.
         labels_BN = ragged.pack(chain, answer)
-        hidden_BTD = lm.hidden(lm.embed(ids_BT))
+        lengths_B = batch.question_lengths + batch.chain_lengths + batch.answer_lengths
+        hidden_BTD = lm.hidden_of_rows(lm.embed(ids_BT), question, lengths_B)
         hidden_BND = ragged.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
         # The separator that opens the answer is a label (the decision to stop) and its last token, EOS, too.
         mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])

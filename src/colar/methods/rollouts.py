@@ -207,15 +207,19 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
     B = rollouts.question_ids.shape[0]
     separator_B1 = _separator(lm, rollouts.question_ids.device).expand(B, 1)
     question_BQD = lm.embed(rollouts.question_ids)
+    # Nothing is chosen after the last token: it is not fed.
+    fed_tokens_B = (rollouts.token_lengths - 1).clamp(min=0)
     fed_BTD = ragged.pack(
         (question_BQD, rollouts.question_lengths),
         (_fed(lm, rollouts, latents_BKD).to(question_BQD.dtype), rollouts.thought_counts),
         (lm.embed(separator_B1), torch.ones_like(rollouts.token_lengths)),
-        # Nothing is chosen after the last token: it is not fed.
-        (lm.embed(rollouts.token_ids), (rollouts.token_lengths - 1).clamp(min=0)),
+        (lm.embed(rollouts.token_ids), fed_tokens_B),
         multiple=ragged.PAD_TO,
     )
-    return ragged.shift(lm.hidden(fed_BTD), rollouts.question_lengths - 1, N)
+    lengths_B = rollouts.question_lengths + rollouts.thought_counts + 1 + fed_tokens_B
+    # The outputs of a group answer one question.
+    hidden_BTD = lm.hidden_of_rows(fed_BTD, (rollouts.question_ids, rollouts.question_lengths), lengths_B)
+    return ragged.shift(hidden_BTD, rollouts.question_lengths - 1, N)
 
 
 def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ anything else     a Hub id
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -112,13 +111,6 @@ def fingerprint(lm: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def cache_folder() -> Path:
-    """Where converted weights are kept: $COLAR_CACHE, or colar/ in the user's cache folder."""
-    if "COLAR_CACHE" in os.environ:
-        return Path(os.environ["COLAR_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "colar"
-
-
 def _tiny(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
     lm, own = tiny.build(seed)
     return Backbone("tiny", lm, own if tokenizer is None else tokenizer)
@@ -129,7 +121,7 @@ def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
 
     transformers dequantises it in about 15 s. The float32 copy (540 MB) makes later loads fast.
     """
-    folder = cache_folder() / "smollm2-135m"
+    folder = files.cache_folder() / "smollm2-135m"
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may find no copy at the same time: one converts, the other waits.
     with FileLock(folder.parent / ".smollm2-135m.lock"):

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.checks import check_holds
-from colar.model import added_rows, chunks
+from colar.model import added_rows, chunks, masks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
+from colar.ops import trees
 from colar.prompts import Template, TemplateConfig
 
 
@@ -152,7 +153,7 @@ class LatentLM(nn.Module):
     def hidden(
         self,
         embeds_BTD: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Any = None,
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
@@ -163,6 +164,20 @@ class LatentLM(nn.Module):
         """
         hidden: Tensor = self._forward(embeds_BTD, attention_mask, position_ids, cache).last_hidden_state
         return hidden
+
+    def hidden_of_rows(self, embeds_BTD: Tensor, starts: tuple[Tensor, Tensor], lengths_B: Tensor) -> Tensor:
+        """`hidden` of right-padded rows, (B, T, D), with what rows share at their starts computed once.
+
+        `starts` are the ids (B, L) that rows begin with, and how many each has (B,); `lengths_B` are the rows' whole
+        lengths. Rows of equal ids must have equal embeddings there. What stands in a row's padding means nothing.
+        """
+        tree = None
+        if masks.refusal(self.causal_lm) is None:
+            tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1])
+        if tree is None:
+            return self.hidden(embeds_BTD)
+        mask = masks.additive(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
+        return tree.scatter(self.hidden(tree.gather(embeds_BTD), mask, tree.places))
 
     def layers(
         self,

@@ -129,24 +129,27 @@ def lengths_of(
     size = training.per_device_train_batch_size
     seed = training.seed
 
+    n_draws = training.draws_per_example
+
     def encoded(indices: Sequence[int], epoch: float = 0.0) -> list[Row]:
         # The draws of a run: TrainingRows has the same.
         epoch = max(0.0, epoch)
         rows = []
         for index in indices:
             rng = Random(seed_from(seed, int(epoch), examples[index].id))
-            rows.append(method.encode(template, examples[index], rng, epoch))
+            rows += method.encode_draws(template, examples[index], rng, epoch, n_draws)
         return rows
 
     sample = Random(0).sample(range(len(examples)), min(SAMPLE, len(examples)))
     rows = encoded(sample)
     if len(examples) <= COUNTED:
-        widths = [len(row) for row in encoded(range(len(examples)))]
+        widths = [len(row) for row in encoded(range(len(examples)))[::n_draws]]
     else:
         characters = [_characters(example) for example in examples]
-        per_character = sum(map(len, rows)) / sum(characters[index] for index in sample)
+        per_character = sum(map(len, rows[::n_draws])) / sum(characters[index] for index in sample)
         widths = [round(per_character * each) for each in characters]
-    schedule = RowSchedule(examples, widths, seed, size * training.gradient_accumulation_steps * count)
+    group = size * training.gradient_accumulation_steps * count
+    schedule = RowSchedule(examples, widths, seed, group, n_draws)
     batches = list(preflight.batches(schedule, size))
     widest = max(batches, key=lambda batch: preflight.padded(schedule, batch))
     # A curriculum's stages have rows of different lengths: the longer of the first and the last.
@@ -154,7 +157,7 @@ def lengths_of(
     longest = max(stages, key=lambda rows: max(map(len, rows)))
     first = part_indices(Batch.collate(longest).positions(), training.tokens_per_batch)[0]
     return Lengths(
-        rows=len(examples),
+        rows=len(schedule),
         longest=[longest[index] for index in first.tolist()],
         positions=sum(preflight.padded(schedule, batch) for batch in batches),
         chain=sum(len(row.chain) + row.n_latents for row in rows) / len(rows),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import jsonargparse
 
-from colar import files, recipes
-from colar.engine.cache import MASKED
+from colar import files, processes, recipes
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LoraSettings
+from colar.model.masks import MASKED
 from colar.recipe import explain
 from colar.recipe.schema import Recipe
 from colar.training.grpo import rewards
@@ -76,7 +76,7 @@ def check_grpo(recipe: Recipe, grpo: GrpoConfig) -> None:
     """Reject a `grpo` section that the rest of the recipe does not fit."""
     if recipe.model.init_from is None:
         raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
-    grpo.plan(recipe.training)
+    grpo.plan(recipe.training, processes.launched())
     rewards.named(grpo.reward_funcs)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from colar import files, progress
+from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import renumber, sources
 from colar.data.example import Example
@@ -29,14 +29,16 @@ from colar.training.sft import TrainResult, train
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
-    # One lock for a run: under torchrun the first process holds it for all.
-    lock = files.alone(output) if progress.is_main() else nullcontext()
-    with lock:
+    processes.join(recipe.training.ddp_timeout)
+    # One lock for a run on each disk: under torchrun one process holds it for all.
+    owner = processes.owns(output)
+    with files.alone(output) if owner else nullcontext():
+        if owner:
+            claim(recipe, output)
         return _run(recipe, output, resume)
 
 
 def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
-    claim(recipe, output)
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
     if recipe.generates:
@@ -88,8 +90,18 @@ def claim(recipe: Recipe, output: Path) -> None:
 
 REMOVED = ("grpo.top_p",)
 """Keys that recipes once had, and that could have one value only: an older run folder may name them."""
-RESUMABLE = ("num_train_epochs", "max_hours", "max_steps", "report_to", "tokens_per_batch")
-"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged, a limit of memory."""
+RESUMABLE = (
+    "num_train_epochs",
+    "max_hours",
+    "max_steps",
+    "report_to",
+    "ddp_timeout",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "tokens_per_batch",
+)
+"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged, how an update's rows are
+divided. That their number stays the same is checked where it is known (`training/run.py`)."""
 
 
 def _lasting(flat: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from colar import progress
+from colar import kept, processes, progress
 from colar.data.example import Example
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
@@ -47,52 +47,72 @@ POOL = 50
 POOLS = 4
 """Fewest pools of an epoch, where there are that many groups."""
 
-RowKey = tuple[float, int]
-"""(fractional epoch at which the row is due, index of its example)."""
+RowKey = tuple[float, int, int]
+"""(fractional epoch at which the row is due, index of its example, which of the example's draws)."""
 
 
 class TrainingRows(Dataset[Row]):
-    """Examples encoded on the fly; an item's key is (epoch, index)."""
+    """Examples encoded on the fly; an item's key is (epoch, index, draw). ValueError where there is no example, and
+    where `n_draws` rows of an example would all be the same."""
 
-    def __init__(self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int) -> None:
+    def __init__(
+        self, lm: LatentLM, method: Method, examples: Sequence[Example], seed: int, n_draws: int = 1
+    ) -> None:
         if not examples:
             raise ValueError("there are no rows to train on")
+        if n_draws > 1 and not method.draws:
+            raise ValueError(
+                f"training.draws_per_example must be 1 for {method.name}, which draws nothing, got {n_draws}"
+            )
         self.template = lm.template
         self.context_length = lm.context_length
         self.method = method
         self.examples = examples
         self.seed = seed
+        self.n_draws = n_draws
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def __getitem__(self, key: RowKey) -> Row:
-        epoch, index = key
-        return self._encode(epoch, index, draws_of=int(epoch))
+        epoch, index, draw = key
+        return self._encode(epoch, index, draws_of=int(epoch))[draw]
 
     def at(self, epoch: float, index: int) -> Row:
         """A row in the curriculum's stage at `epoch`, with the same draws at every epoch: to compare losses."""
-        return self._encode(epoch, index, draws_of=0)
+        return self._encode(epoch, index, draws_of=0)[0]
 
-    def _encode(self, epoch: float, index: int, draws_of: int) -> Row:
+    def _encode(self, epoch: float, index: int, draws_of: int) -> list[Row]:
         example = self.examples[index]
         # The id, not the index: a row keeps its draws when others are added or removed.
         rng = Random(seed_from(self.seed, draws_of, example.id))
-        return self.method.encode(self.template, example, rng, epoch)
+        return self.method.encode_draws(self.template, example, rng, epoch, self.n_draws)
 
     def lengths(self) -> list[int]:
-        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context."""
-        lengths = []
+        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context.
+
+        Processes divide the rows, and call it together. What took long is kept for the next run (`kept.py`).
+        """
+        method = (self.method.name, self.method.config)
+        key = kept.digest(
+            method, self.seed, self.n_draws, self.context_length, self.template.digest(), *self.examples
+        )
+        lengths: list[int] = kept.kept("row-lengths", key, self._count)["lengths"].tolist()
+        return lengths
+
+    def _count(self) -> dict[str, Tensor]:
         # All rows, before the first step: a wrong one must not stop a run after hours.
-        for index in progress.track(range(len(self)), "check rows"):
-            length = len(self[0.0, index])
+        return {"lengths": torch.tensor(processes.split(range(len(self)), self._lengths))}
+
+    def _lengths(self, indices: Sequence[int]) -> Iterator[int]:
+        for index in progress.track(indices, "check rows"):
+            length = max(map(len, self._encode(0.0, index, draws_of=0)))
             if length > self.context_length:
                 raise ValueError(
                     f"{self.examples[index].id}: the row has {length} tokens, "
                     f"the model's context is {self.context_length}"
                 )
-            lengths.append(length)
-        return lengths
+            yield length
 
 
 class Schedule(Sampler[Any]):
@@ -102,30 +122,35 @@ class Schedule(Sampler[Any]):
 
 
 class RowSchedule(Schedule):
-    """One epoch's rows, in groups of `group` rows of like length."""
+    """One epoch's rows, in groups of `group` rows of like length; the `n_draws` rows of an example come together."""
 
-    def __init__(self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int) -> None:
+    def __init__(
+        self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int, n_draws: int = 1
+    ) -> None:
         self.ids = [example.id for example in examples]
         self.lengths = lengths
         self.seed = seed
-        self.group = group
+        self.group = group // n_draws
+        """In examples."""
+        self.n_draws = n_draws
         self.epoch = 0
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.ids) * self.n_draws
 
     def __iter__(self) -> Iterator[RowKey]:
         for position, index in enumerate(self.permutation(self.epoch)):
-            yield self.epoch + position / len(self), index
+            for draw in range(self.n_draws):
+                yield self.epoch + position / len(self.ids), index, draw
 
     def permutation(self, epoch: int) -> list[int]:
         """All indices in the order of `epoch`, a function of (seed, epoch, ids, lengths, group)."""
         # Sorting by a hash of the id shuffles in a way that does not depend on where an example stands in the file.
         places = [seed_from(self.seed, "order", epoch, name) for name in self.ids]
-        shuffled = sorted(range(len(self)), key=lambda index: (places[index], index))
+        shuffled = sorted(range(len(self.ids)), key=lambda index: (places[index], index))
 
         # The rows that fill no whole group come last: a short group in the middle would cut all later ones anew.
-        whole = len(self) - len(self) % self.group
+        whole = len(self.ids) - len(self.ids) % self.group
         pool_rows = self.group * min(POOL, max(1, whole // self.group // POOLS))
         groups = []
         for start in range(0, whole, pool_rows):
@@ -150,12 +175,32 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 
 
 def count_rows(batches: Sequence[dict[str, Tensor]]) -> Tensor:
-    """Number of rows that some batches hold together, a scalar int64."""
+    """Number of rows that some batches hold together, a scalar int64; copies (`mark_copies`) do not count."""
     count = 0
     for batch in batches:
         any_column = next(iter(batch.values()))
-        count += any_column.shape[0]
+        count += int(batch["counted"].sum()) if "counted" in batch else any_column.shape[0]
     return torch.tensor(count)
+
+
+def mark_copies(
+    batches: Sequence[dict[str, Tensor]], first: int, size: int, process: int, n_processes: int, n_rows: int
+) -> None:
+    """Give batches a column `counted`, False for copies, where they hold some.
+
+        epoch of 10 rows, batches of 2, three processes      process 0     process 1     process 2
+        first turn                                           0 1           2 3           4 5
+        second turn                                          6 7           8 9           copies of 0 1
+
+    accelerate fills the last turn up with rows that the epoch began with, so that every process has a batch. `first`
+    is the turn of the first of these batches, `size` the rows of a batch.
+    """
+    for turn, batch in enumerate(batches, first):
+        begin = (turn * n_processes + process) * size
+        rows = count_rows([batch])
+        own = n_rows - begin
+        if own < rows:
+            batch["counted"] = torch.arange(int(rows)) < own
 
 
 def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:

@@ -38,6 +38,9 @@ class TrainingConfig:
     tokens_per_batch: int | None = None
     """Most positions (rows x the longest) that go through the model at once: a batch with more is taken in parts of
     like length. A limit of memory: updates and results are the same. null: none."""
+    draws_per_example: int = 1
+    """Rows of each example in a batch, each with draws of its own: CoLaR draws another speed. They share the question,
+    which is computed once: four cost about as much as two of other examples. An epoch has as many rows more."""
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.
@@ -81,6 +84,9 @@ class TrainingConfig:
     """Checkpoints to resume from that are kept."""
     report_to: str = "tensorboard"
     """tensorboard | wandb | trackio | none. history.json is written in any case."""
+    # Several processes.
+    ddp_timeout: float = 1800
+    """Seconds that a process waits for another one, which hangs or is slower, before all end with an error."""
     # Curricula.
     reset_optimizer_at_stage: bool = False
     """Forget AdamW's moments where a curriculum enters a new stage (iCoT and Coconut do)."""
@@ -90,6 +96,15 @@ class TrainingConfig:
         checks.check_choice("training.report_to", self.report_to, TRACKERS)
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "save_total_limit"):
             checks.check_number(f"training.{name}", getattr(self, name), 1, whole=True)
+        checks.check_number("training.draws_per_example", self.draws_per_example, 1, whole=True)
+        size = self.per_device_train_batch_size
+        whole = size % self.draws_per_example == 0
+        checks.check_holds(
+            "training.per_device_train_batch_size",
+            whole,
+            size,
+            f"a multiple of training.draws_per_example, {self.draws_per_example}: rows of one example share a batch",
+        )
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             checks.check_number(f"training.{name}", getattr(self, name), 0)
         checks.check_number("training.dataloader_num_workers", self.dataloader_num_workers, 0, whole=True)
@@ -101,6 +116,7 @@ class TrainingConfig:
         checks.check_holds(
             "training.tokens_per_batch", tokens is None or tokens >= 1, tokens, "1 or more, or null"
         )
+        checks.check_holds("training.ddp_timeout", self.ddp_timeout > 0, self.ddp_timeout, "above 0")
         for name in ("max_hours", "modules_learning_rate", "eval_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value is None or value > 0, value, "above 0 or null")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from colar.methods.base import Batch, Method
@@ -34,16 +35,22 @@ class Objective(nn.Module):
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The rows' losses summed and divided by `num_items_in_batch`, the rows of the global batch.
 
-        Without it, by the rows given. A term whose name starts with "_" is no part of the loss, and is logged without
-        the underscore.
+        Without it, by the rows given. Rows for which `counted` (B,) is False weigh nothing: copies that give every
+        process a batch at the end of an epoch. A term whose name starts with "_" is no part of the loss, and is logged
+        without the underscore.
         """
+        counted_B = tensors.pop("counted", None)
         terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"
         # Not this batch's mean: its rows are a part of the update, and the parts must add up to the update's mean.
-        count = losses_B.shape[0] if num_items_in_batch is None else num_items_in_batch
+        if counted_B is None:
+            counted_B = torch.ones_like(losses_B, dtype=torch.bool)
+        rows = counted_B.sum().clamp(min=1)
+        count = rows if num_items_in_batch is None else num_items_in_batch
         outputs: dict[str, Any] = {}
         for name, term_B in terms.items():
-            outputs[name.removeprefix("_")] = term_B.detach().float().mean()
-        outputs["loss"] = losses_B.sum() / count
+            kept_B = torch.where(counted_B, term_B.detach().float(), 0.0)
+            outputs[name.removeprefix("_")] = kept_B.sum() / rows
+        outputs["loss"] = torch.where(counted_B, losses_B, 0.0).sum() / count
         return outputs

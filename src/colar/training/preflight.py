@@ -9,6 +9,7 @@ its last stage. Weights, random numbers and gradients are as before.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,15 +41,16 @@ class Measured:
 
 
 def batches(schedule: RowSchedule, size: int) -> Iterator[list[int]]:
-    """The first epoch's batches of one device, as indices."""
+    """The first epoch's batches of `size` rows on one device, as indices of their examples."""
     order = schedule.permutation(0)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+    n_examples = max(1, size // schedule.n_draws)
+    for start in range(0, len(order), n_examples):
+        yield order[start : start + n_examples]
 
 
 def padded(schedule: RowSchedule, indices: list[int]) -> int:
     """Positions of a batch, padding included."""
-    return len(indices) * max(schedule.lengths[index] for index in indices)
+    return schedule.n_draws * len(indices) * max(schedule.lengths[index] for index in indices)
 
 
 def longest_batch(trainer: LatentTrainer, epochs: float) -> dict[str, Tensor] | None:
@@ -65,7 +67,8 @@ def longest_batch(trainer: LatentTrainer, epochs: float) -> dict[str, Tensor] | 
     most = -1
     # Stages of a curriculum have rows of different lengths.
     for epoch in (0.0, max(0.0, epochs - 1e-6)):
-        batch = collate([rows[epoch, index] for index in indices])
+        keys = itertools.product(indices, range(rows.n_draws))
+        batch = collate([rows[epoch, index, draw] for index, draw in keys])
         positions = int(trainer.positions(batch).max())
         if positions > most:
             found, most = batch, positions

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from colar import files
+from colar import files, processes
 from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import card, checkpoint
@@ -53,10 +53,17 @@ class Publisher:
         pretrained.save(self.lm, self.method, self.folder.best, run, text)
 
     def load(self) -> dict[str, float]:
-        """Put the published weights into the model, and return their metrics.
+        """Put the published weights into the model of every process, and return their metrics. All call it together.
 
         `Trainer` would load them with a warning only where some do not fit; here that is an error.
         """
+        # `best/` is on the main process's disk, which another machine may not see.
+        metrics = processes.from_main(self._load)
+        trained = [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
+        processes.spread([*trained, *self.lm.extra.buffers()])
+        return metrics
+
+    def _load(self) -> dict[str, float]:
         # Modules that only training needs are not in a published checkpoint.
         checkpoint.load_weights(self.lm, self.folder.best, leave_out=self.method.training_only)
         metrics: dict[str, float] = checkpoint.read_info(self.folder.best)["run"]["metrics"]
@@ -87,7 +94,8 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         # A resumed run with a longer budget may have moved the last stage: the best of an earlier stage must not be
         # compared with.
-        if not self.publisher.folder.best.exists() or not self.curriculum.ends_with(state.global_step):
+        published = processes.from_main(self.publisher.folder.best.exists)
+        if not published or not self.curriculum.ends_with(state.global_step):
             state.best_metric = None
 
     def on_evaluate(

@@ -25,7 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from colar import checks, files
+from colar import checks, files, processes
 from colar.model import checkpoint
 from colar.training import preflight, recompute, run_folder
 from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves
@@ -40,6 +40,7 @@ NOT_TRAINERS = {
     "max_hours",
     "modules_learning_rate",
     "tokens_per_batch",
+    "draws_per_example",
     "gradient_checkpointing",
     "evals_per_epoch",
     "eval_steps",
@@ -83,15 +84,14 @@ def run_trainer(
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
     writes = trainer.args.should_save
-    with files.alone(folder.path) if writes else contextlib.nullcontext():
+    # One process for each disk: where the folder is shared, the main process alone.
+    owner = processes.owns(folder.path)
+    with files.alone(folder.path) if owner else contextlib.nullcontext():
         # The folder is touched only now, when nothing is wrong with the call.
-        if writes and resume:
-            folder.drop_torn()
-        elif writes:
+        resume_from = _resume_point(folder, owner) if resume else None
+        if owner and not resume:
             folder.clear()
-        trainer.accelerator.wait_for_everyone()
-
-        resume_from = folder.last_checkpoint() if resume else None
+        processes.wait()
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated once more: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
@@ -111,6 +111,22 @@ def run_trainer(
             publisher.refresh(state)
         curriculum.require_end(state.global_step, config.max_hours)
         return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
+
+
+def _resume_point(folder: RunFolder, owner: bool) -> Path | None:
+    """The newest whole checkpoint of the main process, copied to every other disk; None where there is none."""
+    if processes.is_main():
+        folder.drop_torn()
+    last = processes.from_main(folder.last_checkpoint)
+    # Paths may differ between machines; names do not.
+    name = None if last is None else last.name
+    if owner and not processes.is_main():
+        folder.keep_only(name)
+    if name is None:
+        return None
+    here = folder.checkpoints / name
+    processes.mirror(here, owner)
+    return here
 
 
 def _train_or_load(
@@ -143,6 +159,7 @@ def _train_or_load(
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide."""
     named = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_TRAINERS}
+    processes.join(config.ddp_timeout)
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
         run_name=folder.path.name,
@@ -156,8 +173,6 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
         # TensorBoard gets a callback of ours, with a folder of its own.
         report_to="none" if config.report_to == "tensorboard" else config.report_to,
         disable_tqdm=True,
-        # The other processes wait while the main process validates.
-        ddp_timeout=24 * 3600,
         **named,
     )
     assert args.device is not None  # sets the devices up
@@ -225,8 +240,7 @@ def _finish(
         nothing_published = state.best_metric is None or not publisher.folder.best.exists()
         if publish_last or nothing_published:
             publisher.publish(state)
-    trainer.accelerator.wait_for_everyone()
-    # Every process loads, so that all end with the published weights.
+    # All processes end with the published weights.
     metrics = publisher.load()
     publisher.lm.eval()
     return TrainResult(

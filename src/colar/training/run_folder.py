@@ -61,6 +61,12 @@ class RunFolder:
             progress.say(f"{folder} was not written to its end: dropped")
             shutil.rmtree(folder)
 
+    def keep_only(self, name: str | None) -> None:
+        """Delete all checkpoints but this one: what an earlier run left of them on a disk that is not the main one."""
+        for folder in self._newest_first():
+            if folder.name != name:
+                shutil.rmtree(folder)
+
     def write_history(self, history: list[dict[str, Any]], title: str) -> None:
         """Write history.json and the picture; numbers that are not finite become null."""
         # JSON has no NaN.

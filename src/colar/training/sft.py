@@ -1,7 +1,8 @@
 """Supervised fine-tuning of any method: `train`.
 
 A run lives in one folder (`run_folder.py`). The same call again resumes from its last whole checkpoint (`run.py`). On
-several devices start it with torchrun: the main process validates and writes, the others wait.
+several devices start it with torchrun: processes divide rows, validation and the first look at all rows; the main
+process writes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def train(
 ) -> TrainResult:
     """Train `lm` by `method` on `examples` in the run folder `output`, or resume the run that is there.
 
+    Under torchrun all processes call it together, and `validate` too.
+
     `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`, the first
     of equals; without `validate`, or with `load_best_model_at_end` false, the last weights are. `lm` ends with the
     published weights. The loss on the examples `held_out` is logged at each validation. `run_info` is kept in the
@@ -69,10 +72,11 @@ def make_trainer(
     args = arguments(config, folder)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    rows = TrainingRows(lm, method, examples, config.seed)
+    n_draws = config.draws_per_example
+    rows = TrainingRows(lm, method, examples, config.seed, n_draws)
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    schedule = RowSchedule(examples, rows.lengths(), config.seed, rows_per_update)
+    schedule = RowSchedule(examples, rows.lengths(), config.seed, rows_per_update, n_draws)
     # A row without a chain has no chain to be scored on.
     others = [example for example in held_out if example.steps]
     held_out_rows = TrainingRows(lm, method, others, config.seed) if others else None

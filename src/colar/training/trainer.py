@@ -18,20 +18,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
 
+from colar import processes
 from colar.methods.base import Batch, Method
 from colar.model import added_rows, checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.training.batches import Schedule, TrainingRows, collate, count_rows, part_indices, take
+from colar.training.batches import (
+    Schedule,
+    TrainingRows,
+    collate,
+    count_rows,
+    mark_copies,
+    part_indices,
+    take,
+)
 from colar.training.objective import Objective
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
@@ -85,8 +93,8 @@ class LossTermSums:
 class LatentTrainer(Trainer):  # type: ignore[misc]
     """Trainer over an `Objective`.
 
-    `validate` is called at each evaluation on the main process, and the others wait for its metrics. The loss on the
-    rows `held_out` is logged beside them.
+    `validate` is called at each evaluation by all processes together, which may divide the work; the numbers of the
+    main process count. The loss on the rows `held_out` is logged beside them.
     """
 
     loss_is_scaled_for_ga = True
@@ -124,8 +132,19 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.term_sums.start()
         # Trainer would count labels here: a row would weigh more the longer it is.
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.args.world_size > 1:
+            self._mark_copies(batches)
         own_rows = count_rows(batches).to(device)
         return batches, self.accelerator.gather(own_rows[None]).sum()
+
+    def _mark_copies(self, batches: list[Any]) -> None:
+        """Mark the rows of an epoch's last update that are there twice."""
+        assert isinstance(self.schedule, Sized)
+        turns = math.ceil(len(self.schedule) / (self.args.train_batch_size * self.args.world_size))
+        updates = math.ceil(turns / self.args.gradient_accumulation_steps)
+        first = self.state.global_step % updates * self.args.gradient_accumulation_steps
+        size, process, n = self.args.train_batch_size, self.args.process_index, self.args.world_size
+        mark_copies(batches, first, size, process, n, len(self.schedule))
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """Positions of each row of a batch, (B,)."""
@@ -229,17 +248,13 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Validate by generation, and log it; every process returns the main process's numbers."""
+        """Validate by generation, and log it; all processes call it together and get the same numbers."""
         if self.validate is None:
             return {}
         started = time.monotonic()
-        # The main process generates; the others wait in the broadcast, and get its numbers.
-        found: list[dict[str, float]] = [{}]
-        if self.is_world_process_zero():
-            found = [self._validate(self.validate)]
-        if self.args.world_size > 1:
-            found = broadcast_object_list(found)
-        metrics = found[0]
+        own = self._validate(self.validate)
+        # A function of a user's own may know nothing of several processes, and find another number in each.
+        metrics = processes.from_main(lambda: own)
         metrics["seconds"] = time.monotonic() - started
         self.term_sums.paused_seconds += metrics["seconds"]
         logs = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -258,7 +273,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         eager = torch.compiler.set_stance("force_eager")
         with torch.random.fork_rng(devices), torch.no_grad(), eager:
             metrics = self._held_out_losses()
-            metrics.update(validate(lm, self.objective.method))
+            # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
+            with lm.merged():
+                metrics.update(validate(lm, self.objective.method))
         lm.train(was_training)
         if "accuracy" not in metrics:
             raise ValueError(
@@ -277,7 +294,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         epoch = self.state.epoch or 0.0
         size = self.args.train_batch_size
         sums: dict[str, float] = {}
-        for start in range(0, len(rows), size):
+        for start in processes.mine(range(0, len(rows), size)):
             end = min(start + size, len(rows))
             tensors = collate([rows.at(epoch, index) for index in range(start, end)])
             for part in self.parts(tensors):
@@ -286,7 +303,11 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
                     means = self.objective(**self._prepare_inputs(part))
                 for name, mean in means.items():
                     sums[name] = sums.get(name, 0.0) + float(mean) * int(count_rows([part]))
-        return {name: total / len(rows) for name, total in sums.items()}
+        totals: dict[str, float] = {}
+        for share in processes.everyones(sums):
+            for name, total in share.items():
+                totals[name] = totals.get(name, 0.0) + total
+        return {name: total / len(rows) for name, total in totals.items()}
 
     # Resume state
 

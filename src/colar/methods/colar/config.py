@@ -53,6 +53,27 @@ class Factors:
         # The model reads c in its prompt: two decimals are few enough to be read.
         return round(rng.uniform(self.least, self.most), 2)
 
+    def draw_several(self, rng: Random, n: int) -> list[float]:
+        """n of them. In a list each entry is drawn once before one is drawn again: two rows of one c teach little."""
+        drawn: list[float] = []
+        left: list[float] = []
+        for _ in range(n):
+            if self.real:
+                drawn.append(self.draw(rng))
+                continue
+            left = left or list(self.values)
+            c = rng.choice(left)
+            left.remove(c)
+            drawn.append(c)
+        return drawn
+
+    def offered(self) -> list[float]:
+        """The values, ascending and each once; of a range five, evenly spaced."""
+        if not self.real:
+            return sorted(set(self.values))
+        step = (self.most - self.least) / 4
+        return sorted({round(self.least + i * step, 2) for i in range(5)})
+
     @property
     def least(self) -> float:
         return min(self.values)

@@ -32,7 +32,11 @@ class Fed:
         question = (lm.embed(batch.question_ids), batch.question_lengths)
         answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
         fed_BTD = ragged.pack(question, (self.latents_BKD, self.counts_B), answer, multiple=ragged.PAD_TO)
-        return ragged.shift(lm.hidden(fed_BTD), batch.question_lengths - 1, n)
+        lengths_B = batch.question_lengths + self.counts_B + batch.answer_lengths
+        # One example at several speeds has one question.
+        starts = (batch.question_ids, batch.question_lengths)
+        hidden_BTD = lm.hidden_of_rows(fed_BTD, starts, lengths_B)
+        return ragged.shift(hidden_BTD, batch.question_lengths - 1, n)
 
 
 def followed_by_answer(

@@ -47,6 +47,8 @@ class LatentPredictor:
 
     trains_embeddings: ClassVar[bool] = False
     """The targets are made of the embeddings: they must not move while they are aimed at."""
+    snaps: ClassVar[tuple[bool, ...]] = (False, True)
+    """The values of `snap` that a request may have."""
 
     def __init__(self, config: ColarConfig) -> None:
         self.config = config

@@ -27,7 +27,7 @@ Shape suffixes: B rows, T reasoning tokens, K latents, D width.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
 
@@ -42,6 +42,7 @@ from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed
 from colar.methods.colar.gaussian import LatentPredictor
 from colar.methods.colar.sequential import TokenPredictor
+from colar.methods.efforts import spread
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
@@ -51,6 +52,7 @@ from colar.prompts import Template
 class Colar(base.Method):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
+    draws: ClassVar[bool] = True
     latent: ClassVar[bool] = True
     Params: ClassVar[type] = ColarParams
     removed: ClassVar[Mapping[str, Any]] = {"own_latents": 0.0}
@@ -97,10 +99,31 @@ class Colar(base.Method):
             warnings.append(own)
         return "; ".join(warnings) or None
 
+    # Serving
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        return {
+            "compression_factor": self.config.factors.offered(),
+            "snap": self.predictor.snaps,
+            "confidence_threshold": sorted(set(self.config.confidence_thresholds)),
+        }
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        return spread("compression_factor", self.config.factors.offered())
+
     # Learning
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        c = self.config.factors.draw(rng)
+        (row,) = self.encode_draws(template, example, rng, epoch, 1)
+        return row
+
+    def encode_draws(
+        self, template: Template, example: Example, rng: Random, epoch: float, n: int
+    ) -> list[Row]:
+        factors = self.config.factors.draw_several(rng, n)
+        return [self._encode(template, example, rng, c) for c in factors]
+
+    def _encode(self, template: Template, example: Example, rng: Random, c: float) -> Row:
         seed = rng.getrandbits(62)
         # Drawn last, and only where there is a choice: rows without thresholds stay what they were.
         thresholds = self.config.confidence_thresholds

@@ -44,6 +44,8 @@ class TokenPredictor:
 
     trains_embeddings: ClassVar[bool] = True
     """As CoT does: what is fed is a sum of embeddings, and at c = 1 this is CoT, its gradients included."""
+    snaps: ClassVar[tuple[bool, ...]] = (False,)
+    """The values of `snap` that a request may have: what is fed is a sum of tokens anyway."""
 
     def __init__(self, config: ColarConfig) -> None:
         self.config = config

@@ -9,14 +9,16 @@ Shape suffixes: B rows, N chain tokens, M positions, V vocabulary, W windows, T 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from colar import progress
+from colar import processes, progress
 from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams
@@ -25,25 +27,61 @@ from colar.ops import ragged
 from colar.prompts import Template
 
 ROWS = 32
-"""Rows that are scored at once."""
+"""Rows that are scored at once. Processes divide batches, not rows: a score is the same to the last bit."""
 KEEP = 1
 """LLMLingua-2's label of a token that stays."""
 
+Scores = tuple[float, ...]
+"""A number for each token of a chain."""
+
+
+def in_batches(
+    examples: Sequence[Example], score: Callable[[Sequence[Example]], Iterable[Scores]]
+) -> list[Scores]:
+    """The scores of all examples, by a function that scores a batch; processes divide the batches."""
+    batches = [examples[start : start + ROWS] for start in range(0, len(examples), ROWS)]
+
+    def work(share: Sequence[Sequence[Example]]) -> Iterator[list[Scores]]:
+        for batch in progress.track(share, "score chains"):
+            yield list(score(batch))
+
+    scored: list[Scores] = []
+    for found in processes.split(batches, work):
+        scored += found
+    return scored
+
 
 @torch.no_grad()
-def surprisal(lm: LatentLM, examples: Sequence[Example]) -> Iterator[tuple[float, ...]]:
+def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[Scores]:
     """Surprisal in nats of each token of each example's chain."""
     # Dropout would make the scores a matter of chance.
     was_training = lm.training
     lm.eval()
-    for start in progress.track(range(0, len(examples), ROWS), "score chains"):
-        part = examples[start : start + ROWS]
+
+    def score(part: Sequence[Example]) -> Iterator[Scores]:
         batch = Batch.collate([base.encode_row(lm.template, e, NoParams(), "", 0) for e in part])
-        yield from _surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()})
+        return _surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()})
+
+    scored = in_batches(examples, score)
     lm.train(was_training)
+    return scored
 
 
-def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[tuple[float, ...]]:
+def weights_digest(lm: LatentLM) -> str:
+    """A digest of all weights: what a surprisal depends on."""
+    found = hashlib.sha256()
+    for weight in lm.state_dict().values():
+        found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def folder_digest(name: str) -> str:
+    """A digest of the files of a local classifier: names, sizes, times; of a Hub id, the id."""
+    files = sorted(Path(name).glob("*")) if Path(name).is_dir() else []
+    return repr([name, *((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)])
+
+
+def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[Scores]:
     batch = Batch.from_tensors(tensors)
     question = (batch.question_ids, batch.question_lengths)
     ids_BT = ragged.pack(question, (batch.chain_ids, batch.chain_lengths), multiple=ragged.PAD_TO)
@@ -71,28 +109,39 @@ class LLMLingua2:
                 f"method.scorer_model {name!r} must have a fast tokenizer and the two labels drop and keep"
             )
 
-    def scores(self, template: Template, examples: Sequence[Example]) -> Iterator[tuple[float, ...]]:
+    def scores(self, template: Template, examples: Sequence[Example]) -> list[Scores]:
         """P(keep) of each token of each example's chain."""
-        for example in progress.track(examples, "score chains"):
-            text, spans = chain_spans(template, example)
-            keep = self.characters(text) if spans else []
-            yield tuple(_mean(keep[first:end]) for first, end in spans)
+
+        def score(part: Sequence[Example]) -> Iterator[Scores]:
+            chains = [chain_spans(template, example) for example in part]
+            # A chain without a token has no text to read.
+            texts = [text for text, spans in chains if spans]
+            keeps = iter(self.characters(texts) if texts else [])
+            for _, spans in chains:
+                keep = next(keeps) if spans else []
+                yield tuple(_mean(keep[first:end]) for first, end in spans)
+
+        return in_batches(examples, score)
 
     @torch.no_grad()
-    def characters(self, text: str) -> list[float | None]:
-        """P(keep) of each character; None where no token of the classifier lies (white space)."""
+    def characters(self, texts: Sequence[str]) -> list[list[float | None]]:
+        """P(keep) of each character of each text; None where no token of the classifier lies (white space)."""
         # A chain may be longer than the classifier's context: it is read in windows. XLM-RoBERTa keeps two positions.
         longest = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings - 2)
         encoded = self.tokenizer(
-            text, max_length=longest, truncation=True, return_overflowing_tokens=True,
+            list(texts), max_length=longest, truncation=True, return_overflowing_tokens=True,
             return_offsets_mapping=True, return_tensors="pt", padding=True,
         )  # fmt: skip
         ids_WT, mask_WT = (encoded[key].to(self.model.device) for key in ("input_ids", "attention_mask"))
         probs_WT = self.model(input_ids=ids_WT, attention_mask=mask_WT).logits.softmax(-1)[..., KEEP]
-        found: list[float | None] = [None] * len(text)
-        for window, offsets in zip(probs_WT.tolist(), encoded["offset_mapping"].tolist(), strict=True):
+        found: list[list[float | None]] = [[None] * len(text) for text in texts]
+        # A window belongs to one text; padding covers no characters.
+        text_of_window = encoded["overflow_to_sample_mapping"].tolist()
+        for i, window, offsets in zip(
+            text_of_window, probs_WT.tolist(), encoded["offset_mapping"].tolist(), strict=True
+        ):
             for prob, (first, end) in zip(window, offsets, strict=True):
-                found[first:end] = [prob] * (end - first)
+                found[i][first:end] = [prob] * (end - first)
         return found
 
 

@@ -23,17 +23,22 @@ ratio is 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from random import Random
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from colar import checks
+import torch
+from torch import Tensor
+
+from colar import checks, kept
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Row
 from colar.methods.cot import Cot
-from colar.methods.tokenskip.importance import LLMLingua2, surprisal
+from colar.methods.efforts import spread
+from colar.methods.tokenskip import importance
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
 
@@ -79,17 +84,30 @@ class ScoredExample(Example):
 
 class TokenSkip(Cot):
     name: ClassVar[str] = "tokenskip"
+    draws: ClassVar[bool] = True
     Config: ClassVar[type] = TokenSkipConfig
     Params: ClassVar[type] = TokenSkipParams
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         rows = list(examples)
-        # Before any update: the surprisal is that of the model to start from.
+        # Before any update: the surprisal is that of the model to start from. A resumed run reads its scores.
         if self.config.scorer == "surprisal":
-            scores = surprisal(lm, rows)
+            by = importance.weights_digest(lm)
         else:
-            scores = LLMLingua2(self.config.scorer_model, lm.device).scores(lm.template, rows)
-        return [ScoredExample(**vars(row), importance=s) for row, s in zip(rows, scores, strict=True)]
+            by = importance.folder_digest(self.config.scorer_model)
+        key = kept.digest(self.config.scorer, by, lm.template.digest(), *rows)
+        found = kept.kept("chain-scores", key, lambda: _flat(self._scores(lm, rows)))
+        ends = found["lengths"].cumsum(0).tolist()
+        values = found["scores"].tolist()
+        scored = []
+        for row, first, end in zip(rows, [0, *ends], ends, strict=False):
+            scored.append(ScoredExample(**vars(row), importance=tuple(values[first:end])))
+        return scored
+
+    def _scores(self, lm: LatentLM, rows: list[Example]) -> list[importance.Scores]:
+        if self.config.scorer == "surprisal":
+            return importance.surprisal(lm, rows)
+        return importance.LLMLingua2(self.config.scorer_model, lm.device).scores(lm.template, rows)
 
     def prompt(self, params: TokenSkipParams) -> str:
         return f"(Tokens kept: {params.ratio:g})"
@@ -100,6 +118,13 @@ class TokenSkip(Cot):
         known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
         return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
 
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        return {"ratio": sorted(set(self.config.ratios))}
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        # A high ratio keeps most of the chain.
+        return spread("ratio", sorted(set(self.config.ratios), reverse=True))
+
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         ratio = rng.choice(self.config.ratios)
         scored = isinstance(example, ScoredExample)
@@ -109,6 +134,15 @@ class TokenSkip(Cot):
         if not isinstance(example, ScoredExample):
             return row
         return replace(row, steps=prune(row.steps, example.importance, ratio))
+
+
+def _flat(scores: list[importance.Scores]) -> dict[str, Tensor]:
+    """Scores end to end, and how many each chain has."""
+    lengths = torch.tensor([len(each) for each in scores])
+    return {
+        "scores": torch.tensor(list(chain.from_iterable(scores)), dtype=torch.float64),
+        "lengths": lengths,
+    }
 
 
 def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -> list[list[int]]:

@@ -152,8 +152,11 @@ class GrpoConfig:
     def weights(self) -> tuple[float, ...]:
         return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
 
-    def plan(self, training: TrainingConfig) -> Plan:
-        """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other."""
+    def plan(self, training: TrainingConfig, processes: int = 1) -> Plan:
+        """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other.
+
+        With N processes there are N times as many batches of an update and of a generation.
+        """
         # For example 4 batches a generation and 2 an update: two updates with the outputs of a generation.
         batch = training.per_device_train_batch_size
         accumulate = training.gradient_accumulation_steps
@@ -163,14 +166,17 @@ class GrpoConfig:
                 f"grpo.steps_per_generation ({steps}) must be a multiple of training.gradient_accumulation_steps "
                 f"({accumulate}): an update learns from one generation"
             )
-        outputs = batch * steps
+        outputs = batch * steps * processes
+        each = f" x {processes} processes" if processes > 1 else ""
         if outputs % self.num_generations:
             raise ValueError(
-                f"training.per_device_train_batch_size ({batch}) x grpo.steps_per_generation ({steps}) = "
+                f"training.per_device_train_batch_size ({batch}) x grpo.steps_per_generation ({steps}){each} = "
                 f"{outputs} outputs of a generation must be a multiple of grpo.num_generations "
                 f"({self.num_generations})"
             )
-        return Plan(batch, accumulate, steps, self.num_iterations, self.num_generations)
+        return Plan(
+            batch, accumulate * processes, steps * processes, self.num_iterations, self.num_generations
+        )
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,8 @@ class Plan:
     generation    batch x steps outputs, in groups
     update        batch x accumulate of them
     each generation is used `iterations` times
+
+    Batches are those of all processes together: two processes with a batch each are one process with two.
     """
 
     batch: int

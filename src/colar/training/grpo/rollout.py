@@ -11,8 +11,8 @@ depends on what is sampled beside it. The model is in eval mode while it samples
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -128,8 +128,19 @@ def roll_out(
     for i, completion in enumerate(completions):
         example = examples[i // config.num_generations]
         question_ids = prompt_ids(lm, method, completion.request)
-        outputs.append(Output(example, question_ids, completion, lm.template.eos_id))
+        outputs.append(Output(example, question_ids, _on_cpu(completion), lm.template.eos_id))
     return outputs
+
+
+def _on_cpu(completion: Completion) -> Completion:
+    """The completion with its tensors on the CPU, from where they can be sent to other processes."""
+    info: list[Mapping[str, Tensor]] = [_columns_on_cpu(columns) for columns in completion.info]
+    latents = None if completion.latents is None else completion.latents.cpu()
+    return replace(completion, latents=latents, info=info, stop_info=_columns_on_cpu(completion.stop_info))
+
+
+def _columns_on_cpu(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: column.cpu() for name, column in columns.items()}
 
 
 def collate(outputs: Sequence[Output], width: int) -> Rollouts:

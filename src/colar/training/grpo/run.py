@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
+from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import Request, prompt_ids
 from colar.methods import registry
@@ -65,7 +65,8 @@ def train(
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
     )
-    _drop_later_completions(folder, resume)
+    if processes.is_main():
+        _drop_later_completions(folder, resume)
     stopping = EarlyStopping(grpo.early_stopping_patience)
     info = {
         "seed": config.seed,
@@ -100,7 +101,6 @@ def make_trainer(
     """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
     config.check_installed()
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
-    plan = grpo.plan(config)
     funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     if len(funcs) != len(grpo.weights()):
         raise ValueError(
@@ -109,8 +109,7 @@ def make_trainer(
     args = arguments(config, folder)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
-    if args.world_size > 1:
-        raise ValueError("grpo runs on one process, not under torchrun")
+    plan = grpo.plan(config, args.world_size)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
     check_questions(lm, method, grpo, examples)

@@ -14,6 +14,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from colar import processes
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, require_scorable
 from colar.model.latent_lm import LatentLM
@@ -123,7 +124,13 @@ class RolloutSampler:
         return rng.sample(left, min(n, len(left)))
 
     def _sample(self, questions: Sequence[int], number: int) -> list[Group]:
-        """A group for each of these questions, rewarded."""
+        """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
+        share = processes.mine(questions)
+        groups = self._sample_share(share, number) if share else []
+        return processes.in_order(processes.everyones(groups))
+
+    def _sample_share(self, questions: Sequence[int], number: int) -> list[Group]:
+        """The groups of the questions that this process samples."""
         examples = [self.schedule.examples[index] for index in questions]
         outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
         for output in outputs:

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from colar import checks, files
+from colar import checks, files, processes
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.batches import part_indices
@@ -109,30 +109,39 @@ class GrpoTrainer(LatentTrainer):
             with self.reference.in_model():
                 generation.tensors["ref_logps"] = self.score(generation.tensors)
         self.unlogged_metrics.append(generation.metrics)
-        with files.append_jsonl(self.completions) as write:
-            for record in generation.records:
-                write({"step": self.state.global_step, "generation": number, **record})
+        if processes.is_main():
+            with files.append_jsonl(self.completions) as write:
+                for record in generation.records:
+                    write({"step": self.state.global_step, "generation": number, **record})
         return generation
 
     @torch.no_grad()
     def score(self, tensors: dict[str, Tensor]) -> Tensor:
         """The present weights' log-probs of a generation, (R, N) on the CPU.
 
-        Batches and precision are those of the updates, so that the very first ratio is exactly 1.
+        Batches and precision are those of the updates, so that the very first ratio is exactly 1. Each process scores
+        the batches that it learns from.
         """
         rollouts = Rollouts.from_tensors(tensors)
         R = rollouts.token_lengths.shape[0]
         logps_RN = torch.zeros(R, int(rollouts.positions().max()))
-        for start in range(0, R, self.plan.batch):
+        starts = range(0, R, self.plan.batch)
+        scored = []
+        for start in processes.mine(starts):
             rows = slice(start, start + self.plan.batch)
             batch = {name: column[rows] for name, column in tensors.items()}
+            own_BN = torch.zeros(fed_positions(batch).shape[0], logps_RN.shape[1])
             for index in part_indices(fed_positions(batch), self.tokens_per_batch):
                 part = {name: column[index] for name, column in batch.items()}
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
                     logps_BN = self.policy.score(super()._prepare_inputs(part)).logps
                 # A part may be shorter than the generation: its longest output decides.
-                logps_RN[start + index.cpu(), : logps_BN.shape[1]] = logps_BN.float().cpu()
+                own_BN[index.cpu(), : logps_BN.shape[1]] = logps_BN.float().cpu()
+            scored.append(own_BN)
+        everyones = processes.in_order(processes.everyones(scored))
+        for start, own_BN in zip(starts, everyones, strict=True):
+            logps_RN[start : start + self.plan.batch] = own_BN
         return logps_RN
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -152,6 +161,9 @@ class GrpoTrainer(LatentTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
+        # Every process has the whole generation; one writes.
+        if not self.args.should_save:
+            return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         state: dict[str, Any] = {
             "plan": self._plan(),

@@ -1,0 +1,1 @@
+"""Where colar meets other people's programs."""

@@ -1,0 +1,244 @@
+"""lm-evaluation-harness: the model `colar`, so that its tasks can be asked of a checkpoint.
+
+    colar lm-eval run --model colar --model_args pretrained=runs/demo/colar/best,compression_factor=2 \\
+        --tasks colar_svamp
+
+All questions of a run go to one engine, in one list: requests join and leave at any step. What lm-eval calls a
+context is the question, as it is, and what the model writes after its thinking is the answer, cut before the first
+of the task's stop texts. A request's draws depend on the seed and its document's id, as in `colar evaluate`.
+
+A model that thinks in latents has no likelihood of a text: tasks that ask for one are refused, by name.
+lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` does it for older ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import model_registry
+except ImportError as error:
+    raise ValueError("lm-evaluation-harness is not installed: pip install 'colar[lm-eval]'") from error
+
+from colar import progress
+from colar.checks import check_known
+from colar.engine.engine import Engine
+from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold
+from colar.methods import pretrained as checkpoints
+from colar.methods import registry
+from colar.ops.noise import seed_from
+
+NAME = "colar"
+TASKS = Path(__file__).parent / "tasks"
+BATCH_SIZE = 32
+"""Rows where lm-eval says "auto", or nothing."""
+LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names that tasks have for the longest answer; the first that is given counts, as in lm-eval's own models."""
+DRAWING_KEYS = ("temperature", "top_p", "latent_temperature")
+GENERATION_KEYS = ("until", "do_sample", *DRAWING_KEYS, "max_latents", *LENGTH_KEYS)
+
+
+class ColarLM(LM):  # type: ignore[misc]
+    """A checkpoint as lm-eval's model.
+
+    `pretrained` is a folder or Hub id. `max_latents` and `max_gen_toks` are the limits where a task sets none.
+    `batch_size` rows run at a time ("auto": `max_batch_size`, else 32). All other arguments are the method's
+    per-request values (`compression_factor`, ...). ValueError names what is wrong.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        dtype: str = "float32",
+        backbone: str | None = None,
+        device: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        max_latents: int = 128,
+        max_gen_toks: int = 64,
+        seed: int = 0,
+        **params: Any,
+    ) -> None:
+        super().__init__()
+        # A folder may be called 2024, which lm-eval reads as a number.
+        lm, self.method = checkpoints.load(str(pretrained), dtype, backbone)
+        lm.merge()
+        self.lm = lm.to(place(device))
+        self.params = registry.make_params(self.method, params)
+        self.limits = Decoding(max_latents=max_latents, max_completion_length=max_gen_toks)
+        self.batch_size = rows(batch_size, max_batch_size)
+        self.seed = seed
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The answers, in order, each cut before the first stop text. All are checked before the first is asked."""
+        asked = []
+        stops = []
+        repeats: Counter[str] = Counter()
+        for instance in requests:
+            context, given = instance.args[0], dict(instance.args[1])
+            name = document_id(instance)
+            # lm-eval asks a document `repeats` times: each is a sample of its own.
+            sample = repeats[name]
+            repeats[name] += 1
+            decoding = decoding_of(given, self.limits)
+            seed = seed_from(self.seed, name)
+            asked.append(Request(name, context, self.params, decoding, seed, sample))
+            stops.append(stop_texts(given))
+
+        engine = Engine(self.lm, self.method, min(self.batch_size, max(1, len(asked))))
+        answers = []
+        for instance, completion, until in zip(requests, self._complete(engine, asked), stops, strict=True):
+            answer = cut(completion.text, until)
+            self.cache_hook.add_partial("generate_until", instance.args, answer)
+            answers.append(answer)
+        return answers
+
+    def _complete(self, engine: Engine, asked: list[Request]) -> list[Completion]:
+        """All completions, in the order of the requests; a bar shows how many have finished."""
+        completions = []
+        with progress.bar("generate", len(asked)) as bar:
+            for completion in fold(self.lm, engine.stream(asked)):
+                completions.append(completion)
+                bar.advance()
+        return sorted(completions, key=lambda completion: completion.number)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
+        """Refused: ValueError names the tasks that ask."""
+        raise no_likelihood(requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
+        """Refused: ValueError names the tasks that ask."""
+        raise no_likelihood(requests)
+
+    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+        """Refused: a checkpoint has a template of its own, which the engine applies."""
+        raise ValueError("model colar takes no --apply_chat_template: a checkpoint's own template is applied")
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Asked for beside a chat template, which is refused."""
+        return NAME
+
+
+def place(device: str | None) -> str:
+    """The device to compute on. lm-eval says "cuda:0" where the user says nothing, GPU or not."""
+    if torch.cuda.is_available():
+        return device or "cuda"
+    return "cpu" if device is None or device.startswith("cuda") else device
+
+
+def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
+    """Rows that run at a time, from lm-eval's two options."""
+    if batch_size is None or str(batch_size).startswith("auto"):
+        return max_batch_size or BATCH_SIZE
+    try:
+        number = int(batch_size)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"batch_size must be auto or a whole number, 1 or more, got {batch_size!r}")
+    return number
+
+
+def document_id(instance: Instance) -> str:
+    """The document's own id, which our tasks have; else its task and number."""
+    own = instance.doc.get("id") if isinstance(instance.doc, Mapping) else None
+    return str(own) if own else f"{instance.task_name}/{instance.doc_id}"
+
+
+def decoding_of(given: Mapping[str, Any], limits: Decoding) -> Decoding:
+    """How a task's `generation_kwargs` are drawn and cut. ValueError names a key that there is not.
+
+    Greedy unless `do_sample` is true, or not given beside a temperature above 0. Sampling takes what is not given from
+    `sampled`.
+    """
+    check_known("generation_kwargs key", given, GENERATION_KEYS)
+    temperature = given.get("temperature")
+    do_sample = given.get("do_sample")
+    if do_sample is None:
+        do_sample = temperature is not None and float(temperature) > 0
+    changes: dict[str, Any] = {
+        "max_latents": given.get("max_latents", limits.max_latents),
+        "max_completion_length": limits.max_completion_length,
+    }
+    for key in LENGTH_KEYS:
+        if given.get(key) is not None:
+            changes["max_completion_length"] = int(given[key])
+            break
+    # Greedy draws nothing, whatever stands beside `do_sample: false`.
+    if do_sample:
+        for key in DRAWING_KEYS:
+            if given.get(key) is not None:
+                changes[key] = float(given[key])
+    return dataclasses.replace(DECODINGS["sampled" if do_sample else "greedy"], **changes)
+
+
+def stop_texts(given: Mapping[str, Any]) -> list[str]:
+    """`until` as a list; an empty text would cut everything away, and counts as none."""
+    until = given.get("until") or []
+    texts = [until] if isinstance(until, str) else list(until)
+    return [text for text in texts if text]
+
+
+def cut(text: str, until: Sequence[str]) -> str:
+    """The text before the first of the stop texts that occurs in it."""
+    ends = [text.find(stop) for stop in until if stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def no_likelihood(requests: Sequence[Instance]) -> ValueError:
+    """The refusal of what needs likelihoods."""
+    tasks = sorted({str(instance.task_name) for instance in requests})
+    return ValueError(
+        f"model colar cannot answer {', '.join(tasks)}: they ask for the likelihood of a text (loglikelihood), and a "
+        f"chain of latents leaves no such number; choose tasks with output_type generate_until"
+    )
+
+
+def register() -> None:
+    """Make `--model colar` known to an lm-eval that does not read entry points."""
+    if NAME not in model_registry:
+        model_registry.register(NAME, target=f"{__name__}:{ColarLM.__name__}")
+
+
+def run(words: Sequence[str]) -> None:
+    """lm-eval's own command line, with our model and our tasks known, and as many rows as the engine likes."""
+    from lm_eval.__main__ import cli_evaluate
+
+    register()
+    given = with_ours(words)
+    before = sys.argv
+    # lm-eval reads the process's own arguments, and takes no others.
+    sys.argv = ["lm-eval", *given]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before
+
+
+def with_ours(words: Sequence[str]) -> list[str]:
+    """The arguments, with the folder of our tasks and `--batch_size auto` where they say nothing of either.
+
+    lm-eval's own default is one row at a time.
+    """
+    words = list(words)
+    asks_help = not words or "-h" in words or "--help" in words
+    if asks_help:
+        return words
+    options = [word.partition("=")[0] for word in words]
+    if "--include_path" not in options:
+        words += ["--include_path", str(TASKS)]
+    runs = words[0] not in ("ls", "validate")
+    says_rows = {"--batch_size", "-b", "--config", "-C"} & set(options)
+    if runs and not says_rows:
+        words += ["--batch_size", "auto"]
+    return words

@@ -1,0 +1,56 @@
+"""Attention masks of our own: for rows of a cache, and for rows that share a beginning.
+
+transformers takes a mask of four dimensions as it is. Models with layers of several types take one for each type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+MASKED = ("eager", "sdpa")
+"""Attention implementations that take a mask of ours."""
+
+
+def refusal(lm: PreTrainedModel) -> str | None:
+    """What keeps a backbone from taking a mask of ours, as the end of a sentence about it; None where nothing does."""
+    config = lm.config.get_text_config()
+    known = {"full_attention", "sliding_attention"}
+    others = set(getattr(config, "layer_types", None) or ()) - known
+    if others:
+        return f"has layers of type {', '.join(sorted(others))}, not only full or sliding-window attention"
+    if getattr(lm, "_is_stateful", False):
+        return "has a recurrent state, not only full or sliding-window attention"
+    if config._attn_implementation not in MASKED:
+        return f"was loaded with attn_implementation {config._attn_implementation}, not {' or '.join(MASKED)}"
+    return None
+
+
+def additive(config: Any, seen_NTC: Tensor, behind_NTC: Tensor, like: Tensor) -> Any:
+    """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers.
+
+    `seen_NTC` says what full attention sees. `behind_NTC` is how many positions before the query a key stands, by
+    which a window ends. `like` has the dtype and the device.
+
+        a query at column 4, where the window is 3
+
+        columns     0    1    2    3    4    5
+        behind      4    3    2    1    0   -1
+        full        0    0    0    0    0  min       nothing after the position itself
+        near      min  min    0    0    0  min       and nothing as far behind as the window
+    """
+    types = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    near_NTC = seen_NTC if window is None else seen_NTC & (behind_NTC < window)
+    if "sliding_attention" in types:
+        return {"full_attention": _values(seen_NTC, like), "sliding_attention": _values(near_NTC, like)}
+    # Mistral names no types: its window, where it has one, is over all layers.
+    return _values(seen_NTC if types else near_NTC, like)
+
+
+def _values(seen_NTC: Tensor, like: Tensor) -> Tensor:
+    mask = like.new_zeros(seen_NTC.shape)
+    return mask.masked_fill_(~seen_NTC, torch.finfo(like.dtype).min)[:, None]

@@ -1,0 +1,1 @@
+"""`colar serve`: checkpoints behind the OpenAI API. Needs the extra `colar[serve]`."""

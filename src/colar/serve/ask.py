@@ -1,0 +1,155 @@
+"""From a request's fields to what the engine is asked: question, params, decoding, seed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from colar.engine.request import Decoding, Request, check, prompt_ids
+from colar.serve.errors import ApiError, refused
+from colar.serve.limits import Limits
+from colar.serve.schema import Asked, Message
+from colar.serve.served import Served
+
+MAX_STOPS = 16
+"""Stop strings of a request."""
+STOP_LENGTH = 256
+"""Characters of one of them."""
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a client wants to see beside the answer."""
+
+    reasoning: bool
+    """The thoughts as text."""
+    thoughts: bool
+    """The thoughts in detail."""
+    logprobs: bool
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Samples of one or several questions: the choices of one answer."""
+
+    id: str
+    served: Served
+    requests: list[Request]
+    prompt_tokens: int
+    stop: tuple[str, ...]
+    wants: Wants
+    warning: str | None
+    """Values beyond what was trained."""
+    stream: bool = False
+    """Whether pieces are shown as they come."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def seed(self) -> int:
+        return self.requests[0].seed
+
+
+def ask(
+    served: Served,
+    asked: Asked,
+    given: Mapping[str, Any],
+    questions: Sequence[str],
+    limits: Limits,
+    id: str,
+    *,
+    max_answer: int | None,
+    effort: str | None,
+    n: int = 1,
+    stop: str | Sequence[str] = (),
+    logprobs: bool = False,
+) -> Ask:
+    """Check everything that can be checked before the engine has it. ApiError 400 names the field.
+
+    `given` are the method's values; they go before those of an `effort`.
+    """
+    stands_for = dict(served.effort(effort)) if effort is not None else {}
+    budget = stands_for.pop("thinking_token_budget", None)
+    if asked.thinking_token_budget is not None:
+        budget = asked.thinking_token_budget
+    params = served.params({**stands_for, **given})
+    decoding = _decoding(served.decoding, asked, budget, max_answer)
+    if n * len(questions) > limits.max_samples:
+        raise ApiError(400, f"n times the prompts must be {limits.max_samples} or less", param="n")
+
+    wants = Wants(asked.include_reasoning, asked.return_thoughts, logprobs)
+    latent = wants.reasoning and served.method.latent
+    keep = wants.thoughts or wants.logprobs or latent
+    # Draws without a seed differ from request to request.
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    requests = []
+    prompt_tokens = 0
+    for question in questions:
+        if not question.strip():
+            raise ApiError(400, "the question is empty")
+        if len(question) > limits.max_prompt:
+            raise ApiError(
+                400, f"the question has {len(question)} characters; the limit is {limits.max_prompt}"
+            )
+        request = Request(id, question, params, decoding, seed, keep_latents=keep)
+        try:
+            check(served.method, request)
+            prompt_tokens += len(prompt_ids(served.lm, served.method, request))
+        except ValueError as error:
+            raise refused(error) from error
+        requests += [replace(request, sample=sample) for sample in range(n)]
+    warning = served.method.trained(params)
+    return Ask(id, served, requests, prompt_tokens, _stops(stop), wants, warning, asked.stream)
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """The question of a conversation: its one user message. ApiError 400 where there is more than that."""
+    # The template has one place, for a question. Whatever else is sent would be ignored.
+    said = [message for message in messages if message.text.strip()]
+    others = [message.role for message in said if message.role in ("system", "developer")]
+    if others:
+        raise ApiError(
+            400,
+            f"messages: these models read a question alone, there is no place for a {others[0]} message",
+            param="messages",
+        )
+    if not messages or messages[-1].role != "user":
+        raise ApiError(400, "messages: the last one must be of role user", param="messages")
+    if len(said) > 1:
+        raise ApiError(
+            400,
+            f"messages: these models answer one question without earlier turns, got {len(said)} messages",
+            param="messages",
+        )
+    return messages[-1].text
+
+
+def _decoding(default: Decoding, asked: Asked, budget: int | None, max_answer: int | None) -> Decoding:
+    """The server's decoding with a request's values; limits are the lower of both."""
+    changes: dict[str, Any] = {}
+    if asked.temperature is not None:
+        # Latents are drawn as the tokens are, unless it is said otherwise.
+        changes["temperature"] = changes["latent_temperature"] = asked.temperature
+    if asked.latent_temperature is not None:
+        changes["latent_temperature"] = asked.latent_temperature
+    if asked.top_p is not None:
+        changes["top_p"] = asked.top_p
+    if budget is not None:
+        changes["max_latents"] = min(budget, default.max_latents)
+    if max_answer is not None:
+        changes["max_completion_length"] = min(max_answer, default.max_completion_length)
+    try:
+        return replace(default, **changes)
+    except ValueError as error:
+        raise refused(error, str(error).split()[0]) from error
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MAX_STOPS or not all(0 < len(each) <= STOP_LENGTH for each in stops):
+        raise ApiError(
+            400, f"stop must be up to {MAX_STOPS} texts of 1 to {STOP_LENGTH} characters", param="stop"
+        )
+    return stops

@@ -1,0 +1,136 @@
+"""An ask on its way back: within its places in the queue, counted and timed, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from colar.serve.answering import Piece, Pieces, Sample, pieces, usage
+from colar.serve.ask import Ask
+from colar.serve.errors import ApiError, json_response
+from colar.serve.limits import Limits
+from colar.serve.metrics import Metrics
+from colar.serve.streaming import COMPLETE, EventStream, data_frame, too_late, unless_gone
+
+LEFT_STATUS = 499
+"""Logged for a stream that did not come to its end; its status was sent as 200 before."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How an endpoint shows an ask."""
+
+    whole: Callable[[list[Sample]], dict[str, Any]]
+    """The answer in one piece."""
+    stream: Callable[[Pieces], AsyncGenerator[Any, None]]
+    """The values of a stream."""
+    frame: Callable[[Any], bytes]
+    """A value as an event."""
+
+
+class Delivery:
+    """Answers asks for one server. With `prompts`, the log gets questions and answers."""
+
+    def __init__(self, limits: Limits, metrics: Metrics, prompts: bool) -> None:
+        self.limits = limits
+        self.metrics = metrics
+        self.prompts = prompts
+
+    async def answer(self, request: Request, made: Ask, shape: Shape, stream: bool) -> Response:
+        """The response; its status is known when the first piece is there."""
+        found = self._observed(request.state.noted, made)
+        deadline = request.state.deadline
+        try:
+            first = await unless_gone(request, deadline, anext(found))
+            if not stream:
+                samples = await unless_gone(request, deadline, _collect(first, found))
+                return json_response(shape.whole(samples))
+        except BaseException:
+            await found.aclose()
+            raise
+        frames = _frames(shape.stream(_after(first, found)), shape.frame, deadline)
+
+        def on_end(how: str) -> None:
+            if how != COMPLETE:
+                request.state.noted.update(ended=how, status=LEFT_STATUS)
+
+        return EventStream(frames, self.limits, deadline, on_end)
+
+    async def _observed(self, noted: dict[str, Any], made: Ask) -> Pieces:
+        """The pieces of an ask, noted for the log."""
+        served = made.served
+        started = time.perf_counter()
+        samples: dict[int, Sample] = {}
+        if self.prompts:
+            noted["prompts"] = sorted({each.question for each in made.requests})
+        with served.admission.enter(len(made.requests)):
+            try:
+                async with contextlib.aclosing(pieces(made)) as found:
+                    async for piece in found:
+                        if not samples:
+                            self.metrics.first.labels(served.name).observe(time.perf_counter() - started)
+                        samples[piece.sample.index] = piece.sample
+                        yield piece
+            except ApiError as error:
+                # A stream has no status left to say it with.
+                noted["error"] = str(error)
+                noted["cause"] = repr(error.__cause__)
+                raise
+            finally:
+                served.admission.took(time.perf_counter() - started)
+                self._count(noted, made, list(samples.values()))
+
+    def _count(self, noted: dict[str, Any], made: Ask, samples: list[Sample]) -> None:
+        """Count the tokens of an ask that has ended, however it did."""
+        counts = usage(made, samples)
+        reasoning = counts["completion_tokens_details"]["reasoning_tokens"]
+        kinds = {
+            "prompt": counts["prompt_tokens"],
+            "reasoning": reasoning,
+            "answer": counts["completion_tokens"] - reasoning,
+        }
+        for kind, count in kinds.items():
+            self.metrics.tokens.labels(made.served.name, kind).inc(count)
+            noted[f"{kind}_tokens"] = count
+        if self.prompts:
+            noted["answers"] = [sample.text for sample in samples]
+
+
+async def _collect(first: Piece, rest: Pieces) -> list[Sample]:
+    """All samples, once they have ended."""
+    samples = {first.sample.index: first.sample}
+    async for piece in rest:
+        samples[piece.sample.index] = piece.sample
+    return list(samples.values())
+
+
+async def _after(first: Piece, rest: Pieces) -> Pieces:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for piece in rest:
+            yield piece
+
+
+async def _frames(
+    values: AsyncGenerator[Any, None], frame: Callable[[Any], bytes], deadline: float
+) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stream; an error is its last event."""
+    async with contextlib.aclosing(values):
+        try:
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    value = await anext(values)
+                yield frame(value)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            yield data_frame(too_late().body())
+        except ApiError as error:
+            yield data_frame(error.body())

@@ -1,0 +1,210 @@
+// Wires the page: form, theme, link, export, and the runs of a question.
+
+import { Run } from "./card.js";
+import * as settings from "./settings.js";
+import { models } from "./stream.js";
+
+const $ = (id) => document.getElementById(id);
+const COMPARED = [1, 2, 5];
+const KEY = "colar-api-key";
+
+const state = { models: [], runs: [], asking: null, restored: false };
+
+function chosenModel() {
+  return state.models.find((model) => model.id === $("model").value);
+}
+
+function say(text) {
+  $("status").textContent = text;
+}
+
+function complain(text) {
+  $("error").textContent = text;
+}
+
+// The runs of a comparison: the slowest speeds first, and a chain of tokens last.
+function compared(model) {
+  const factors = model.colar?.factors || [];
+  let chosen = COMPARED.filter((c) => factors.includes(c));
+  if (chosen.length < 2) chosen = [...new Set([factors[0], factors[factors.length >> 1], factors.at(-1)])];
+  const body = settings.body();
+  const runs = [];
+  for (const c of chosen.filter((c) => c !== undefined)) {
+    const note = c === 1 ? "a token a thought" : "";
+    runs.push(new Run(`c = ${c}`, { ...body, compression_factor: c }, note));
+  }
+  const cot = state.models.find((other) => other.colar?.method === "cot");
+  if (cot) runs.push(new Run(`CoT (${cot.id})`, forModel(body, cot)));
+  if (!runs.length) runs.push(new Run(model.id, body));
+  return runs;
+}
+
+// A body for another model: without what that model's method does not take.
+function forModel(body, model) {
+  const made = { ...body, model: model.id };
+  for (const input of document.querySelectorAll("[data-param]")) {
+    if (!(input.dataset.param in (model.colar?.params || {}))) delete made[input.dataset.param];
+  }
+  return made;
+}
+
+function asked(model) {
+  const stop = settings.stops(model, settings.by())[$("speed").value];
+  const title = stop ? `${model.id}, ${settings.by() === "effort" ? "effort " : ""}${stop.label}` : model.id;
+  return [new Run(title, { ...settings.body(), ...(stop?.extras || {}) })];
+}
+
+async function start(makeRuns) {
+  complain("");
+  const model = chosenModel();
+  // A field that is wrong must be seen to be mended.
+  if ($("more").querySelector(":invalid")) $("more").open = true;
+  if (!$("form").reportValidity()) return;
+  if (!model) {
+    complain("No model to ask: the list of models could not be read.");
+    return;
+  }
+  state.asking?.abort();
+  const asking = new AbortController();
+  state.asking = asking;
+  state.runs = makeRuns(model);
+  const runs = state.runs;
+  history.replaceState(null, "", `#${settings.toHash(model)}`);
+  $("runs").replaceChildren(...runs.map((run) => run.card));
+  $("runs").classList.toggle("several", runs.length > 1);
+  $("legend").replaceChildren();
+  busy(true);
+  // One after another: the milliseconds are then those of one question alone.
+  for (const run of runs) {
+    if (asking.signal.aborted) break;
+    say(`${run.title}: thinking…`);
+    await run.start($("key").value, asking.signal);
+    if (state.asking !== asking) return;
+    summarise(runs);
+  }
+  say(asking.signal.aborted ? "Stopped." : runs.map((run) => run.spoken()).join(" "));
+  state.asking = null;
+  busy(false);
+}
+
+function busy(is) {
+  // A button that is switched off loses the focus: it goes to where one asks again.
+  if (!is && document.activeElement === $("stop")) $("ask").focus();
+  $("stop").disabled = !is;
+  $("export").disabled = is;
+  $("runs").setAttribute("aria-busy", String(is));
+}
+
+function summarise(runs) {
+  const ended = runs.filter((run) => run.finish || run.error);
+  const largest = (values) => Math.max(0, ...values.filter((value) => value !== undefined));
+  const most = {
+    thoughts: largest(ended.map((run) => run.thoughts.length)),
+    passes: largest(ended.map((run) => run.forwardPasses)),
+    milliseconds: largest(ended.map((run) => run.milliseconds)),
+  };
+  $("legend").replaceChildren(ColarViewer.legend(runs.flatMap((run) => run.thoughts)));
+  $("summary").hidden = runs.length < 2;
+  $("summary").querySelector("tbody").replaceChildren(...ended.map((run) => run.line(most)));
+}
+
+async function readModels() {
+  complain("");
+  try {
+    state.models = await models($("key").value);
+  } catch (error) {
+    state.models = [];
+    const needsKey = error.status === 401;
+    if (needsKey) $("more").open = true;
+    complain(needsKey ? "This server wants an API key: enter it below “More settings”." : `Models: ${error.message}`);
+  }
+  // Another key may show other models; what the user has set meanwhile stays.
+  const before = state.restored ? settings.toHash(chosenModel()) : location.hash;
+  state.restored = state.models.length > 0;
+  $("model").replaceChildren(...state.models.map((model) => new Option(model.id, model.id)));
+  restore(before);
+}
+
+function restore(hash) {
+  const wanted = settings.fromHash(hash);
+  settings.restore(wanted, state.models);
+  const model = chosenModel();
+  settings.showModel(model, wanted);
+  $("budget").placeholder = model?.colar?.max_latents ?? "";
+}
+
+function exportJson() {
+  const made = { question: $("question").value, link: location.href, runs: state.runs };
+  const blob = new Blob([JSON.stringify(made, null, 2)], { type: "application/json" });
+  const anchor = document.createElement("a");
+  anchor.href = URL.createObjectURL(blob);
+  anchor.download = "colar-thoughts.json";
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
+  say("Exported.");
+}
+
+async function copyLink() {
+  history.replaceState(null, "", `#${settings.toHash(chosenModel())}`);
+  try {
+    await navigator.clipboard.writeText(location.href);
+    say("Link copied.");
+  } catch {
+    // Without https the clipboard is closed; the address bar has the link already.
+    say("The link is in the address bar.");
+  }
+}
+
+function showTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  document.querySelector(`input[name=theme][value=${theme}]`).checked = true;
+}
+
+// Storage may be closed (a private window, a policy): then nothing is kept.
+function stored(storage, key, fallback) {
+  try {
+    return storage().getItem(key) ?? fallback;
+  } catch {
+    return fallback;
+  }
+}
+
+function store(storage, key, value) {
+  try {
+    storage().setItem(key, value);
+  } catch {
+    // Kept for this page alone.
+  }
+}
+
+function wire() {
+  const theme = stored(() => localStorage, "colar-theme", "auto");
+  showTheme(["light", "dark"].includes(theme) ? theme : "auto");
+  $("theme").addEventListener("change", (event) => {
+    showTheme(event.target.value);
+    store(() => localStorage, "colar-theme", event.target.value);
+  });
+  $("key").value = stored(() => sessionStorage, KEY, "");
+  $("key").addEventListener("change", () => {
+    store(() => sessionStorage, KEY, $("key").value);
+    readModels();
+  });
+  $("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    start(asked);
+  });
+  $("question").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
+  });
+  $("compare").addEventListener("click", () => start(compared));
+  $("stop").addEventListener("click", () => state.asking?.abort());
+  $("export").addEventListener("click", exportJson);
+  $("link").addEventListener("click", copyLink);
+  $("model").addEventListener("change", () => settings.showModel(chosenModel()));
+  $("speed").addEventListener("input", () => settings.sayStop(chosenModel()));
+  $("by-field").addEventListener("change", () => settings.showStops(chosenModel()));
+  addEventListener("hashchange", () => restore(location.hash));
+}
+
+wire();
+await readModels();

@@ -1,0 +1,82 @@
+// Talks to the server: the list of models, and one question as a stream of events.
+
+// What the server refused, in its own words; `param` names the field, where there is one.
+export class ApiError extends Error {
+  constructor(error, status, wait) {
+    const message = error?.message || `the server answered with status ${status}`;
+    super(wait ? `${message} (try again in ${wait} s)` : message);
+    this.status = status;
+    this.param = error?.param || null;
+  }
+}
+
+function headers(key) {
+  const made = { "Content-Type": "application/json" };
+  if (key) made.Authorization = `Bearer ${key}`;
+  return made;
+}
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("the server cannot be reached; is it running?", { cause: error });
+  }
+  if (response.ok) return response;
+  // A proxy in between answers with a page of its own, not with our error object.
+  const body = await response.json().catch(() => null);
+  throw new ApiError(body?.error, response.status, response.headers.get("Retry-After"));
+}
+
+export async function models(key) {
+  const response = await request("v1/models", { headers: headers(key) });
+  const body = await response.json();
+  return body.data;
+}
+
+// The `data:` of each server-sent event, as it arrives. An event ends with an empty line; chunks end anywhere.
+async function* eventsOf(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let pending = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    // A "\r" at the very end may be half of a "\r\n".
+    pending = (pending + value).replace(/\r\n/g, "\n");
+    const events = pending.split("\n\n");
+    pending = events.pop();
+    for (const event of events) {
+      const lines = event.split("\n").filter((line) => line.startsWith("data:"));
+      if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+    }
+  }
+}
+
+// Ask one question. `heard` gets {thought}, {text} and {summary, usage, finish} as they come. Resolves when the stream
+// has ended; throws ApiError, or an AbortError where `signal` stopped it.
+export async function ask(body, key, signal, heard) {
+  const sent = { ...body, stream: true, stream_options: { include_usage: true }, return_thoughts: true };
+  const options = { method: "POST", headers: headers(key), body: JSON.stringify(sent), signal };
+  const response = await request("v1/chat/completions", options);
+  let complete = false;
+  for await (const data of eventsOf(response.body)) {
+    if (data === "[DONE]") {
+      complete = true;
+      break;
+    }
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error, response.status);
+    const choice = chunk.choices?.[0];
+    const delta = choice?.delta || {};
+    if (delta.colar?.thought) heard({ thought: delta.colar.thought });
+    if (delta.content) heard({ text: delta.content });
+    // The summary comes with the last delta or beside the usage.
+    const summary = chunk.colar || (delta.colar?.forward_passes === undefined ? null : delta.colar);
+    if (summary || chunk.usage || choice?.finish_reason) {
+      heard({ summary: summary || {}, usage: chunk.usage || null, finish: choice?.finish_reason || null });
+    }
+  }
+  if (!complete) throw new Error("the connection was lost before the answer was complete");
+}

@@ -1,0 +1,102 @@
+"""uvicorn's HTTP/1.1 protocol, with a time limit for a request's head, and errors that are JSON.
+
+Without the limit a client who sends a header a minute keeps a connection for ever. An application finds
+`scope["state"]["abort"]`, which drops the connection with all that was not read from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from colar.serve.errors import ApiError, to_json
+
+HEAD_BYTES = 64 * 1024
+"""Most of a request's head."""
+TOO_LARGE = 431
+
+
+class Protocol(H11Protocol):
+    """`head_seconds` is set by `protocol`."""
+
+    head_seconds = 10.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        inner = self.app
+        self._head_timer: asyncio.TimerHandle | None = None
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            scope["state"]["abort"] = self.transport.abort
+            await inner(scope, receive, send)
+
+        self.app = app
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # The next head is on time where its first byte comes within the keep-alive's.
+        self._forget_timer()
+
+    def _watch_head(self) -> None:
+        """Start the clock where a head is to come, stop it where one has come."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget_timer()
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._refuse(ApiError(408, f"no request within {self.head_seconds:g} s"))
+
+    def send_400_response(self, msg: str) -> None:
+        # Called while h11's error is handled: it knows a better status for a head that is too large.
+        hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        if hint == TOO_LARGE:
+            self._refuse(ApiError(TOO_LARGE, f"the request's head is larger than {HEAD_BYTES} bytes"))
+        else:
+            self._refuse(ApiError(400, msg))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without a request, and close."""
+        if self.transport.is_closing():
+            return
+        body = to_json(error.body())
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        try:
+            head = self.conn.send(h11.Response(status_code=error.status, headers=headers))
+            self.transport.write(head or b"")
+            self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+            self.conn.send(h11.EndOfMessage())
+            self.transport.close()
+        except h11.LocalProtocolError:
+            # In the middle of an answer there is no place for another one.
+            self.transport.abort()
+
+
+def protocol(head_seconds: float) -> type[Protocol]:
+    """The class for a server."""
+    return type("Protocol", (Protocol,), {"head_seconds": head_seconds})

@@ -1,0 +1,237 @@
+"""The requests that the server takes: their fields, checked by name and type. docs/serve.md has the table.
+
+Values that a checkpoint's method takes (`compression_factor`, `ratio`, ...) are fields too. They differ from method to
+method, so `parse` returns them apart. OpenAI fields that ask for what this server does not do are accepted where
+their value asks for nothing (`NEUTRAL`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from colar.checks import did_you_mean
+from colar.serve.errors import ApiError
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class Strict(BaseModel):
+    """Unknown fields are refused, and a number is no text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TextPart(Strict):
+    """A part of a message: text, and nothing else."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system", "developer", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    type: Literal["message"] | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class Asked(Strict):
+    """The fields of all three endpoints."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Fields whose only accepted values ask for nothing."""
+    ignored: ClassVar[tuple[str, ...]] = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+    """Fields that are for the client's own books."""
+
+    model: str | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    latent_temperature: float | None = None
+    seed: int | None = None
+    thinking_token_budget: int | None = Field(default=None, ge=0)
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool = True
+    return_thoughts: bool = False
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Sampled(Asked):
+    """The fields of the two endpoints that give several choices."""
+
+    n: int = Field(default=1, ge=1)
+    stop: str | list[str] = Field(default=[])
+    max_tokens: int | None = Field(default=None, ge=1)
+    stream_options: StreamOptions = StreamOptions()
+
+
+class ChatRequest(Sampled):
+    """POST /v1/chat/completions."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+        "tools": ([],),
+        "functions": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "top_logprobs": (0,),
+    }
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+
+
+class CompletionRequest(Sampled):
+    """POST /v1/completions."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+        "echo": (False,),
+        "suffix": ("",),
+        "best_of": (1,),
+    }
+    prompt: str | list[str]
+    logprobs: Literal[0] | None = None
+
+
+class Reasoning(Strict):
+    """The Responses API's own place for the effort."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseRequest(Asked):
+    """POST /v1/responses."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "text": ({}, {"format": {"type": "text"}}),
+        "include": ([],),
+        "store": (False,),
+        "background": (False,),
+        "service_tier": ("auto", "default"),
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+        "stream_options": ({},),
+    }
+    input: str | list[Message]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    reasoning: Reasoning = Reasoning()
+
+
+T = TypeVar("T", bound=Asked)
+
+TEMPLATE_KWARGS = "chat_template_kwargs"
+OURS = (
+    "return_thoughts",
+    "latent_temperature",
+    "thinking_token_budget",
+    "reasoning_effort",
+    "include_reasoning",
+)
+"""Fields that may lie in `chat_template_kwargs` as well, as a method's values may."""
+
+
+def parse(kind: type[T], body: bytes, param_names: Collection[str]) -> tuple[T, dict[str, Any]]:
+    """A request, and the values in it that belong to some method. ApiError 400 names the field that is wrong."""
+    given = _flattened(_object(body), param_names)
+    params = {name: given.pop(name) for name in param_names if name in given}
+    for name in kind.ignored:
+        given.pop(name, None)
+    for name, allowed in kind.neutral.items():
+        _check_neutral(name, given.pop(name, allowed[0]), allowed)
+    try:
+        return kind.model_validate(given), params
+    except ValidationError as error:
+        known = [*kind.model_fields, *kind.neutral, *kind.ignored, *param_names, TEMPLATE_KWARGS]
+        raise _first(error, known) from error
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body."""
+    try:
+        given = json.loads(body.decode(), parse_constant=_no_constant)
+        # Text that could not be sent back, or logged.
+        json.dumps(given, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ApiError(400, "the body is nested too deeply") from error
+    except ValueError as error:
+        # UnicodeDecodeError and JSONDecodeError among others.
+        raise ApiError(400, f"the body must be JSON in UTF-8: {error}") from error
+    if not isinstance(given, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return given
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _flattened(given: dict[str, Any], param_names: Collection[str]) -> dict[str, Any]:
+    """The fields with those of `chat_template_kwargs` among them. A field that is null is one that is not there."""
+    inner = given.pop(TEMPLATE_KWARGS, None) or {}
+    if not isinstance(inner, dict):
+        raise ApiError(400, f"{TEMPLATE_KWARGS} must be an object", param=TEMPLATE_KWARGS)
+    allowed = [*param_names, *OURS]
+    flat = {name: value for name, value in given.items() if value is not None}
+    for name, value in inner.items():
+        place = f"{TEMPLATE_KWARGS}.{name}"
+        if name not in allowed:
+            raise ApiError(400, f"unknown field {place!r}{did_you_mean(name, allowed)}", param=place)
+        if name in flat and flat[name] != value:
+            raise ApiError(400, f"{name} is given twice: {flat[name]!r} and {value!r}", param=place)
+        if value is not None:
+            flat[name] = value
+    return flat
+
+
+def _check_neutral(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Reject a field that asks for what this server does not do."""
+    # 0 == False, and a penalty is no truth value.
+    fits = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
+    if not fits:
+        words = " or ".join(json.dumps(each) for each in allowed)
+        raise ApiError(400, f"{name} must be {words}: this server does nothing else", param=name)
+
+
+def _first(error: ValidationError, known: Collection[str]) -> ApiError:
+    """The first mistake, as one line with the field's name."""
+    # A field that is unknown explains others that are missing.
+    mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
+    mistake = mistakes[0]
+    place = ".".join(str(part) for part in mistake["loc"])
+    if mistake["type"] == "extra_forbidden":
+        last = str(mistake["loc"][-1])
+        near = did_you_mean(last, known) if len(mistake["loc"]) == 1 else ""
+        return ApiError(400, f"unknown field {place!r}{near}", param=place, code="unknown_parameter")
+    if mistake["type"] == "missing":
+        return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
+    return ApiError(400, f"{place}: {mistake['msg']}", param=place)

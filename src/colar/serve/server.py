@@ -1,0 +1,70 @@
+"""uvicorn around the application: a socket, limits, signals.
+
+SIGTERM or SIGINT: no new connections, requests that run or wait are answered (`drain` seconds), then the engines close.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+
+from colar.serve.limits import Limits
+from colar.serve.logs import Log, Observed, take_over
+from colar.serve.protocol import HEAD_BYTES, protocol
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that nobody can connect to before the server listens. OSError where the address cannot be had."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, number, _, address = found[0]
+    bound = socket.socket(family, kind, number)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
+    """The server."""
+    take_over(log)
+    config = uvicorn.Config(
+        app,
+        http=protocol(limits.head_seconds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Whoever wants to know a client's address behind a proxy reads the proxy's log.
+        proxy_headers=False,
+        limit_concurrency=limits.max_connections,
+        timeout_graceful_shutdown=int(limits.drain),
+        h11_max_incomplete_event_size=HEAD_BYTES,
+    )
+    return uvicorn.Server(config)
+
+
+def run(server: uvicorn.Server, bound: socket.socket) -> None:
+    """Serve until a signal, and drain."""
+    # uvicorn raises the signal again when all is done: nothing is left to be ended then.
+    before = {number: signal.signal(number, _nothing) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=[bound])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that has been handled."""

@@ -1,0 +1,112 @@
+"""Starts processes that work together, as torchrun does, without its seconds of imports.
+
+A fork server imports the libraries once and forks every process from there: none inherits anything from the tests. The
+test holds the store by which they find each other, as torchrun's agent does: it outlives any of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["launch", "families", "colar.recipe", "colar.training.grpo.run", "colar.cli"])
+
+
+@dataclass
+class Outcome:
+    """What became of a process: its exit code (-9: killed), what it returned, what it wrote to stderr."""
+
+    code: int
+    value: Any
+    stderr: str
+
+
+class Group:
+    """N processes that call `call(*arguments)` each. Their results go through files in `folder`."""
+
+    def __init__(self, n: int, folder: Path, call: Callable[..., Any], *arguments: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.processes = []
+        for rank in range(n):
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(n),
+                "LOCAL_WORLD_SIZE": str(n),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self.store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "OMP_NUM_THREADS": "1",
+            }
+            process = SERVER.Process(
+                target=_child, args=(environment, folder / f"rank{rank}", call, arguments), daemon=True
+            )
+            process.start()
+            self.processes.append(process)
+
+    def wait(self, seconds: float = 120) -> list[Outcome]:
+        """Until all have ended; TimeoutError, and the end of them, where one has not."""
+        deadline = time.monotonic() + seconds
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        late = [process for process in self.processes if process.is_alive()]
+        for process in late:
+            process.kill()
+            process.join()
+        if late:
+            texts = [_text(self.folder / f"rank{rank}.err") for rank in range(len(self.processes))]
+            raise TimeoutError(f"{len(late)} processes did not end in {seconds} s: {texts}")
+        outcomes = []
+        for rank, process in enumerate(self.processes):
+            found = self.folder / f"rank{rank}.pickle"
+            value = pickle.loads(found.read_bytes()) if found.exists() else None
+            assert process.exitcode is not None
+            outcomes.append(Outcome(process.exitcode, value, _text(self.folder / f"rank{rank}.err")))
+        return outcomes
+
+
+def together(n: int, folder: Path, call: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `call(*arguments)` returns in each of N processes; an assertion shows what they wrote where one fails."""
+    outcomes = Group(n, folder, call, *arguments).wait()
+    assert [outcome.code for outcome in outcomes] == [0] * n, "\n".join(each.stderr for each in outcomes)
+    return [outcome.value for outcome in outcomes]
+
+
+def _child(
+    environment: dict[str, str], name: Path, call: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(environment)
+    # The descriptor too: libraries in C write there.
+    stream = open(f"{name}.err", "w", buffering=1)  # noqa: SIM115  # stays open until the process ends
+    os.dup2(stream.fileno(), 2)
+    sys.stderr = stream
+    torch.set_num_threads(1)
+    try:
+        value = call(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        stream.flush()
+        os._exit(1)
+    with open(f"{name}.pickle", "wb") as out:
+        pickle.dump(value, out)
+    stream.flush()
+    os._exit(0)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

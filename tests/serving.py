@@ -1,0 +1,122 @@
+"""A real uvicorn over tiny random models, on a port of its own, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from families import EXAMPLES, liven, tiny_lm
+from sequential import made
+
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding
+from colar.methods import pretrained, registry
+from colar.methods.base import Method, ThinkState, Thought
+from colar.methods.cot import Cot, CotConfig
+from colar.model.latent_lm import LatentLM
+from colar.serve import app, server
+from colar.serve.keys import Keys
+from colar.serve.limits import Limits
+from colar.serve.logs import Log
+from colar.serve.served import Served
+
+DECODING = Decoding(max_latents=8, max_completion_length=8)
+QUESTION = EXAMPLES[3].question
+
+
+def colar_model() -> tuple[LatentLM, Method]:
+    """The paper's head; trained factors 1 to 5."""
+    lm = liven(tiny_lm("llama"))
+    method = registry.build("colar", {"stop": "argmax"})
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    return lm, method
+
+
+def sequential_model() -> tuple[LatentLM, Method]:
+    return made("llama", live=True, compression_factors=[1, 2, 3, 5], confidence_thresholds=[0, 0.5])
+
+
+def cot_model() -> tuple[LatentLM, Method]:
+    return liven(tiny_lm("qwen2"), stop=0.1), registry.build("cot", {})
+
+
+class Slow(Cot):
+    """Thinks for ever, a few thoughts a second; counts them."""
+
+    pause = 0.02
+
+    def __init__(self) -> None:
+        super().__init__(CotConfig())
+        self.steps = 0
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        time.sleep(self.pause)
+        self.steps += 1
+        thought = super().think(lm, state)
+        return Thought(thought.embeds, thought.done & False, thought.token_ids, thought.info)
+
+
+def serve_model(
+    name: str,
+    model: tuple[LatentLM, Method],
+    decoding: Decoding = DECODING,
+    slots: int = 4,
+    waiting: int = 64,
+    **engine: Any,
+) -> Served:
+    lm, method = model
+    return Served(name, lm, method, Engine(lm, method, slots, **engine), decoding, waiting)
+
+
+class Running:
+    """A server that has started."""
+
+    def __init__(self, served: list[Served], url: str, log: io.StringIO, address: tuple[str, int]) -> None:
+        self.served = {each.name: each for each in served}
+        self.url = url
+        self.log = log
+        self.address = address
+
+    def lines(self, event: str = "request") -> list[dict[str, Any]]:
+        """What was logged."""
+        lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
+        return [line for line in lines if line["event"] == event]
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=20)
+
+
+@contextlib.contextmanager
+def running(
+    *served: Served, limits: Limits | None = None, keys: tuple[str, ...] = (), prompts: bool = False
+) -> Iterator[Running]:
+    """A server for the block. It drains at the end."""
+    limits = limits or Limits()
+    stream = io.StringIO()
+    log = Log(prompts, stream)
+    bound = server.bind("127.0.0.1", 0)
+    uvicorn = server.make(app.build(served, limits, Keys(list(keys)), log), limits, log)
+    thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    until(lambda: uvicorn.started)
+    try:
+        yield Running(list(served), server.url(bound), stream, bound.getsockname()[:2])
+    finally:
+        uvicorn.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def until(holds: Any, seconds: float = 20.0) -> None:
+    """Wait for something that happens elsewhere."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)

@@ -1,0 +1,157 @@
+"""Offline batches: what `colar generate --input` writes is what engine and server answer, bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from colar import files
+from colar.cli import main
+from colar.engine.async_engine import AsyncEngine
+from colar.engine.engine import Engine
+from colar.engine.request import DECODINGS, Decoding, Request, fold
+from colar.methods import pretrained, registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+from colar.ops.noise import seed_from
+
+QUESTIONS = [
+    f"Tom has {n} toys{' and many friends' * (n % 4)}. How many are {n} times {n}?" for n in range(9)
+]
+FACTORS = (1, 2, 5)
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """An untrained model: what it answers is noise, which shows every change."""
+    lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    path = tmp_path_factory.mktemp("checkpoints") / "colar"
+    pretrained.save(lm, method, path, {"seed": 7, "label": ""}, "# card\n")
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [{"id": f"q{number}", "question": text} for number, text in enumerate(QUESTIONS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def offline(checkpoint, questions, output, decoding, *options):
+    """Rows of `colar generate --input` by (id, c)."""
+    words = [
+        "generate",
+        str(checkpoint),
+        "--input",
+        str(questions),
+        "--output",
+        str(output),
+        "--seed",
+        str(SEED),
+    ]
+    words += ["--compression_factor", *map(str, FACTORS), "--decoding", decoding, *options]
+    assert main([*words, "--max_latents", "5", "--max_completion_length", "8"]) == 0
+    rows = [row for _, row in files.read_jsonl(output)]
+    return {(row["id"], row["params"]["compression_factor"]): row for row in rows}
+
+
+def requests(method, decoding):
+    """The same questions as an engine gets them, in another order."""
+    limits = {"max_latents": 5, "max_completion_length": 8}
+    wanted = {"greedy": Decoding(**limits), "sampled": Decoding(1.0, 0.9, 1.0, **limits)}[decoding]
+    made = []
+    for c in reversed(FACTORS):
+        for number, text in enumerate(QUESTIONS):
+            params = registry.make_params(method, {"compression_factor": c})
+            seed = seed_from(SEED, f"q{number}")
+            made.append(Request(f"q{number}", text, params, wanted, seed))
+    return made
+
+
+def summary(completion):
+    return completion.text, completion.length, completion.truncated
+
+
+@pytest.mark.parametrize("decoding", list(DECODINGS))
+def test_answers_of_a_file_are_those_of_the_engines(checkpoint, questions, tmp_path, decoding, one_thread):
+    rows = offline(checkpoint, questions, tmp_path / "a.jsonl", decoding, "--batch_size", "4")
+    alone = offline(checkpoint, questions, tmp_path / "b.jsonl", decoding, "--batch_size", "1")
+    found = {key: (row["answer"], row["length"], row["truncated"]) for key, row in rows.items()}
+    assert found == {key: (row["answer"], row["length"], row["truncated"]) for key, row in alone.items()}
+    # Noise that is all alike would agree with anything.
+    assert len({answer for answer, _, _ in found.values()}) > 3
+
+    lm, method = pretrained.load(checkpoint)
+    lm.merge()
+    asked = requests(method, decoding)
+    for completion in Engine(lm, method, max_batch=3).generate(asked):
+        key = completion.request.id, completion.request.params.compression_factor
+        assert summary(completion) == found[key]
+    assert asyncio.run(served(lm, method, asked)) == found
+
+
+async def served(lm, method, asked):
+    """Answers of the engine that a server has: many callers at once, all latents kept."""
+    found = {}
+
+    async def ask(engine, request):
+        events = [event async for event in engine.stream(request)]
+        (completion,) = fold(lm, events)
+        found[request.id, request.params.compression_factor] = summary(completion)
+
+    engine = AsyncEngine(Engine(lm, method, max_batch=5))
+    await asyncio.gather(*(ask(engine, request) for request in asked))
+    await engine.close()
+    return found
+
+
+@pytest.mark.parametrize("decoding", list(DECODINGS))
+def test_answers_of_a_file_are_those_of_the_server(checkpoint, questions, tmp_path, decoding, one_thread):
+    pytest.importorskip("fastapi", reason="needs colar[serve]")
+    serving = pytest.importorskip("serving")
+    rows = offline(checkpoint, questions, tmp_path / "a.jsonl", decoding)
+    lm, method = pretrained.load(checkpoint)
+    lm.merge()
+    asked = requests(method, decoding)
+    served = serving.serve_model("colar", (lm, method), asked[0].decoding)
+    with serving.running(served) as running, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda request: over_http(running.url, request), asked))
+    for request, choice in zip(asked, answers, strict=True):
+        row = rows[request.id, request.params.compression_factor]
+        assert choice["message"]["content"] == row["answer"]
+        assert len(choice["message"]["colar"]["thoughts"]) == row["length"]
+
+
+def over_http(url, request):
+    """The choice that `colar serve` answers a request with."""
+    body = {
+        "messages": [{"role": "user", "content": request.question}],
+        "compression_factor": request.params.compression_factor,
+        "seed": request.seed,
+        "return_thoughts": True,
+    }
+    posted = urllib.request.Request(
+        url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(posted, timeout=120) as response:
+        return json.load(response)["choices"][0]
+
+
+def test_a_run_that_was_cut_off_resumes_to_the_same_answers(checkpoint, questions, tmp_path, one_thread):
+    whole = offline(checkpoint, questions, tmp_path / "whole.jsonl", "sampled")
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    # Stopped in the middle of a line.
+    (tmp_path / "cut.jsonl").write_text("".join(lines[:5]) + lines[5][:20])
+    resumed = offline(checkpoint, questions, tmp_path / "cut.jsonl", "sampled")
+    assert {key: row["answer"] for key, row in resumed.items()} == {
+        key: row["answer"] for key, row in whole.items()
+    }

@@ -1,0 +1,147 @@
+"""Evaluation and validation by several processes: what one process finds, in its order, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import Group, together
+
+from colar import processes
+from colar.data.synthetic import ArithmeticConfig, generate
+from colar.evaluation import controlled, evaluate, parts
+from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits
+from colar.methods import pretrained, registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+
+LIMITS = Limits(max_latents=5, max_completion_length=3, batch_size=4)
+EXAMPLES = list(generate(ArithmeticConfig(), "test", 23, seed=0))
+DATASETS = {"a": EXAMPLES, "b": EXAMPLES[:7]}
+
+
+def model() -> EvaluatedModel:
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, EXAMPLES)
+    return EvaluatedModel("toy", lm, method, train_seed=3)
+
+
+def grid(asked: EvaluatedModel) -> list[GridPoint]:
+    params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
+    return evaluate.make_grid(asked, DATASETS, params, ["greedy", "sampled"], [4, 5])
+
+
+def answer_all(
+    folder: Path, own_disks: bool = False, control: bool = False, dies: tuple[int, int] | None = None
+) -> int:
+    """Evaluate in `folder`; `dies` is (rank, answer at which it is killed)."""
+    processes.join(120)
+    if own_disks:
+        folder = folder / f"disk{processes.rank()}"
+    folder.mkdir(exist_ok=True)
+    asked = model()
+    if dies is not None and processes.rank() == dies[0]:
+        make_record = evaluate.make_record
+        answered = Counter[str]()
+
+        def killed(*arguments: Any) -> dict[str, Any]:
+            answered["all"] += 1
+            if answered["all"] == dies[1]:
+                os.kill(os.getpid(), 9)
+            return make_record(*arguments)
+
+        evaluate.make_record = killed  # this process ends here
+    if control:
+        points = grid(asked)[:1]
+        return controlled.evaluate_controls(
+            points, ["zeroed", "shuffled"], DATASETS, folder / "records.jsonl", LIMITS
+        )
+    found = evaluate.evaluate(grid(asked), DATASETS, folder / "records.jsonl", LIMITS)
+    processes.leave()
+    return found
+
+
+def lines(folder: Path) -> list[str]:
+    """The records, byte for byte but for their seconds."""
+    found = []
+    for line in (folder / "records.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        record["seconds"] = 0
+        found.append(json.dumps(record))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("alone")
+    together(1, folder / "group", answer_all, folder)
+    found = lines(folder)
+    # In the order of the questions: greedy once, sampled with two seeds.
+    ids = [json.loads(line)["id"] for line in found]
+    assert ids[:23] == [example.id for example in EXAMPLES]
+    assert len(ids) == 2 * 3 * (23 + 7)
+    return found
+
+
+@pytest.mark.parametrize(("n", "own_disks"), [(2, False), (3, True)])
+def test_records_are_those_of_one_process(tmp_path: Path, alone: list[str], n: int, own_disks: bool) -> None:
+    assert together(n, tmp_path / "group", answer_all, tmp_path, own_disks) == [len(alone)] * n
+    main = tmp_path / "disk0" if own_disks else tmp_path
+    assert lines(main) == alone
+    assert [path.name for path in tmp_path.rglob("*records*")] == ["records.jsonl"], "no parts are left"
+
+
+@pytest.mark.parametrize("own_disks", [False, True])
+def test_a_killed_evaluation_goes_on_with_any_number_of_processes(
+    tmp_path: Path, alone: list[str], own_disks: bool
+) -> None:
+    group = Group(3, tmp_path / "group", answer_all, tmp_path, own_disks, False, (1, 20))
+    outcomes = group.wait()
+    assert outcomes[1].code == -9
+    assert outcomes[0].code == outcomes[2].code == 1, "they end, too"
+    assert "Connection" in outcomes[0].stderr
+    # All that was answered is on some disk, and is not asked again.
+    here = [path for path in tmp_path.rglob("records*.jsonl") if path.stat().st_size]
+    kept = sum(len(path.read_text().splitlines()) for path in here)
+    assert len(here) == 3
+    assert kept > 60
+    n = 3 if own_disks else 2
+    assert together(n, tmp_path / "again", answer_all, tmp_path, own_disks) == [len(alone) - kept] * n
+    assert lines(tmp_path / "disk0" if own_disks else tmp_path) == alone
+
+
+def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, alone: list[str]) -> None:
+    """Three processes were all killed at once, one of them in the middle of a line."""
+    for rank in range(3):
+        name = "records.jsonl" if rank == 0 else f"records.part{rank}.jsonl"
+        share = "".join(line + "\n" for line in alone[rank:90:3])
+        (tmp_path / name).write_text(share[:-5] if rank == 2 else share)
+    assert together(1, tmp_path / "group", answer_all, tmp_path) == [len(alone) - 89]
+    assert lines(tmp_path) == alone
+    assert not parts.found_here(tmp_path / "records.jsonl")
+
+
+def test_controls_are_those_of_one_process(tmp_path: Path) -> None:
+    for n in (1, 2):
+        together(n, tmp_path / f"group{n}", answer_all, tmp_path / str(n), False, True)
+    assert lines(tmp_path / "1") == lines(tmp_path / "2")
+    assert len(lines(tmp_path / "1")) == 2 * 23
+
+
+def validate() -> dict[str, float]:
+    processes.join(120)
+    asked = model()
+    params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
+    return evaluate.score(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)
+
+
+def test_validation_has_the_numbers_of_one_process(tmp_path: Path) -> None:
+    (one,) = together(1, tmp_path / "one", validate)
+    assert together(2, tmp_path / "two", validate) == [one, one]
+    assert one["length"] > 0

@@ -1,0 +1,258 @@
+"""Training by several processes: the run of one process, its validation, and what is left when one of them is killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_grpo as reinforced
+import test_training as supervised
+import torch
+from launch import Group, Outcome, together
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+
+from colar import processes
+from colar.data.synthetic import ArithmeticConfig, generate
+from colar.evaluation import evaluate
+from colar.evaluation.evaluate import Limits
+from colar.methods import registry
+from colar.methods.colar.method import Colar, ColarConfig
+from colar.show import plots
+from colar.training import batches
+from colar.training.grpo.run import GrpoTrainer
+
+QUESTIONS = list(generate(ArithmeticConfig(), "test", 3, seed=0))
+LIMITS = Limits(max_latents=3, max_completion_length=2, batch_size=4)
+SIZES = (
+    "loss",
+    "ce",
+    "latent",
+    "grad_norm",
+    "reward",
+    "completions/mean_length",
+    "latents/mean_length",
+    "entropy",
+)
+"""What training logs that another division of the work must not change."""
+
+
+class Killed(Colar):
+    """Its process is killed in the N-th update."""
+
+    left = 0
+
+    def loss(self, lm: Any, batch: Any) -> dict[str, Tensor]:
+        _count_down()
+        return super().loss(lm, batch)
+
+
+def _count_down() -> None:
+    Killed.left -= 1
+    if Killed.left == 0:
+        os.kill(os.getpid(), 9)
+
+
+def validate(lm: Any, method: Any) -> dict[str, float]:
+    """By generation; the weights are what they were before it, bit for bit."""
+    return evaluate.score(lm, method, QUESTIONS, [registry.make_params(method, {})], "sampled", LIMITS)
+
+
+def begin() -> None:
+    """Join the others. The picture of the curves is left out: it takes longer than the run."""
+    processes.join(120)
+    plots.has_curves = lambda history: False
+
+
+def sft(
+    folder: Path, own_disks: bool, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]
+) -> Any:
+    """A run in `folder`. Returns its curve, its validations and its weights at the end."""
+    begin()
+    if own_disks:
+        folder = folder / f"disk{processes.rank()}"
+    method = (
+        Killed(ColarConfig()) if dies is not None and dies[0] == processes.rank() else Colar(ColarConfig())
+    )
+    Killed.left = 0 if dies is None else dies[1]
+    settings = supervised.LoraSettings(r=4, lora_alpha=8) if lora else None
+    lm, result = supervised.run(
+        folder, method, settings, validate=validate, held_out=QUESTIONS, **{**supervised.LONG, **config}
+    )
+    return ended(lm, result)
+
+
+def grpo(
+    folder: Path, own_disks: bool, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]
+) -> Any:
+    """The same by reinforcement; killed in the N-th score of a batch."""
+    begin()
+    if own_disks:
+        folder = folder / f"disk{processes.rank()}"
+    if dies is not None and dies[0] == processes.rank():
+        Killed.left = dies[1]
+        whole = GrpoTrainer.training_step
+
+        def killed(*arguments: Any, **named: Any) -> Any:
+            _count_down()
+            return whole(*arguments, **named)
+
+        GrpoTrainer.training_step = killed  # type: ignore[method-assign]  # this process ends here
+    config = dict(config)
+    settings = reinforced.grpo(**config.pop("grpo", {}))
+    lm, result = reinforced.run(
+        folder, settings, lora=reinforced.LORA if lora else None, validate=validate, **config
+    )
+    return ended(lm, result)
+
+
+def ended(lm: Any, result: Any) -> dict[str, Any]:
+    rows = [row for row in result.history if "loss" in row]
+    found = {
+        "curve": [{name: row[name] for name in ("step", *SIZES) if name in row} for row in rows],
+        "validations": [
+            {name: value for name, value in row.items() if name.startswith("eval_") and "seconds" not in name}
+            for row in result.history
+            if "eval_accuracy" in row
+        ],
+        "metrics": result.metrics,
+        "weights": {name: value.detach().clone() for name, value in lm.state_dict().items()},
+    }
+    processes.leave()
+    return found
+
+
+def assert_like(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """The same run but for the order of sums."""
+    assert len(found["curve"]) == len(wanted["curve"]) > 3
+    for mine, theirs in zip(found["curve"], wanted["curve"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    for mine, theirs in zip(found["validations"], wanted["validations"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3)
+    assert found["metrics"] == pytest.approx(wanted["metrics"], rel=1e-3)
+    for name, value in wanted["weights"].items():
+        torch.testing.assert_close(found["weights"][name], value, rtol=1e-3, atol=2e-4, msg=name)
+
+
+def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """The same run, bit for bit."""
+    assert found["curve"] == wanted["curve"]
+    assert found["validations"] == wanted["validations"]
+    for name, value in wanted["weights"].items():
+        assert torch.equal(found["weights"][name], value), name
+
+
+class Case:
+    """A kind of run: how one process makes it, and how two do."""
+
+    def __init__(
+        self, call: Callable[..., Any], lora: bool, one: dict[str, Any], two: dict[str, Any]
+    ) -> None:
+        self.call = call
+        self.lora = lora
+        self.one = one
+        self.two = two
+
+    def run(self, folder: Path, n: int, own_disks: bool = False) -> list[Any]:
+        """What each of N processes returns."""
+        config = self.one if n == 1 else self.two
+        return together(n, folder / "group", self.call, folder, own_disks, self.lora, None, config)
+
+    def killed(self, folder: Path, own_disks: bool, dies: tuple[int, int]) -> list[Outcome]:
+        """What becomes of two processes one of which is killed."""
+        return Group(2, folder / "group", self.call, folder, own_disks, self.lora, dies, self.two).wait()
+
+
+REINFORCED = {"max_steps": 4, "save_steps": 3, "eval_steps": 2, "grpo": {"num_iterations": 2}}
+CASES = {
+    "sft": Case(sft, True, {"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 4}),
+    "grpo": Case(
+        grpo,
+        False,
+        {**REINFORCED, "gradient_accumulation_steps": 2},
+        {**REINFORCED, "gradient_accumulation_steps": 1},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def whole(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What two processes return that nothing stops."""
+    return case.run(tmp_path_factory.mktemp("whole"), 2)
+
+
+def test_two_processes_are_one(tmp_path: Path, case: Case, whole: list[Any]) -> None:
+    """The curve with the ragged last updates, validation and the published weights, in both processes."""
+    (alone,) = case.run(tmp_path, 1)
+    assert_equal(whole[1], whole[0])
+    assert_like(whole[0], alone)
+    assert len(alone["validations"]) >= 3
+
+
+@pytest.mark.parametrize(
+    ("own_disks", "dies", "n"), [(False, (0, 4), 2), (True, (1, 4), 2), (False, (1, 4), 1)]
+)
+def test_a_killed_process_ends_all_and_the_run_goes_on(
+    tmp_path: Path, case: Case, whole: list[Any], own_disks: bool, dies: tuple[int, int], n: int
+) -> None:
+    """With a folder that all see, with one of its own for each, and by one process that makes the same updates."""
+    found = case.killed(tmp_path, own_disks, dies)
+    assert found[dies[0]].code == -9
+    other = found[1 - dies[0]]
+    assert other.code == 1, "it does not go on alone"
+    assert "Connection" in other.stderr
+    resumed = case.run(tmp_path, n, own_disks)
+    for mine, theirs in zip(resumed, whole, strict=False):
+        if n == 2:
+            assert_equal(mine, theirs)
+        assert_like(mine, theirs)
+
+
+def test_validation_folds_the_adapter_in_and_leaves_the_weights(tmp_path: Path) -> None:
+    """Bit for bit: subtracting what was added would leave a rounding error, and a larger one each time."""
+    method = Colar(ColarConfig())
+    lm = supervised.build(method, supervised.LORA)
+    for parameter in lm.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+    config = supervised.TrainingConfig(**supervised.QUICK)
+    trainer = supervised.make_trainer(lm, method, config, tmp_path)
+    before = supervised.weights(lm)
+    seen = []
+
+    def watched(inside: Any, _: Any) -> dict[str, float]:
+        layers = [module for module in inside.modules() if isinstance(module, BaseTunerLayer)]
+        seen.append(all(layer.merged for layer in layers))
+        base = layers[0].get_base_layer().weight
+        seen.append(not torch.equal(base, before[name_of(base, inside)]))
+        return {"accuracy": 0.5}
+
+    trainer._validate(watched)
+    assert seen == [True, True]
+    for name, value in supervised.weights(lm).items():
+        assert torch.equal(value, before[name]), name
+
+
+def name_of(weight: Tensor, lm: Any) -> str:
+    return next(name for name, value in lm.named_parameters() if value is weight)
+
+
+def test_copies_are_marked() -> None:
+    """Ten rows in batches of two for three processes: the third has copies alone in the second turn."""
+    for process, wanted in enumerate(([None, None], [None, None], [None, [False, False]])):
+        held = [{"rows": torch.zeros(2)}, {"rows": torch.zeros(2)}]
+        batches.mark_copies(held, 0, 2, process, 3, 10)
+        found = [batch["counted"].tolist() if "counted" in batch else None for batch in held]
+        assert found == wanted
+    ragged = [{"rows": torch.zeros(2)}]
+    batches.mark_copies(ragged, 1, 2, 1, 3, 9)
+    assert ragged[0]["counted"].tolist() == [True, False]
+    assert int(batches.count_rows(ragged)) == 1

@@ -1,0 +1,673 @@
+"""The server against its engine, through the real `openai` client: the same answers, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import openai
+import pytest
+from families import EXAMPLES, tiny_lm
+from serving import (
+    DECODING,
+    QUESTION,
+    Slow,
+    colar_model,
+    cot_model,
+    running,
+    sequential_model,
+    serve_model,
+    until,
+)
+
+from colar.analysis import retrieval
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request
+from colar.methods import registry
+from colar.serve.limits import Limits
+from colar.serve.schema import ChatRequest, parse
+
+MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
+
+
+@pytest.fixture(scope="module")
+def live():
+    served = [serve_model(name, make()) for name, make in MODELS.items()]
+    with running(*served) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(live):
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+
+
+def user(text=QUESTION):
+    return [{"role": "user", "content": text}]
+
+
+def chat(client, model="colar", question=QUESTION, **fields):
+    extra = {
+        name: fields.pop(name)
+        for name in list(fields)
+        if name not in ("n", "stop", "seed", "temperature", "top_p", "logprobs", "stream", "stream_options")
+    }
+    return client.chat.completions.create(model=model, messages=user(question), extra_body=extra, **fields)
+
+
+def expected(live, model, question=QUESTION, sample=0, decoding=DECODING, seed=0, **values):
+    """What the engine says, alone."""
+    served = live.served[model]
+    params = registry.make_params(served.method, values)
+    request = Request("x", question, params, decoding, seed, sample=sample, keep_latents=True)
+    (found,) = Engine(served.lm, served.method, 4).generate([request])
+    return found
+
+
+SAMPLED = Decoding(0.8, 0.9, 0.8, max_latents=8, max_completion_length=8)
+CASES = [
+    ("colar", {"compression_factor": 1}),
+    ("colar", {"compression_factor": 2}),
+    ("colar", {"compression_factor": 5, "snap": True}),
+    ("sequential", {"compression_factor": 1.5}),
+    ("sequential", {"compression_factor": 3, "confidence_threshold": 0.5}),
+    ("cot", {}),
+]
+
+
+# The same answers
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.id)
+@pytest.mark.parametrize(("model", "values"), CASES)
+def test_answers_are_the_engines(live, client, one_thread, model, values, example):
+    for seed, decoding, fields in ((0, DECODING, {}), (7, SAMPLED, {"temperature": 0.8, "top_p": 0.9})):
+        want = expected(live, model, example.question, decoding=decoding, seed=seed, **values)
+        got = chat(
+            client,
+            model,
+            example.question,
+            seed=seed,
+            logprobs=True,
+            return_thoughts=True,
+            **fields,
+            **values,
+        )
+        choice, own = got.choices[0], got.choices[0].message.colar
+        assert choice.message.content == want.text
+        assert [each.logprob for each in choice.logprobs.content] == want.token_logps[: len(want.token_ids)]
+        assert choice.finish_reason == want.reason
+        assert own["finish"] == ("length" if want.truncated else "stop")
+        assert own["forward_passes"] == want.forward_passes
+        assert own["seed"] == seed
+        assert [thought["index"] for thought in own["thoughts"]] == list(range(want.length))
+        assert got.usage.completion_tokens_details.reasoning_tokens == want.length
+        assert got.usage.completion_tokens == want.length + len(want.token_ids)
+        assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
+
+
+@pytest.mark.parametrize(("model", "values"), CASES)
+def test_a_stream_says_what_an_answer_of_one_piece_says(client, model, values):
+    for fields in ({}, {"temperature": 1.0, "seed": 3}):
+        whole = chat(client, model, logprobs=True, return_thoughts=True, **fields, **values)
+        content, reasoning, thoughts, logprobs, last = "", "", [], [], None
+        stream = chat(
+            client,
+            model,
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,
+            return_thoughts=True,
+            **fields,
+            **values,
+        )
+        chunks = list(stream)
+        for chunk in chunks:
+            for choice in chunk.choices:
+                delta = choice.delta
+                content += delta.content or ""
+                reasoning += getattr(delta, "reasoning", "")
+                assert getattr(delta, "reasoning", "") == getattr(delta, "reasoning_content", "")
+                own = getattr(delta, "colar", {})
+                thoughts += [own["thought"]] if "thought" in own else []
+                logprobs += choice.logprobs.content if choice.logprobs else []
+                last = choice.finish_reason or last
+        message = whole.choices[0].message
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert (content, reasoning, last) == (
+            message.content,
+            message.reasoning,
+            whole.choices[0].finish_reason,
+        )
+        same_thoughts(thoughts, message.colar["thoughts"])
+        assert logprobs == whole.choices[0].logprobs.content
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage == whole.usage
+        assert all(chunk.usage is None for chunk in chunks[:-1])
+        assert chunks[-1].colar["forward_passes"] == message.colar["forward_passes"]
+        assert len({chunk.id for chunk in chunks}) == 1
+
+
+def same_thoughts(found, expected):
+    """But for the last digits of cosines: how many are computed together decides those."""
+    for mine, theirs in zip(found, expected, strict=True):
+        assert [set(each) for each in (mine, theirs)] == [set(mine)] * 2
+        for key in ("tokens", "neighbours"):
+            for one, other in zip(mine[key], theirs[key], strict=True):
+                assert one["id"] == other["id"]
+                assert one["cosine"] == pytest.approx(other["cosine"], abs=1e-4)
+        assert {**mine, "tokens": 0, "neighbours": 0} == {**theirs, "tokens": 0, "neighbours": 0}
+
+
+def test_samples_are_those_of_the_engine(live, client):
+    fields = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "compression_factor": 2}
+    got = chat(client, n=3, **fields)
+    want = [
+        expected(live, "colar", sample=i, decoding=SAMPLED, seed=5, compression_factor=2) for i in range(3)
+    ]
+    assert [choice.message.content for choice in got.choices] == [each.text for each in want]
+    assert [choice.index for choice in got.choices] == [0, 1, 2]
+    lengths = [each.length for each in want]
+    assert got.usage.completion_tokens_details.reasoning_tokens == sum(lengths)
+    texts = ["", "", ""]
+    for chunk in chat(client, n=3, stream=True, **fields):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [each.text for each in want]
+
+
+def test_draws_without_a_seed_differ_and_name_theirs(client):
+    found = [chat(client, temperature=1.5, return_thoughts=True).choices[0].message for _ in range(4)]
+    seeds = [message.colar["seed"] for message in found]
+    assert len(set(seeds)) == 4
+    again = chat(client, temperature=1.5, seed=seeds[0], return_thoughts=True).choices[0].message
+    assert (again.content, again.reasoning) == (found[0].content, found[0].reasoning)
+
+
+# Thoughts
+
+
+def test_a_latents_thought_is_what_retrieval_reads(live, client):
+    want = expected(live, "colar", compression_factor=2)
+    readings = retrieval.read(live.served["colar"].lm, want, 10)
+    got = chat(client, compression_factor=2, return_thoughts=True).choices[0].message
+    assert len(readings) > 1
+    for thought, reading in zip(got.colar["thoughts"], readings, strict=True):
+        assert (thought["kind"], thought["ordered"]) == ("latent", False)
+        assert [each["id"] for each in thought["neighbours"]] == [n.token_id for n in reading.neighbours]
+        cosines = [each["cosine"] for each in thought["neighbours"]]
+        assert cosines == pytest.approx([n.cosine for n in reading.neighbours], abs=1e-4)
+        # Of two tokens: the two nearest.
+        assert [each["id"] for each in thought["tokens"]] == [n.token_id for n in reading.neighbours[:2]]
+        assert thought["text"] == "".join(n.token for n in reading.neighbours[:2])
+        assert thought["sigma"] == pytest.approx(reading.sigma, rel=1e-4)
+        assert thought["stop_probability"] == pytest.approx(reading.stop_probability, rel=1e-4)
+        assert thought["compression_factor"] == 2
+    assert got.reasoning == got.reasoning_content == "".join(t["text"] for t in got.colar["thoughts"])
+
+
+def test_a_sequential_thought_has_its_tokens_in_order(live, client):
+    want = expected(live, "sequential", compression_factor=3)
+    separator = live.served["sequential"].lm.template.separator_id
+    got = chat(client, "sequential", compression_factor=3, return_thoughts=True).choices[0].message
+    assert want.length > 0
+    for thought, info in zip(got.colar["thoughts"], want.info, strict=True):
+        ids = [i for i in info["group_ids"].tolist() if i >= 0 and i != separator]
+        assert thought["ordered"]
+        assert [each["id"] for each in thought["tokens"]] == ids
+        logprobs = info["group_logps"].tolist()[: len(ids)]
+        assert [each["logprob"] for each in thought["tokens"]] == pytest.approx(logprobs, rel=1e-4, abs=1e-6)
+        assert len(thought["neighbours"]) == 10
+        assert thought["sigma"] is None
+
+
+def thinker(live, model):
+    """A question about which the model thinks several times."""
+    for example in EXAMPLES:
+        want = expected(live, model, example.question)
+        if want.length > 1:
+            return example.question, want
+    raise AssertionError("no question is thought about")
+
+
+def test_a_tokens_thought_is_the_token(live, client):
+    lm = live.served["cot"].lm
+    question, want = thinker(live, "cot")
+    got = chat(client, "cot", question, return_thoughts=True).choices[0].message
+    for thought, token_id in zip(got.colar["thoughts"], want.thought_ids, strict=True):
+        assert thought["kind"] == "token"
+        (token,) = thought["tokens"]
+        assert token["id"] == token_id
+        assert token["cosine"] == pytest.approx(1, abs=1e-5)
+        assert thought["neighbours"][0]["id"] == token_id
+    assert got.reasoning == lm.tokenizer.decode(want.thought_ids, skip_special_tokens=True)
+
+
+def test_reasoning_can_be_hidden_and_details_are_asked_for(client):
+    plain = chat(client).choices[0].message
+    assert plain.reasoning
+    assert not hasattr(plain, "colar")
+    hidden = chat(client, include_reasoning=False)
+    assert not hasattr(hidden.choices[0].message, "reasoning")
+    assert hidden.choices[0].message.content == plain.content
+    # Hidden, and counted all the same.
+    assert hidden.usage.completion_tokens_details.reasoning_tokens > 0
+    for chunk in chat(client, include_reasoning=False, stream=True):
+        for choice in chunk.choices:
+            assert not hasattr(choice.delta, "reasoning")
+            assert not hasattr(choice.delta, "colar")
+
+
+# Efforts, limits, stops
+
+
+def test_efforts_are_trained_factors(live, client):
+    card = client.models.retrieve("sequential").colar
+    assert card["efforts"] == {
+        "none": {"thinking_token_budget": 0},
+        "xhigh": {"compression_factor": 1},
+        "high": {"compression_factor": 2},
+        "medium": {"compression_factor": 2},
+        "low": {"compression_factor": 3},
+        "minimal": {"compression_factor": 5},
+    }
+    for effort, values in card["efforts"].items():
+        if effort != "none":
+            want = expected(live, "sequential", **values)
+            got = chat(client, "sequential", reasoning_effort=effort, return_thoughts=True)
+            assert got.choices[0].message.content == want.text
+            assert got.usage.completion_tokens_details.reasoning_tokens == want.length
+            assert (
+                got.choices[0].message.colar["thoughts"][0]["compression_factor"]
+                == values["compression_factor"]
+            )
+    none = chat(client, "sequential", reasoning_effort="none")
+    assert none.usage.completion_tokens_details.reasoning_tokens == 0
+    assert none.choices[0].message.reasoning == ""
+
+
+def test_exact_values_go_before_an_effort_and_may_lie_in_template_kwargs(live, client):
+    want = expected(live, "colar", compression_factor=5)
+    top = chat(client, reasoning_effort="xhigh", compression_factor=5, return_thoughts=True)
+    inner = chat(client, chat_template_kwargs={"compression_factor": 5, "return_thoughts": True})
+    for got in (top, inner):
+        assert got.choices[0].message.content == want.text
+        assert got.choices[0].message.colar["thoughts"][0]["compression_factor"] == 5
+
+
+def test_models_are_described(client):
+    cards = {model.id: model.colar for model in client.models.list().data}
+    assert list(cards) == list(MODELS)
+    assert cards["colar"]["method"] == "colar"
+    assert cards["colar"]["factors"] == [1, 2, 3, 4, 5]
+    assert cards["colar"]["params"]["snap"]["allowed"] == [False, True]
+    assert "confidence_threshold" not in cards["colar"]["params"]
+    assert cards["sequential"]["params"]["confidence_threshold"]["allowed"] == [0, 0.5]
+    assert "snap" not in cards["sequential"]["params"]
+    assert cards["sequential"]["params"]["compression_factor"]["about"].startswith(
+        "c: how many reasoning tokens"
+    )
+    assert cards["cot"]["params"] == {}
+    assert cards["cot"]["factors"] == []
+    assert cards["cot"]["efforts"] == {"none": {"thinking_token_budget": 0}}
+    assert (cards["cot"]["max_latents"], cards["cot"]["max_completion_length"]) == (8, 8)
+
+
+def test_limits_of_a_request(live, client):
+    want = expected(
+        live, "colar", decoding=Decoding(max_latents=2, max_completion_length=3), compression_factor=1
+    )
+    got = chat(
+        client, compression_factor=1, thinking_token_budget=2, max_completion_tokens=3, return_thoughts=True
+    )
+    assert got.choices[0].message.content == want.text
+    assert got.usage.completion_tokens_details.reasoning_tokens == want.length <= 2
+    assert got.usage.completion_tokens <= 5
+    # More than the server allows is what the server allows.
+    most = chat(client, compression_factor=1, thinking_token_budget=10**6, max_tokens=10**6)
+    assert most.choices[0].message.content == expected(live, "colar", compression_factor=1).text
+
+
+def long_answer(live):
+    """A question whose answer has several characters."""
+    for example in EXAMPLES:
+        for c in (1, 2, 3, 4, 5):
+            want = expected(live, "colar", example.question, compression_factor=c)
+            if len(want.text) > 5 and len(set(want.text)) > 3:
+                return example.question, c, want.text
+    raise AssertionError("no answer is long enough")
+
+
+def test_stop_strings_end_an_answer_and_are_left_out(live, client):
+    question, c, text = long_answer(live)
+    for stop in (text[2:4], [text[3:5], "no such text"], text[-1], "\ufdd0"):
+        cuts = [text.find(each) for each in ([stop] if isinstance(stop, str) else stop)]
+        at = min([cut for cut in cuts if cut >= 0], default=len(text))
+        fields = {"question": question, "compression_factor": c, "stop": stop}
+        got = chat(client, **fields)
+        assert got.choices[0].message.content == text[:at].rstrip()
+        if at < len(text):
+            assert got.choices[0].finish_reason == "stop"
+        said = "".join(
+            choice.delta.content or ""
+            for chunk in chat(client, stream=True, **fields)
+            for choice in chunk.choices
+        )
+        assert said == text[:at].rstrip()
+
+
+# The other endpoints
+
+
+def test_completions(live, client):
+    prompts = [EXAMPLES[0].question, EXAMPLES[4].question]
+    got = client.completions.create(
+        model="colar", prompt=prompts, n=2, seed=4, temperature=0.8, top_p=0.9, logprobs=0, max_tokens=8
+    )
+    want = [expected(live, "colar", prompt, sample, SAMPLED, 4) for prompt in prompts for sample in range(2)]
+    assert [choice.text for choice in got.choices] == [each.text for each in want]
+    assert got.object == "text_completion"
+    tokens = got.choices[0].logprobs
+    assert (
+        len(tokens.tokens) == len(tokens.token_logprobs) == len(tokens.text_offset) == len(want[0].token_ids)
+    )
+    stream = client.completions.create(model="colar", prompt=prompts[0], stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == expected(live, "colar", prompts[0]).text
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_responses(live, client, model):
+    want = expected(live, model)
+    got = client.responses.create(model=model, input=QUESTION, extra_body={"return_thoughts": True})
+    assert got.output_text == want.text
+    assert got.status == ("completed" if want.reason == "stop" else "incomplete")
+    assert got.usage.output_tokens_details.reasoning_tokens == want.length
+    kinds = [item.type for item in got.output]
+    assert kinds == (["reasoning"] if want.length else []) + ["message"]
+    assert len(got.colar["thoughts"]) == want.length
+
+    events = list(
+        client.responses.create(model=model, input=[{"role": "user", "content": QUESTION}], stream=True)
+    )
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    said = {"response.reasoning_text.delta": "", "response.output_text.delta": ""}
+    for event in events:
+        if event.type in said:
+            said[event.type] += event.delta
+    assert said["response.output_text.delta"] == want.text
+    if want.length:
+        assert said["response.reasoning_text.delta"] == got.output[0].content[0].text
+    assert events[0].type == "response.created"
+    assert events[-1].type == f"response.{got.status}"
+    assert events[-1].response.output_text == want.text
+    assert events[-1].response.usage == got.usage
+    opened = [event.item.id for event in events if event.type == "response.output_item.added"]
+    assert opened == [event.item.id for event in events if event.type == "response.output_item.done"]
+
+
+def test_responses_take_an_effort(live, client):
+    got = client.responses.create(model="colar", input=QUESTION, reasoning={"effort": "minimal"})
+    assert got.output_text == expected(live, "colar", compression_factor=5).text
+
+
+def test_the_manuals_python_runs(capsys):
+    """Against a model of that name; what it answers is noise."""
+    text = (Path(__file__).parent.parent / "docs" / "serve.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    with running(serve_model("smollm2-135m-gsm", sequential_model())) as live:
+        exec(code.replace("http://127.0.0.1:8000", live.url), {})
+    assert "->" in capsys.readouterr().out
+    [(command, body)] = re.findall(r"(curl .*?) -d '(.*?)'", text, re.DOTALL)
+    assert "application/json" in command
+    parse(ChatRequest, body.encode(), registry.param_names())
+
+
+# What is refused
+
+REFUSED = [
+    # fields in place of the usual ones, status, param, words
+    ({"compresion_factor": 2}, 400, "compresion_factor", "unknown field 'compresion_factor', did you mean 'compression_factor'?"),
+    ({"chat_template_kwargs": {"ratioo": 2}}, 400, "chat_template_kwargs.ratioo", "did you mean 'ratio'?"),
+    ({"chat_template_kwargs": {"compression_factor": 2}, "compression_factor": 3}, 400, "chat_template_kwargs.compression_factor", "given twice"),
+    ({"compression_factor": 0.5}, 400, "compression_factor", "compression_factor must be a number, 1 or more, got 0.5"),
+    ({"compression_factor": "2"}, 400, "compression_factor", "compression_factor must be a float, got '2'"),
+    ({"compression_factor": 1.5}, 400, "compression_factor", "is not whole and was not trained"),
+    ({"ratio": 0.5}, 400, "ratio", "method colar has no ratio; it takes compression_factor"),
+    ({"model": "cot", "compression_factor": 2}, 400, "compression_factor", "method cot has no compression_factor"),
+    ({"model": "cot", "reasoning_effort": "high"}, 400, "reasoning_effort", "model cot (method cot) takes none"),
+    ({"reasoning_effort": "extreme"}, 400, "reasoning_effort", "'none', 'minimal', 'low', 'medium', 'high' or 'xhigh'"),
+    ({"model": "../etc/passwd"}, 404, "model", "no model '../etc/passwd'"),
+    ({"model": None}, 400, "model", "model is missing"),
+    ({"messages": []}, 400, "messages", "at least 1 item"),
+    ({"messages": None}, 400, "messages", "messages is missing"),
+    ({"messages": [{"role": "system", "content": "Be brief."}, *user()]}, 400, "messages", "no place for a system message"),
+    ({"messages": [*user("1 + 1?"), {"role": "assistant", "content": "2"}, *user()]}, 400, "messages", "one question without earlier turns"),
+    ({"messages": [{"role": "assistant", "content": "2"}]}, 400, "messages", "the last one must be of role user"),
+    ({"messages": user("  ")}, 400, None, "the question is empty"),
+    ({"messages": user("word " * 100)}, 400, None, "the model's context is 128"),
+    ({"messages": user("x" * 40000)}, 400, None, "the limit is 32768"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}, 400, None, "unknown field"),
+    ({"temperature": -1}, 400, "temperature", "temperature must be 0 or more, got -1"),
+    ({"temperature": True}, 400, "temperature", "temperature"),
+    ({"top_p": 0}, 400, "top_p", "top_p must be in (0, 1], got 0"),
+    ({"latent_temperature": -2}, 400, "latent_temperature", "latent_temperature must be 0 or more"),
+    ({"seed": 2**63}, 400, None, "seed must be a whole number from -2^63 to 2^63 - 1"),
+    ({"seed": 1.5}, 400, "seed", "valid integer"),
+    ({"n": 0}, 400, "n", "greater than or equal to 1"),
+    ({"n": 17}, 400, "n", "16 or less"),
+    ({"stop": ["a"] * 17}, 400, "stop", "up to 16 texts"),
+    ({"stop": ""}, 400, "stop", "of 1 to 256 characters"),
+    ({"thinking_token_budget": -1}, 400, "thinking_token_budget", "greater than or equal to 0"),
+    ({"max_completion_tokens": 0}, 400, "max_completion_tokens", "greater than or equal to 1"),
+    ({"logprobs": True, "top_logprobs": 3}, 400, "top_logprobs", "top_logprobs must be 0"),
+    ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "frequency_penalty must be 0"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", "tools must be []"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format", "this server does nothing else"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "status", "param", "words"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_is_refused_is_named(client, fields, status, param, words):
+    body = {"model": "colar", "messages": user(), **fields}
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.post("/chat/completions", body=body, cast_to=object)
+    error = raised.value.response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert raised.value.status_code == status
+    assert words in error["message"]
+    if param is not None:
+        assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+def test_what_asks_for_nothing_is_accepted(client):
+    fields = {
+        "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "auto",
+        "response_format": {"type": "text"}, "store": False, "user": "me", "metadata": {"a": "b"}, "stop": None,
+        "seed": None, "top_logprobs": None,
+    }  # fmt: skip
+    body = {"model": "colar", "messages": user(), **fields}
+    got = client.post("/chat/completions", body=body, cast_to=object)
+    assert got["choices"][0]["message"]["content"] == chat(client).choices[0].message.content
+
+
+def test_content_in_parts_is_text(client):
+    parts = [{"type": "text", "text": QUESTION[:10]}, {"type": "text", "text": QUESTION[10:]}]
+    got = client.chat.completions.create(model="colar", messages=[{"role": "user", "content": parts}])
+    assert got.choices[0].message.content == chat(client).choices[0].message.content
+
+
+# Keys, queue, time
+
+
+def test_keys_are_asked_for():
+    with running(serve_model("cot", cot_model()), keys=("right", "schlüssel")) as live:
+        assert openai.OpenAI(base_url=f"{live.url}/v1", api_key="right").models.list().data[0].id == "cot"
+        assert "owned_by" in fetch(live, "/v1/models", "Authorization: Bearer schlüssel\r\n")
+        # No prompt goes through /health, which a load balancer asks.
+        assert "ok" in fetch(live, "/health")
+        assert "invalid_api_key" in fetch(live, "/metrics")
+        for header in ("Bearer wrong", "Bearer ", "Bearer", "Bearer right2", "Basic right", ""):
+            for method, path in (
+                ("GET", "/v1/models"),
+                ("POST", "/v1/chat/completions"),
+                ("GET", "/metrics"),
+            ):
+                found = fetch(live, path, f"Authorization: {header}\r\n", method)
+                assert "invalid_api_key" in found
+        with pytest.raises(openai.AuthenticationError) as raised:
+            openai.OpenAI(base_url=f"{live.url}/v1", api_key="wrong").models.list()
+        assert raised.value.code == "invalid_api_key"
+        assert "right" not in live.log.getvalue()
+
+
+@pytest.fixture
+def slow():
+    """A server of one slot whose model thinks for two seconds, and its method."""
+    method = Slow()
+    limits = Limits(deadline=60, body_seconds=1)
+    served = serve_model(
+        "slow", (tiny_lm("gpt2"), method), Decoding(max_latents=100, max_completion_length=1), 1, 1
+    )
+    with running(served, limits=limits) as live:
+        yield live, method, openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_a_full_queue_is_429_with_a_time(slow):
+    live, _, client = slow
+    streams = [chat(client, "slow", "x?", stream=True)]
+    until(lambda: live.served["slow"].admission.samples == 1)
+    with pytest.raises(openai.RateLimitError) as raised:
+        chat(client, "slow", "x?", n=2)
+    assert int(raised.value.response.headers["retry-after"]) >= 1
+    assert raised.value.code == "queue_full"
+    with pytest.raises(openai.BadRequestError, match="more than this server takes at once"):
+        chat(client, "slow", "x?", n=3)
+    streams[0].close()
+    until(lambda: live.served["slow"].admission.samples == 0)
+
+
+def test_a_client_that_leaves_cancels_its_request(slow):
+    live, method, client = slow
+    for leave_after in (1, 3):
+        stream = chat(client, "slow", "x?", stream=True)
+        for _, _chunk in zip(range(leave_after), stream, strict=False):
+            pass
+        stream.close()
+        until(lambda: live.served["slow"].admission.samples == 0)
+        until(lambda: not live.served["slow"].engine.engine.busy)
+    # Before its first piece, too; and an answer of one piece.
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.3).chat.completions.create(model="slow", messages=user("x?"))
+    until(lambda: not live.served["slow"].engine.engine.busy)
+    assert method.steps < 100
+    until(lambda: len(live.lines()) == 3)
+    assert [line["status"] for line in live.lines()] == [499, 499, 499]
+
+
+def test_a_deadline_ends_an_answer():
+    method = Slow()
+    served = serve_model(
+        "slow", (tiny_lm("gpt2"), method), Decoding(max_latents=100, max_completion_length=1), 1
+    )
+    with running(served, limits=Limits(deadline=0.5)) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        with pytest.raises(openai.InternalServerError) as raised:
+            chat(client, "slow", "x?")
+        assert raised.value.status_code == 504
+        assert raised.value.code == "deadline"
+        with pytest.raises(openai.APIError, match="longer than its deadline"):
+            list(chat(client, "slow", "x?", stream=True))
+        until(lambda: not served.engine.engine.busy)
+        assert method.steps < 100
+
+
+def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside():
+    class Broken(Slow):
+        def think(self, lm, state):
+            raise KeyError("secret")
+
+    with running(serve_model("broken", (tiny_lm("gpt2"), Broken()))) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as raised:
+                chat(client, "broken", "x?", stream=stream)
+            assert "secret" not in raised.value.response.text
+            assert raised.value.code == "engine_error"
+        assert "secret" in live.lines()[0]["cause"]
+
+
+# Logs, metrics, page
+
+
+def test_logs_are_json_lines_without_prompts(live, client):
+    before = len(live.lines())
+    chat(client, question="Where is Wally?")
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("no\nsuch")
+    until(lambda: len(live.lines()) == before + 2)
+    good, bad = live.lines()[before:]
+    assert (good["path"], good["status"], good["model"]) == ("/v1/chat/completions", 200, "colar")
+    assert good["prompt_tokens"] > 0
+    assert good["ms"] > 0
+    assert bad["status"] == 404
+    assert "Wally" not in live.log.getvalue()
+
+
+def test_logs_have_prompts_where_they_are_asked_for():
+    with running(serve_model("cot", cot_model()), prompts=True) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        got = chat(client, "cot", "Where is Wally?")
+        until(lambda: len(live.lines()) == 1)
+        (line,) = live.lines()
+        assert line["prompts"] == ["Where is Wally?"]
+        assert line["answers"] == [got.choices[0].message.content]
+
+
+def test_metrics_count(live, client):
+    def value(text, name):
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+    before = fetch(live, "/metrics")
+    got = chat(client)
+    after = fetch(live, "/metrics")
+    served = '{endpoint="/v1/chat/completions",model="colar",status="200"}'
+    assert value(after, f"colar_requests_total{served}") == value(before, f"colar_requests_total{served}") + 1
+    kind = 'colar_tokens_total{kind="reasoning",model="colar"}'
+    thoughts = got.usage.completion_tokens_details.reasoning_tokens
+    assert value(after, kind) == value(before, kind) + thoughts
+    assert value(after, 'colar_samples_running{model="colar"}') == 0
+    # A path that a client makes up is no label.
+    fetch(live, "/v1/made-up")
+    assert "made-up" not in fetch(live, "/metrics")
+
+
+def fetch(live, path, headers="", method="GET"):
+    """A body, whatever its status."""
+    with live.connect() as sock:
+        sock.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
+        parts = []
+        while part := sock.recv(65536):
+            parts.append(part)
+    return b"".join(parts).partition(b"\r\n\r\n")[2].decode()
+
+
+def test_health_and_unknown_paths(live):
+    assert json.loads(fetch(live, "/health"))["status"] == "ok"
+    for path in (
+        "/nothing",
+        "/v1/nothing",
+        "/static/../app.py",
+        "/static/%2e%2e%2fapp.py",
+        "/static/..%2f..%2f",
+    ):
+        assert json.loads(fetch(live, path))["error"]["code"] == "not_found"
+
+
+def test_health_fails_with_an_engine():
+    served = serve_model("cot", cot_model())
+    with running(served) as live:
+        served.engine._over = RuntimeError("dead")
+        assert json.loads(fetch(live, "/health")) == {"status": "failed", "models": ["cot"]}
+        served.engine._over = None

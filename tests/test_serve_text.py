@@ -1,0 +1,245 @@
+"""Tokens as text piece by piece, stop strings, nearest tokens, efforts, and what is no request at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+
+import pytest
+import torch
+from families import EXAMPLES, FAMILIES, tiny_lm
+from serving import QUESTION, colar_model, serve_model
+
+from colar.analysis import retrieval
+from colar.methods import registry
+from colar.methods.efforts import EFFORTS, spread
+from colar.serve.answering import pieces
+from colar.serve.ask import ask
+from colar.serve.errors import ApiError
+from colar.serve.keys import Keys
+from colar.serve.limits import Admission, Limits
+from colar.serve.nearest import Nearest
+from colar.serve.schema import ChatRequest, parse
+from colar.serve.text import AnswerText, TokenText
+
+TEXTS = (
+    *(example.question for example in EXAMPLES),
+    "  12  ",
+    "naïve €3 — 数学 🙂🙂 done",
+    "a\n\n b \t",
+    "",
+    " ",
+)
+
+
+@pytest.fixture(scope="module")
+def templates():
+    return {family: tiny_lm(family).template for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_are_the_text(templates, family, text):
+    template = templates[family]
+    ids = template._ids(text)
+    answer = AnswerText(template)
+    pieces = [answer.add(token_id) for token_id in ids]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) + answer.end() == template.decode(ids) == text.strip()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_of_random_tokens_are_the_text(templates, family):
+    """Broken characters, special tokens, anything that a random model says."""
+    template = templates[family]
+    rng = random.Random(0)
+    for _ in range(200):
+        ids = [rng.randrange(len(template.tokenizer)) for _ in range(rng.randrange(1, 12))]
+        plain, answer = TokenText(template), AnswerText(template)
+        text = "".join(plain.add([token_id]) for token_id in ids) + plain.end()
+        said = "".join(answer.add(token_id) for token_id in ids) + answer.end()
+        whole = template.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        # Byte fallback writes a whole run of bytes anew when it ends in half a character: what was said is said.
+        if family != "gemma3":
+            assert text == whole
+            assert said == template.decode(ids)
+
+
+@pytest.mark.parametrize("stop", [("END",), ("E",), ("ND", "EN"), (" E", "zz"), ("12",), ("nothing",)])
+def test_stops_are_found_wherever_tokens_end(templates, stop):
+    template = templates["llama"]
+    text = "12 + 1 is E N 13 END of it"
+    ids = template._ids(text)
+    answer = AnswerText(template, stop)
+    said = ""
+    for token_id in ids:
+        said += answer.add(token_id)
+        assert not any(each in said for each in stop)
+        if answer.stopped:
+            break
+    said += answer.end()
+    places = [place for place in map(text.find, stop) if place >= 0]
+    assert answer.stopped == bool(places)
+    # Of two stop strings the one that is complete first ends the answer.
+    if len(places) <= 1:
+        assert said == (text[: places[0]].rstrip() if places else text)
+
+
+def test_nearest_tokens_are_those_of_retrieval():
+    for family in FAMILIES:
+        lm = tiny_lm(family)
+        torch.manual_seed(0)
+        latents = torch.randn(5, lm.width)
+        want = retrieval.nearest_tokens(lm, latents, 7)
+
+        async def ask(lm=lm, latents=latents):
+            nearest = Nearest(lm)
+            # All at once: they are computed together.
+            return await asyncio.gather(
+                *(nearest.near(each, 3 + i, [5, 6]) for i, each in enumerate(latents))
+            )
+
+        for i, near in enumerate(asyncio.run(ask())):
+            assert near.ids == [n.token_id for n in want[i][: 3 + i]]
+            assert near.cosines == pytest.approx([n.cosine for n in want[i][: 3 + i]], abs=1e-5)
+            pair = torch.cosine_similarity(latents[i], lm.embed(torch.tensor([5, 6])), dim=-1)
+            assert near.asked == pytest.approx(pair.tolist(), abs=1e-5)
+
+
+def test_an_error_reaches_all_who_wait():
+    nearest = Nearest(tiny_lm("llama"))
+
+    async def ask():
+        bad = [nearest.near(torch.zeros(3), 1, []) for _ in range(2)]
+        found = await asyncio.gather(*bad, return_exceptions=True)
+        assert all(isinstance(each, RuntimeError) for each in found)
+        # The next ones are answered.
+        assert len((await nearest.near(torch.ones(nearest.lm.width), 4, [])).ids) == 4
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
+        ([1, 2, 3, 5], [1, 2, 2, 3, 5]),
+        ([1, 2, 5], [1, 1, 2, 2, 5]),
+        ([1, 2], [1, 1, 1, 2, 2]),
+        ([2], [2, 2, 2, 2, 2]),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 3, 5, 7, 9]),
+    ],
+)
+def test_efforts_lie_evenly_over_what_was_trained(values, expected):
+    assert EFFORTS == ("xhigh", "high", "medium", "low", "minimal")
+    assert [each["c"] for each in spread("c", values).values()] == expected
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_what_a_method_offers_it_takes(name):
+    method = registry.build(name)
+    for param, values in method.choices().items():
+        assert list(values) == sorted(values)
+        for value in values:
+            registry.make_params(method, {param: value})
+    for effort, values in method.efforts().items():
+        assert effort in EFFORTS
+        assert method.trained(registry.make_params(method, values)) is None
+
+
+def test_a_real_range_offers_five_values():
+    method = registry.build("colar", {"head": "sequential", "compression_factors": "1.0..4.0"})
+    assert method.choices()["compression_factor"] == [1, 1.75, 2.5, 3.25, 4]
+    assert method.efforts()["low"] == {"compression_factor": 3.25}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "must be JSON"),
+        (b"{", "must be JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b'"text"', "must be a JSON object"),
+        (b'{"a": NaN}', "NaN is no JSON"),
+        (b'{"a": "\xff"}', "must be JSON in UTF-8"),
+        (b'{"a": "\\ud800"}', "must be JSON in UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "must be JSON"),
+        (b'{"chat_template_kwargs": 3}', "must be an object"),
+        (b'{"messages": {"role": "user"}}', "messages: Input should be a valid list"),
+        (b'{"messages": [{"role": "user", "content": "x", "colour": 1}]}', "unknown field 'messages.0.colour'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_400(body, words):
+    with pytest.raises(ApiError, match=words) as raised:
+        parse(ChatRequest, body, registry.param_names())
+    assert raised.value.status == 400
+
+
+def test_places_in_the_queue_are_given_back():
+    admission = Admission(2, 1)
+    with admission.enter(2):
+        with pytest.raises(ApiError, match="queue is full") as raised, admission.enter(2):
+            pass
+        assert raised.value.status == 429
+        with admission.enter(1):
+            assert admission.samples == 3
+    assert admission.samples == 0
+    with pytest.raises(ApiError) as raised, admission.enter(4):
+        pass
+    assert raised.value.status == 400
+
+
+def test_time_to_retry_grows_with_what_requests_take():
+    admission = Admission(1, 10)
+    for _ in range(200):
+        admission.took(5.0)
+    with admission.enter(3):
+        assert admission.retry_after() == 15
+    for _ in range(200):
+        admission.took(500.0)
+    with admission.enter(3):
+        assert admission.retry_after() == 60
+
+
+def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
+    path = tmp_path / "keys"
+    path.write_text("# ours\n\none\n two \n")
+    assert len(Keys.read(str(path))._digests) == 2
+    path.write_text("# none\n")
+    with pytest.raises(ValueError, match="has no API key"):
+        Keys.read(str(path))
+    monkeypatch.delenv("COLAR_API_KEYS", raising=False)
+    assert not Keys.read(None)
+    monkeypatch.setenv("COLAR_API_KEYS", "a b")
+    assert len(Keys.read(None)._digests) == 2
+
+
+@pytest.mark.parametrize(("values", "words"), [({"max_body": 0}, "max_body"), ({"deadline": -1}, "deadline")])
+def test_limits_check_themselves(values, words):
+    with pytest.raises(ValueError, match=words):
+        Limits(**values)
+
+
+def test_times_are_the_engines_not_the_readers():
+    """A reader that is late by more than a whole answer changes neither time."""
+    served = serve_model("colar", colar_model())
+    body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    asked, params = parse(ChatRequest, json.dumps(body).encode(), registry.param_names())
+    made = ask(served, asked, params, [QUESTION], Limits(), "id", max_answer=None, effort=None)
+
+    async def late():
+        async for piece in pieces(made):
+            last = piece.sample
+            await asyncio.sleep(0.5)
+        await served.engine.close()
+        return last
+
+    began = time.perf_counter()
+    sample = asyncio.run(late())
+    took = 1000 * (time.perf_counter() - began)
+    details = sample.details(made)
+    assert sample.n_thoughts + sample.n_tokens >= 2
+    assert 0 < details["thinking_ms"] + details["answer_ms"] < took - 500

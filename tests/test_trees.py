@@ -1,0 +1,135 @@
+"""Rows that begin alike go through the backbone as one sequence: the same hidden states and gradients, fewer positions."""
+
+import pytest
+import torch
+from families import EXAMPLES, FAMILIES, tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colar.methods import base, pretrained, registry
+from colar.methods.base import Batch
+from colar.methods.colar.method import ColarParams
+from colar.ops import ragged, trees
+
+
+def plan(rows, ends):
+    """The tree of rows of ids, each followed by its number of positions in `ends`."""
+    ids, id_lengths = ragged.pad(rows)
+    lengths = id_lengths + torch.tensor(ends)
+    return trees.plan(ids, id_lengths, lengths, int(lengths.max()))
+
+
+def test_the_picture():
+    tree = plan([[7, 7, 7, 7], [7, 7, 7, 7], [5, 6]], [2, 3, 1])
+    assert tree.branches.tolist() == [
+        [0, 0, 0, 0, 1, 1, 2, 2, 2, -1, -1, -1, -1, -1, -1, -1],
+        [0, 0, 1] + 13 * [-1],
+    ]
+    assert tree.places[0, :9].tolist() == [0, 1, 2, 3, 4, 5, 4, 5, 6]
+    # Rows are 7 wide: row 1's fifth position is 7 + 4.
+    assert tree.source[0, :9].tolist() == [0, 1, 2, 3, 4, 5, 11, 12, 13]
+    assert tree.target[1].tolist() == [0, 1, 2, 3, 6, 7, 8]
+    # The first position of the second branch sees the trunk and itself.
+    assert tree.seen()[0, 6].nonzero().flatten().tolist() == [0, 1, 2, 3, 6]
+    assert tree.behind()[0, 6, :4].tolist() == [4, 3, 2, 1]
+
+
+def test_rows_that_share_little_are_left_alone():
+    assert plan([[1, 2, 3, 4], [1, 9, 9, 9]], [1, 1]) is None
+    assert plan([[1, 2], [3, 4]], [1, 1]) is None
+    assert plan([[1]], [3]) is None
+    # A third row would shorten the trunk of the first two, and cost more than it spares.
+    tree = plan([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 7, 7]], [1, 1, 1])
+    assert tree.branches.shape[0] == 2
+    assert tree.source[1, :7].tolist() == [14, 15, 16, 17, 18, 19, 20]
+
+
+ROWS = st.lists(
+    st.tuples(st.lists(st.integers(1, 2), min_size=1, max_size=12), st.integers(1, 5)), min_size=1, max_size=7
+)
+
+
+@given(ROWS)
+@settings(max_examples=200, deadline=None)
+def test_every_position_sees_its_own_row_up_to_itself_and_nothing_else(rows):
+    """By brute force over positions: ids and places of what is seen are those of the row."""
+    tree = plan([ids for ids, _ in rows], [end for _, end in rows])
+    if tree is None:
+        return
+    width = max(len(ids) + end for ids, end in rows)
+    seen = tree.seen()
+    for row, (ids, end) in enumerate(rows):
+        for place in range(len(ids) + end):
+            sequence, column = divmod(int(tree.target[row, place]), tree.branches.shape[1])
+            keys = seen[sequence, column].nonzero().flatten()
+            assert tree.places[sequence, keys].tolist() == list(range(place + 1))
+            for key in keys.tolist():
+                other, at = divmod(int(tree.source[sequence, key]), width)
+                # Another row's position stands for this one's only where both have the same ids up to it.
+                assert other == row or rows[other][0][: at + 1] == ids[: at + 1]
+    assert seen.any(-1).all(), "a query that sees nothing has no softmax"
+    assert (tree.branches >= 0).sum() < sum(len(ids) + end for ids, end in rows)
+
+
+def versions(lm, seed=0):
+    """A batch of every example at three speeds, in an order of no use."""
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, EXAMPLES)
+    rows = []
+    for c in (1, 2, 3):
+        for example in EXAMPLES:
+            params = ColarParams(c)
+            rows.append(base.encode_row(lm.template, example, params, method.prompt(params), seed))
+    return method, Batch.collate(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_and_gradients_are_those_of_rows_by_themselves(family, monkeypatch):
+    """Gemma 3's windows of 8 end inside the trunks."""
+    lm = tiny_lm(family, scale=0.2).double()
+    method, batch = versions(lm)
+    shared = method.loss(lm, batch)
+    shared["ce"].sum().backward()
+    gradients = {
+        name: weight.grad.clone() for name, weight in lm.named_parameters() if weight.grad is not None
+    }
+    lm.zero_grad()
+
+    monkeypatch.setattr(trees, "plan", lambda *_: None)
+    alone = method.loss(lm, batch)
+    alone["ce"].sum().backward()
+    for name, values in alone.items():
+        torch.testing.assert_close(shared[name], values, rtol=1e-6, atol=1e-7)
+    for name, weight in lm.named_parameters():
+        if weight.grad is not None:
+            # Logits are float32, whatever the model is.
+            torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_fewer_positions_go_through_the_backbone(monkeypatch):
+    lm = tiny_lm("llama")
+    method, batch = versions(lm)
+    fed = []
+    hidden = lm.hidden
+    monkeypatch.setattr(lm, "hidden", lambda embeds, *rest: fed.append(embeds.shape) or hidden(embeds, *rest))
+    method.loss(lm, batch)
+    ((sequences, _, _),) = fed
+    assert sequences == len(EXAMPLES)
+
+
+def test_other_attention_computes_each_row_by_itself(monkeypatch):
+    lm = tiny_lm("llama")
+    method, batch = versions(lm)
+    monkeypatch.setattr(lm.config, "_attn_implementation_internal", "flex_attention")
+    monkeypatch.setattr(lm, "hidden", _refuses_masks(lm.hidden))
+    with pytest.raises(RuntimeError, match="reached"):
+        method.loss(lm, batch)
+
+
+def _refuses_masks(hidden):
+    def checked(embeds, *rest):
+        assert not rest, "a mask of ours"
+        raise RuntimeError("reached")
+
+    return checked
