@@ -63,7 +63,7 @@ class Twin(LatentLM):
     def _forward(
         self,
         embeds_BTD: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Any,
         position_ids: Tensor | None,
         cache: Cache | None,
         **wanted: bool,
@@ -77,6 +77,10 @@ class Twin(LatentLM):
             self.caches.append(cache)
             self.of_cache[id(cache)] = self.work.passes[-1]
         return super()._forward(embeds_BTD, attention_mask, position_ids, cache, **wanted)
+
+    def hidden_of_rows(self, embeds_BTD: Tensor, starts: tuple[Tensor, Tensor], lengths_B: Tensor) -> Tensor:
+        # All its tokens are one: rows would seem to share what they do not. What rows share in a run spares more.
+        return self.hidden(embeds_BTD)
 
     def reduce_logits(
         self, reduce: Reduce, hidden_XD: Tensor, *columns: Tensor, rows: HeadRows | None = None

@@ -148,7 +148,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         """Positions of each row of a batch, (B,)."""
-        return Batch.from_tensors(inputs).positions()
+        # Which rows are copies (`mark_copies`) is no part of the batch.
+        columns = {name: column for name, column in inputs.items() if name != "counted"}
+        return Batch.from_tensors(columns).positions()
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
