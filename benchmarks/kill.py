@@ -78,16 +78,16 @@ class Run:
             return {"records": [{**record, "seconds": 0} for record in records]}
         history = []
         for row in files.read_json(out / "history.json"):
-            history.append({key: value for key, value in row.items() if not is_time(key)})
+            history.append({key: value for key, value in row.items() if not of_the_last_start(key)})
         weights = {}
         for path in sorted((out / "best").glob("*.safetensors")):
             weights.update({name: value.tolist() for name, value in load_file(path).items()})
         return {"history": history, "weights": weights}
 
 
-def is_time(key: str) -> bool:
-    """Whether a quantity of the history is a time, or a speed."""
-    return "second" in key or "runtime" in key
+def of_the_last_start(key: str) -> bool:
+    """Whether a quantity is a time or a speed, or Trainer's mean over the updates since the last start."""
+    return "second" in key or "runtime" in key or key == "train_loss"
 
 
 def command(words: Sequence[str]) -> int:
