@@ -104,8 +104,8 @@ CoT-SFT with the paper's adapter (q and v, r = 128) on a frozen bfloat16 base, a
   than one. The paper's update of 256 rows feeds 8 cards. More cards pay off for sweeps of runs, not for one run.
 - **Rows of different lengths.** All cards wait for the longest part. Rows of an update are of like length, which helps
   while the pool that is sorted (at most 50 updates, a quarter of the data) is much larger than an update.
-- **Validation.** The main process validates alone, and the others wait. Its time does not shrink with cards.
-- **The start.** Every process encodes all rows: more than a minute for GSM8k-Aug, on all cards at once.
+- **Validation.** Processes divide the questions: 500 of them are half a question a card, and the longest chain decides.
+- **The start.** Processes divide the first look at all rows and keep it for the next run. Each still reads all of them.
 - **The all-reduce, last.** An adapter is small. Its time hardly grows with cards, until its latency (2 n steps of a
   ring, microseconds each) is felt.
 """
