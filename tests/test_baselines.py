@@ -24,6 +24,7 @@ from colar.methods.tokenskip import importance
 from colar.methods.tokenskip.method import ScoredExample, TokenSkipParams, prune
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training import preflight
 from colar.training.sft import TrainingConfig, train
 
 FAMILIES = ("llama", "gemma3", "gpt2")
@@ -702,7 +703,10 @@ def trained(folder, name, held_out=(), **config):
     settings = {"per_device_train_batch_size": 8, "report_to": "none", "logging_steps": 1, "save_steps": 1000}
     validate = (lambda lm, method: {"accuracy": 0.0}) if held_out else None
     config = TrainingConfig(**{**settings, **config})
-    result = train(lm, method, TOY, config, folder, held_out=held_out, validate=validate)
+    with pytest.MonkeyPatch.context() as patched:
+        # Losses are counted: those before the first step are no updates.
+        patched.setattr(preflight, "before_training", lambda *_: None)
+        result = train(lm, method, TOY, config, folder, held_out=held_out, validate=validate)
     return lm, seen, result
 
 

@@ -49,9 +49,10 @@ def test_a_drawn_latent_is_as_far_from_its_mean_as_sigma_says(log_sigma: float, 
 
     def thought_logps(actions: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
         c_L = rollouts.params["compression_factor"][actions.row]
-        mean_LD, log_std_LD = method.predictor._predict(lm, actions.hidden, c_L, actions.logits)
+        mean_LD, log_std_LD = method.predictor._predict(lm, actions.hidden, c_L)
         squares.append((((actions.latents / method.predictor.sigma_e) - mean_LD) / log_std_LD.exp()).square())
-        return actions.total, {}
+        # Any value for each thought: what is tested lies in `squares`.
+        return actions.temperature, {}
 
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         score(lm, rollouts, thought_logps)

@@ -323,7 +323,7 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(ti
     lm.causal_lm.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
     output = str(tmp_path / "run")
-    with pytest.raises(ValueError, match="has layers of type chunked_attention; the engine runs"):
+    with pytest.raises(ValueError, match="has layers of type chunked_attention, .* the engine cannot run it"):
         recipe.run(recipe.load(tiny, ["--model.backbone", str(folder), "--output", output]))
     assert "check rows" not in capsys.readouterr().err  # the first thing that training itself does
 

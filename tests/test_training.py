@@ -158,7 +158,7 @@ def test_keys_carry_the_fractional_epoch() -> None:
 
 
 def test_the_rows_of_an_example_come_together() -> None:
-    """A batch of 8 has 4 examples of like length, each twice, side by side."""
+    """A batch of 8 has 4 examples, each twice, side by side."""
     lengths = list(range(20))
     schedule = batches.RowSchedule(EXAMPLES, lengths, 0, 8, n_draws=2)
     keys = list(schedule)
@@ -167,9 +167,7 @@ def test_the_rows_of_an_example_come_together() -> None:
     assert [key[:2] for key in keys[::2]] == [key[:2] for key in keys[1::2]]
     assert [index for _, index, _ in keys[::2]] == batches.RowSchedule(EXAMPLES, lengths, 0, 4).permutation(0)
     for start in range(0, 40, 8):
-        indices = sorted({index for _, index, _ in keys[start : start + 8]})
-        assert len(indices) == 4
-        assert indices[-1] - indices[0] == 3
+        assert len({index for _, index, _ in keys[start : start + 8]}) == 4
 
 
 def test_each_draw_of_an_example_has_another_speed() -> None:
@@ -462,7 +460,8 @@ def scripted(
         assert not lm.training
         assert not torch.is_grad_enabled()
         torch.rand(7)  # must leave no trace in the training's random numbers
-        seen.append(weights(lm))
+        # Without the weights that an adapter is folded into while it validates.
+        seen.append({name: value for name, value in weights(lm).items() if "base_layer" not in name})
         return {"accuracy": scores[len(seen) - 1], "length": 3.0}
 
     return validate
@@ -476,8 +475,10 @@ def test_the_best_weights_are_published_and_really_in_the_model(
     lm, result = run(tmp_path / "a", lora=lora, validate=scripted([0.2, 0.6, 0.6, 0.1], seen), **budget)
     assert len(seen) == 4
     assert not all(torch.equal(seen[1][name], seen[3][name]) for name in seen[3])
+    before = weights(build(lora=lora))
     for name, value in weights(lm).items():
-        assert torch.equal(value, seen[1][name]), name  # the first of equals
+        # The first of equals; and what the adapter was folded into is as it was, bit for bit.
+        assert torch.equal(value, before[name] if "base_layer" in name else seen[1][name]), name
     assert result.metrics == {"accuracy": 0.6, "length": 3.0}
     info = json.loads((result.best / "colar.json").read_text())
     assert (info["run"]["step"], info["run"]["metrics"]["accuracy"]) == (6, 0.6)
@@ -487,8 +488,9 @@ def test_the_best_weights_are_published_and_really_in_the_model(
     plain, without = run(tmp_path / "b", lora=lora, **budget)
     assert losses(without) == losses(result)  # validation changed nothing
     assert without.metrics == {}
-    for name, value in weights(plain).items():
-        assert torch.equal(value, seen[3][name]), name  # the last weights where nothing chooses
+    last = weights(plain)
+    for name, value in seen[3].items():
+        assert torch.equal(last[name], value), name  # the last weights where nothing chooses
 
 
 def test_a_run_that_makes_things_worse_publishes_its_start_where_that_is_judged(tmp_path: Path) -> None:
@@ -674,8 +676,12 @@ def test_a_curriculum_that_is_cut_publishes_nothing(tmp_path: Path, validates: b
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_the_optimiser_forgets_at_a_stage(tmp_path: Path, reset: bool) -> None:
+def test_the_optimiser_forgets_at_a_stage(
+    tmp_path: Path, reset: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """AdamW's very first step is the learning rate wherever there is a gradient, whatever its size."""
+    # Losses are counted: those before the first step are no updates.
+    monkeypatch.setattr(preflight, "before_training", lambda *_: None)
     seen: list[Tensor] = []
 
     class Watched(Staged):

@@ -31,6 +31,7 @@ from colar.training.trainer import LatentTrainer
 
 def check(recipe: Recipe) -> Estimate:
     """The table of a recipe on this machine. ValueError for what is wrong with it."""
+    recipe.training.check_installed()
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
     if recipe.generates:

@@ -103,7 +103,7 @@ def _backbone(name: str, start: str | None) -> str:
         return name
     info = Path(start) / "colar.json"
     if info.is_file():
-        return str(files.read_json(info)["backbone"]["name"])
+        return str(files.read_json(info)["backbone"])
     model = shipped_models().get(Path(start).parent)
     if model is None:
         raise ValueError(f"model.init_from {start} is not there, and no shipped recipe writes it")

@@ -51,6 +51,7 @@ def train(
     NaN or infinite, and `UnfinishedCurriculumError` when `max_hours` ends training before the curriculum's last stage.
     """
     # All that can be wrong is found here, before a file of an earlier run is touched.
+    config.check_installed()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
@@ -68,7 +69,6 @@ def make_trainer(
     held_out: Iterable[Example] = (),
 ) -> LatentTrainer:
     """The trainer of `train`, before a step is made and a file written. ValueError for wrong rows or configuration."""
-    config.check_installed()
     args = arguments(config, folder)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))

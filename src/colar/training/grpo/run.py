@@ -61,6 +61,7 @@ def train(
     Raises ValueError before the first step for wrong questions or configuration, and `NonFiniteError` when a loss, a
     gradient or an output is not finite.
     """
+    config.check_installed()
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
@@ -99,7 +100,6 @@ def make_trainer(
     validate: Validate | None = None,
 ) -> GrpoTrainer:
     """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
-    config.check_installed()
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     if len(funcs) != len(grpo.weights()):
