@@ -210,3 +210,8 @@ def test_plan_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tiny on 8 x a100" in capsys.readouterr().out
     assert cli.main(["plan", "tiny/cot", "--gpu", "x", *SMALL]) == 2
     assert "--gpu" in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_the_twins_words(capsys: pytest.CaptureFixture[str]) -> None:
+    twin_of(registry.build("colar", {"head": "sequential", "shortlist": True}), EXAMPLES)
+    assert capsys.readouterr().err == ""

@@ -6,7 +6,9 @@ compute in the same shapes. Its work is repeated on shapes alone (`replay.py`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,7 +110,9 @@ def twin_of(method: Method, examples: Sequence[Example]) -> Twin:
         assert isinstance(twin, Twin)
         twin.begin()
         twin.add_modules(method.modules(twin))
-        list(method.prepare(twin, examples))
+        # What it says there of the twin's words would mislead.
+        with contextlib.redirect_stderr(io.StringIO()):
+            list(method.prepare(twin, examples))
     # All logits at once: calls are counted, not chunks.
     twin.chunk_bytes = 2**62
     twin.begin()
