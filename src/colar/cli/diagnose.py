@@ -6,19 +6,8 @@ import argparse
 from typing import Any
 
 from colar import files, progress
-from colar.cli.shared import (
-    check_params,
-    checkpoint_options,
-    data_options,
-    limit_options,
-    limits_of,
-    load,
-    model_options,
-    named,
-    options,
-    param_grid,
-    params_options,
-)
+from colar.cli.problems import decoding_of, each_system, load_problems, problem_options
+from colar.cli.shared import model_options
 
 
 def add_parser(commands: Any, method_options: bool) -> None:
@@ -29,16 +18,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         "each next latent after a correct prefix (write); it thinks by itself (free). Errors of the last are "
         "counted by their first cause.",
     )
-    checkpoint_options(diagnose)
-    data_options(diagnose)
-    diagnose.add_argument(
-        "--data", default="arithmetic", help="source or file; its rows must have reasoning steps"
-    )
-    diagnose.add_argument("--split", default="test", help="split of the source")
-    diagnose.add_argument("--limit", type=int, default=200, help="first N problems")
-    if method_options:
-        params_options(diagnose)
-    limit_options(diagnose, max_completion_length=16)
+    problem_options(diagnose, method_options)
     diagnose.add_argument(
         "--output", required=True, help="folder for diagnosis.md, diagnosis.json and thoughts.jsonl"
     )
@@ -50,30 +30,17 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from colar.analysis import diagnosis, diagnosis_tables
-    from colar.data import sources
-    from colar.engine.request import Decoding
-    from colar.methods.base import variant
 
     output = files.require_writable(args.output)
-    check_params(args)
-    examples = sources.load(
-        args.data, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
-        skip_malformed=args.skip_malformed, options=options(args.options, args.data),
-    )  # fmt: skip
-    limits = Decoding(**limits_of(args))
+    examples = load_problems(args)
+    limits = decoding_of(args)
     rows = []
     problems = []
-    for text in args.checkpoints:
-        name, path = named(text)
-        lm, method, _ = load(path, args)
-        for params in param_grid(method, args):
-            # Only some methods have one; the row shows null for the others.
-            factor = getattr(params, "compression_factor", None)
-            key = {"model": name, "compression_factor": factor, "variant": variant(params)}
-            row, thoughts = diagnosis.diagnose(lm, method, examples, params, limits)
-            rows.append({**key, **row})
-            for problem in thoughts:
-                problems.append({**key, **problem})
+    for key, lm, method, params in each_system(args):
+        row, thoughts = diagnosis.diagnose(lm, method, examples, params, limits)
+        rows.append({**key, **row})
+        for problem in thoughts:
+            problems.append({**key, **problem})
     asked = {"data": args.data, "split": args.split, "limit": args.limit, "dtype": args.dtype}
     files.write_json(
         output / "diagnosis.json", {"asked": asked, "provenance": files.provenance(), "rows": rows}

@@ -8,19 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from colar import checks, files, progress
-from colar.cli.shared import (
-    check_params,
-    checkpoint_options,
-    data_options,
-    limit_options,
-    limits_of,
-    load,
-    model_options,
-    named,
-    options,
-    param_grid,
-    params_options,
-)
+from colar.cli.problems import decoding_of, each_system, load_problems, problem_options
+from colar.cli.shared import model_options
 
 
 def add_parser(commands: Any, method_options: bool) -> None:
@@ -31,22 +20,13 @@ def add_parser(commands: Any, method_options: bool) -> None:
         "tokens that they stand for; whether stop and sigma are calibrated; norms and a logit lens layer by layer; "
         "attention; what one changed thought does to the answer; linear probes with their controls.",
     )
-    checkpoint_options(inspect)
-    data_options(inspect)
-    inspect.add_argument(
-        "--data", default="arithmetic", help="source or file; its rows must have reasoning steps"
-    )
-    inspect.add_argument("--split", default="test", help="split of the source")
-    inspect.add_argument("--limit", type=int, default=200, help="first N problems")
+    problem_options(inspect, method_options)
     inspect.add_argument(
         "--look",
         type=int,
         default=32,
         help="first N problems for what takes long: layers, attention, changed thoughts",
     )
-    if method_options:
-        params_options(inspect)
-    limit_options(inspect, max_completion_length=16)
     inspect.add_argument("--output", required=True, metavar="FILE.json", help="file to write")
     model_options(inspect)
     inspect.set_defaults(run=run)
@@ -56,32 +36,19 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from colar.analysis.inside import look_inside
-    from colar.data import sources
-    from colar.engine.request import Decoding
-    from colar.methods.base import variant
 
     output = Path(args.output)
     checks.check_holds("--output", output.suffix == ".json", args.output, "a file that ends in .json")
     checks.check_holds("--look", args.look >= 1, args.look, "1 or more")
     files.require_writable(output.parent)
-    check_params(args)
-    examples = sources.load(
-        args.data, args.split, data_dir=args.data_dir, limit=args.limit, seed=args.data_seed,
-        skip_malformed=args.skip_malformed, options=options(args.options, args.data),
-    )  # fmt: skip
-    limits = Decoding(**limits_of(args))
+    examples = load_problems(args)
+    limits = decoding_of(args)
     systems = []
     tables = []
-    for text in args.checkpoints:
-        name, path = named(text)
-        lm, method, _ = load(path, args)
-        for params in param_grid(method, args):
-            # Only some methods have one; the row shows null for the others.
-            factor = getattr(params, "compression_factor", None)
-            key = {"model": name, "compression_factor": factor, "variant": variant(params)}
-            found = look_inside(lm, method, examples, params, limits, look=args.look)
-            systems.append({**key, **found.to_json()})
-            tables.append((key, found.retrieval_table()))
+    for key, lm, method, params in each_system(args):
+        found = look_inside(lm, method, examples, params, limits, look=args.look)
+        systems.append({**key, **found.to_json()})
+        tables.append((key, found.retrieval_table()))
     asked = {"data": args.data, "split": args.split, "limit": args.limit, "look": args.look}
     whole = {"asked": asked, "provenance": files.provenance(), "systems": systems}
     # On one line: most of it are ranks of tokens, which nobody reads.

@@ -40,23 +40,11 @@ class Shape:
     """Most digits of a token."""
 
 
-def llama(width: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, tied: bool) -> Any:
-    """The config of a Llama."""
-    return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        max_position_embeddings=8192,
-        tie_word_embeddings=tied,
-    )
-
-
-def qwen(width: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, tied: bool) -> Any:
-    """The config of a Qwen 2."""
-    return Qwen2Config(
+def config(
+    kind: type, width: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, tied: bool
+) -> Any:
+    """The config of a backbone; families of this kind name their sizes alike."""
+    return kind(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=inner,
@@ -69,11 +57,13 @@ def qwen(width: int, inner: int, layers: int, heads: int, groups: int, vocabular
 
 
 KNOWN = {
-    "smollm2-135m": Shape(llama(576, 1536, 30, 9, 3, 49_152, True), digits=1),
-    "meta-llama/Llama-3.2-1B-Instruct": Shape(llama(2048, 8192, 16, 32, 8, 128_256, True)),
-    "meta-llama/Llama-3.2-3B-Instruct": Shape(llama(3072, 8192, 28, 24, 8, 128_256, True)),
-    "meta-llama/Llama-3.1-8B-Instruct": Shape(llama(4096, 14_336, 32, 32, 8, 128_256, False)),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": Shape(qwen(1536, 8960, 28, 12, 2, 151_936, False), digits=1),
+    "smollm2-135m": Shape(config(LlamaConfig, 576, 1536, 30, 9, 3, 49_152, True), digits=1),
+    "meta-llama/Llama-3.2-1B-Instruct": Shape(config(LlamaConfig, 2048, 8192, 16, 32, 8, 128_256, True)),
+    "meta-llama/Llama-3.2-3B-Instruct": Shape(config(LlamaConfig, 3072, 8192, 28, 24, 8, 128_256, True)),
+    "meta-llama/Llama-3.1-8B-Instruct": Shape(config(LlamaConfig, 4096, 14_336, 32, 32, 8, 128_256, False)),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": Shape(
+        config(Qwen2Config, 1536, 8960, 28, 12, 2, 151_936, False), digits=1
+    ),
 }
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaForCausalLM
+from transformers import Cache, LlamaConfig, LlamaForCausalLM
 
 from colar.data.example import Example
 from colar.methods.base import Batch, Method, Row
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM, Reduce
-from colar.planning.shapes import counting_tokenizer, llama
+from colar.planning import shapes
 from colar.prompts import Template
 
 WIDTH = 40
@@ -102,10 +102,10 @@ class Twin(LatentLM):
 
 def twin_of(method: Method, examples: Sequence[Example]) -> Twin:
     """A twin with the method's modules; `method.prepare` runs on these examples."""
-    config = llama(WIDTH, WIDTH, 1, 4, 4, VOCABULARY, tied=True)
+    config = shapes.config(LlamaConfig, WIDTH, WIDTH, 1, 4, 4, VOCABULARY, tied=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        backbone = Backbone("twin", LlamaForCausalLM(config), counting_tokenizer())
+        backbone = Backbone("twin", LlamaForCausalLM(config), shapes.counting_tokenizer())
         twin = Twin.from_backbone(backbone)
         assert isinstance(twin, Twin)
         twin.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -77,7 +78,7 @@ async def _events(ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], No
     yield {"type": f"response.{response['status']}", "response": response}
 
 
-class _Item:
+class _Item(ABC):
     """One item of the output, and the events that say it."""
 
     prefix: str
@@ -86,11 +87,13 @@ class _Item:
     def __init__(self, ask: Ask) -> None:
         self.id = f"{self.prefix}_{ask.id.partition('_')[2]}"
 
+    @abstractmethod
     def started(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """The item before it has said anything."""
 
+    @abstractmethod
     def done(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        """The item with all its text."""
 
     def part(self, text: str) -> dict[str, Any]:
         return {"type": self.part_type, "text": text}

@@ -70,6 +70,8 @@ class TrainingRows(Dataset[Row]):
         self.examples = examples
         self.seed = seed
         self.n_draws = n_draws
+        # The draws of an example are asked for one after another.
+        self._last: tuple[tuple[float, int, int], list[Row]] | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -83,10 +85,15 @@ class TrainingRows(Dataset[Row]):
         return self._encode(epoch, index, draws_of=0)[0]
 
     def _encode(self, epoch: float, index: int, draws_of: int) -> list[Row]:
+        key = (epoch, index, draws_of)
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         example = self.examples[index]
         # The id, not the index: a row keeps its draws when others are added or removed.
         rng = Random(seed_from(self.seed, draws_of, example.id))
-        return self.method.encode_draws(self.template, example, rng, epoch, self.n_draws)
+        rows = self.method.encode_draws(self.template, example, rng, epoch, self.n_draws)
+        self._last = (key, rows)
+        return rows
 
     def lengths(self) -> list[int]:
         """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context.

@@ -1,0 +1,72 @@
+"""What the commands that look at chains problem by problem share (`diagnose`, `inspect`)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from colar.cli.shared import (
+    Parser,
+    check_params,
+    checkpoint_options,
+    data_options,
+    limit_options,
+    limits_of,
+    load,
+    named,
+    options,
+    param_grid,
+    params_options,
+)
+
+
+def problem_options(parser: Parser, method_options: bool) -> None:
+    """Checkpoints, the problems, per-request values and limits."""
+    checkpoint_options(parser)
+    data_options(parser)
+    parser.add_argument(
+        "--data", default="arithmetic", help="source or file; its rows must have reasoning steps"
+    )
+    parser.add_argument("--split", default="test", help="split of the source")
+    parser.add_argument("--limit", type=int, default=200, help="first N problems")
+    if method_options:
+        params_options(parser)
+    limit_options(parser, max_completion_length=16)
+
+
+def load_problems(args: argparse.Namespace) -> list[Any]:
+    """The problems; per-request values out of range are rejected before them."""
+    from colar.data import sources
+
+    check_params(args)
+    return sources.load(
+        args.data,
+        args.split,
+        data_dir=args.data_dir,
+        limit=args.limit,
+        seed=args.data_seed,
+        skip_malformed=args.skip_malformed,
+        options=options(args.options, args.data),
+    )
+
+
+def decoding_of(args: argparse.Namespace) -> Any:
+    """Greedy, cut at the limits."""
+    from colar.engine.request import Decoding
+
+    return Decoding(**limits_of(args))
+
+
+def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
+    """Every checkpoint at every per-request value: the fields that name its rows, model, method, params."""
+    from colar.methods.base import variant
+
+    for text in args.checkpoints:
+        name, path = named(text)
+        lm, method, _ = load(path, args)
+        for params in param_grid(method, args):
+            # Only some methods have one; the row shows null for the others.
+            factor = getattr(params, "compression_factor", None)
+            key = {"model": name, "compression_factor": factor, "variant": variant(params)}
+            yield key, lm, method, params
