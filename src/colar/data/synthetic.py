@@ -20,31 +20,25 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from colar.checks import check_choice, check_holds, is_number
 from colar.data.example import Example
+from colar.data.moves import LOSSES, Move, Sizes, draw_problem, equation, move_on
 from colar.data.splits import split_by_hash
+from colar.data.wording import WORDINGS
 
 SPLITS = ("train", "validation", "test")
-OPERATIONS = "+-*/"
 MAX_MISSES = 20_000
 """Draws in a row without a new problem after which the space counts as exhausted."""
+LARGEST_SLIP = 99
+"""Largest result of a chain with a slip: two digits, as everywhere."""
 
 
 @dataclass(frozen=True)
-class ArithmeticConfig:
+class ArithmeticConfig(Sizes):
     """Which problems are made. The defaults are the demo's; other values shift the test set away from them."""
 
-    steps: tuple[int, int] = (3, 4)
-    """Fewest and most equations in a chain; lengths between them are equally frequent."""
-    max_number: int = 12
-    """Largest number in a question (the smallest is 2)."""
-    max_value: int = 40
-    """Largest result of any step."""
-    operations: str = OPERATIONS
-    """Which of + - * / may occur."""
     wording: str = "story"
     """`story`, `run_on` (the same words, every clause joined by "and"), `question_first` (the same words, the
     question before the story) or `plain` (other words)."""
@@ -57,28 +51,11 @@ class ArithmeticConfig:
     are the few problems on which the slip would end in an inexact division or a number of three digits."""
 
     def __post_init__(self) -> None:
-        check_holds("steps", _is_range(self.steps), self.steps, "[fewest, most] with 1 <= fewest <= most")
-        object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
-        for key in ("max_number", "max_value"):
-            value = getattr(self, key)
-            check_holds(key, isinstance(value, int) and value >= 4, value, "a whole number, 4 or more")
-        some = isinstance(self.operations, str) and self.operations != ""
-        known = some and set(self.operations) <= set(OPERATIONS)
-        check_holds("operations", known, self.operations, f"some of the characters {OPERATIONS}")
+        super().__post_init__()
         for key in ("overruns", "slips"):
             share = getattr(self, key)
             check_holds(key, is_number(share) and 0 <= share <= 1, share, "a share from 0 to 1")
         check_choice("wording", self.wording, tuple(WORDINGS))
-
-
-def _is_range(steps: object) -> bool:
-    """Whether `steps` is [fewest, most], both whole, 1 <= fewest <= most."""
-    if not isinstance(steps, list | tuple) or len(steps) != 2:
-        return False
-    if not all(isinstance(step, int) for step in steps):
-        return False
-    fewest, most = steps
-    return 1 <= int(fewest) <= int(most)
 
 
 def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Example]:
@@ -96,7 +73,7 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
     misses = 0
     while len(examples) < n:
         # A draw is thrown away where it is a dead end, another split's, or a question that came before.
-        problem = _draw_problem(config, rng)
+        problem = draw_problem(config, rng)
         question = ""
         if problem is not None and _split_of(problem) == split:
             question = WORDINGS[config.wording](problem, rng)
@@ -123,7 +100,7 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
     return examples
 
 
-def _chain(problem: list[_Move]) -> list[str]:
+def _chain(problem: list[Move]) -> list[str]:
     """The reasoning steps: an equation each, `<<3*4=12>>`."""
     steps = []
     for move in problem:
@@ -132,18 +109,18 @@ def _chain(problem: list[_Move]) -> list[str]:
     return steps
 
 
-def _slipped(problem: list[_Move]) -> list[_Move] | None:
+def _slipped(problem: list[Move]) -> list[Move] | None:
     """The problem as a teacher takes it who adds the first loss; None where there is none, or no such chain."""
-    moves: list[_Move] = []
+    moves: list[Move] = []
     total = 0
     slip_due = True
     for move in problem:
-        taken = _move(move.kind, move.numbers, total)
+        taken = move_on(move.kind, move.numbers, total)
         if slip_due and move.kind in LOSSES:
             # The loss is the last equation of its move: its product, if it has one, is right.
             _, _, lost, _ = taken.equations[-1]
-            slip = _equation(total, "+", lost)
-            taken = _Move(move.kind, move.numbers, (*taken.equations[:-1], slip), slip[3])
+            slip = equation(total, "+", lost)
+            taken = Move(move.kind, move.numbers, (*taken.equations[:-1], slip), slip[3])
             slip_due = False
         for a, op, b, value in taken.equations:
             inexact = op == "/" and a % b != 0
@@ -165,145 +142,7 @@ def _one_too_many(step: str) -> str:
     return f"<<{total}+1={total + 1}>>"
 
 
-# --- numbers -------------------------------------------------------------------------------------------
-
-Equation = tuple[int, str, int, int]
-"""a, operation, b, result"""
-
-
-@dataclass(frozen=True)
-class _Move:
-    """One clause of the story: its kind, the numbers that it names, the equations that it takes."""
-
-    kind: str
-    numbers: tuple[int, ...]
-    equations: tuple[Equation, ...]
-    total: int
-
-
-# Kind -> the operations of its equations, in order. A start needs no total; an ending closes the story.
-STARTS = {"count": "", "groups": "*"}
-MOVES = {"add": "+", "sub": "-", "mul": "*", "div": "/", "add_groups": "*+", "sub_groups": "*-"}
-ENDINGS = {"more": "++", "fewer": "-+", "times": "*+"}
-KINDS = {**STARTS, **MOVES, **ENDINGS}
-PRODUCTS = ("groups", "add_groups", "sub_groups")
-"""The kinds that name two numbers, whose product is a step."""
-LOSSES = ("sub", "sub_groups")
-"""The kinds whose last equation takes something away."""
-LARGEST_SLIP = 99
-"""Largest result of a chain with a slip: two digits, as everywhere."""
-
-
-def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[_Move] | None:
-    """Draw a problem, or None where the draw ran into a dead end (the caller draws again)."""
-    steps_left = _between(rng, *config.steps)
-    moves: list[_Move] = []
-    total = 0
-    # A chain of n steps is made of moves that take one or two each.
-    while steps_left or not moves:
-        kinds = _possible_kinds(config, first=not moves, steps_left=steps_left)
-        # Kinds are tried in a random order until one has numbers that fit.
-        move = None
-        while kinds and move is None:
-            kind = kinds.pop(_between(rng, 0, len(kinds) - 1))
-            move = _draw_move(kind, total, config, rng)
-        if move is None:
-            return None
-        moves.append(move)
-        total = move.total
-        steps_left -= len(move.equations)
-    return moves
-
-
-def _possible_kinds(config: ArithmeticConfig, first: bool, steps_left: int) -> list[str]:
-    """The kinds that may stand here: their steps fit, and the config allows their operations."""
-    if first:
-        candidates = list(STARTS)
-    elif steps_left == 2:
-        # Every ending takes two steps, and nothing may follow it.
-        candidates = [*MOVES, *ENDINGS]
-    else:
-        candidates = list(MOVES)
-    allowed = set(config.operations)
-    return [kind for kind in candidates if len(KINDS[kind]) <= steps_left and set(KINDS[kind]) <= allowed]
-
-
-def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> _Move | None:
-    """Draw numbers for a move that keep every result within 2..max_value; None if there are none."""
-    if kind == "count":
-        number = _between(rng, 2, min(config.max_number, config.max_value))
-        return _move(kind, (number,), total)
-    if kind in PRODUCTS:
-        return _draw_product(kind, total, config, rng)
-    choices = _choices(kind, total, config)
-    if not choices:
-        return None
-    number = choices[_between(rng, 0, len(choices) - 1)]
-    return _move(kind, (number,), total)
-
-
-def _move(kind: str, numbers: tuple[int, ...], total: int) -> _Move:
-    """That move on that total."""
-    if kind == "count":
-        return _Move(kind, numbers, (), numbers[0])
-    if kind in PRODUCTS:
-        first = _equation(numbers[0], "*", numbers[1])
-        if kind == "groups":
-            return _Move(kind, numbers, (first,), first[3])
-        last = _equation(total, KINDS[kind][1], first[3])
-        return _Move(kind, numbers, (first, last), last[3])
-    first = _equation(total, KINDS[kind][0], numbers[0])
-    if kind in MOVES:
-        return _Move(kind, numbers, (first,), first[3])
-    # An ending: the second person's number, then both people's together.
-    both = _equation(total, "+", first[3])
-    return _Move(kind, numbers, (first, both), both[3])
-
-
-def _draw_product(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> _Move | None:
-    """Draw a move on a * b. Both are 2 or more, so that the product must have room for 4."""
-    if kind == "groups":
-        largest = config.max_value
-    elif kind == "add_groups":
-        largest = config.max_value - total
-    else:
-        largest = total - 2
-    if largest < 4:
-        return None
-    a = _between(rng, 2, min(config.max_number, largest // 2))
-    b = _between(rng, 2, min(config.max_number, largest // a))
-    return _move(kind, (a, b), total)
-
-
-def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
-    """The numbers that a move of one number may name, given the total so far."""
-    smallest = 2
-    limit = config.max_value
-    # The largest number after which the move's last result is still within 2..limit.
-    largest = {
-        "add": limit - total,
-        "sub": total - 2,
-        "mul": limit // total,
-        "div": total // 2,
-        "more": limit - 2 * total,
-        "fewer": total - 2,
-        "times": (limit - total) // total,
-    }[kind]
-    if kind == "fewer":
-        # Both together have 2 * total - number.
-        smallest = max(smallest, 2 * total - limit)
-    within = range(smallest, min(config.max_number, largest) + 1)
-    if kind == "div":
-        return [number for number in within if total % number == 0]
-    return within
-
-
-def _equation(a: int, op: str, b: int) -> Equation:
-    results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}
-    return a, op, b, results[op]
-
-
-def _split_of(problem: list[_Move]) -> str:
+def _split_of(problem: list[Move]) -> str:
     """The split of a problem: by the hash of its equations alone."""
     parts = []
     for move in problem:
@@ -313,103 +152,3 @@ def _split_of(problem: list[_Move]) -> str:
                 a, b = b, a
             parts.append(f"{a}{op}{b}")
     return split_by_hash(" ".join(parts))
-
-
-def _between(rng: random.Random, low: int, high: int) -> int:
-    """Uniform over low..high, both included, from `random()` alone (see the module's docstring)."""
-    return low + int(rng.random() * (high - low + 1))
-
-
-# --- words ---------------------------------------------------------------------------------------------
-
-NAMES = ("Mia", "Leo", "Ana", "Tom", "Eva", "Ben", "Zoe", "Max", "Lily", "Omar", "Nina", "Hugo")
-THINGS = (
-    "pens",
-    "cards",
-    "coins",
-    "shells",
-    "stamps",
-    "apples",
-    "beads",
-    "books",
-    "eggs",
-    "nuts",
-    "keys",
-    "toys",
-)
-CONTAINERS = ("boxes", "bags", "packs")
-# What a move says in a story. {0} and {1} are its numbers; where there are several forms, one is drawn.
-CLAUSES = {
-    "count": ("has {0} {things}",),
-    "groups": ("has {0} {container} of {1} {things}",),
-    "add": ("finds {0} more", "buys {0} more", "wins {0} more"),
-    "sub": ("loses {0}", "sells {0}", "drops {0}"),
-    "mul": ("swaps each for {0}", "trades each for {0}"),
-    "div": ("keeps one of {0} equal piles", "keeps one of {0} equal heaps"),
-    "add_groups": ("finds {0} {container} of {1}", "buys {0} {container} of {1}"),
-    "sub_groups": ("gives {0} friends {1} each", "sells {0} {container} of {1}"),
-    "more": ("{peer} has {0} more",),
-    "fewer": ("{peer} has {0} fewer",),
-    "times": ("{peer} has {0} times as many",),
-}
-# The same moves without a story.
-PLAIN = {
-    "count": "Take {0}",
-    "groups": "Take {0} times {1}",
-    "add": "Add {0}",
-    "sub": "Subtract {0}",
-    "mul": "Multiply by {0}",
-    "div": "Divide by {0}",
-    "add_groups": "Add {0} times {1}",
-    "sub_groups": "Subtract {0} times {1}",
-    "more": "Add {0} more than that",
-    "fewer": "Add {0} less than that",
-    "times": "Add {0} times that",
-}
-
-
-def _tell(problem: list[_Move], rng: random.Random, joiner: str = ", ") -> tuple[str, str]:
-    """The story and its question; `joiner` stands between all clauses but the last two."""
-    # The order of the draws is part of the format: the same seed tells the same story.
-    words = {"name": _pick(NAMES, rng), "things": _pick(THINGS, rng)}
-    # Drawn again until it is somebody else.
-    words["peer"] = words["name"]
-    while words["peer"] == words["name"]:
-        words["peer"] = _pick(NAMES, rng)
-    clauses = []
-    for move in problem:
-        words["container"] = _pick(CONTAINERS, rng)
-        clause = _pick(CLAUSES[move.kind], rng)
-        clauses.append(clause.format(*move.numbers, **words))
-    # An ending is a sentence of its own.
-    peer = clauses.pop() if problem[-1].kind in ENDINGS else ""
-    story = clauses[-1]
-    if len(clauses) > 1:
-        story = joiner.join(clauses[:-1]) + " and " + story
-    if peer:
-        return f"{words['name']} {story}. {peer}.", "How many do both have?"
-    return f"{words['name']} {story}.", "How many {things} does {name} have?".format(**words)
-
-
-def _pick(among: Sequence[str], rng: random.Random) -> str:
-    return among[_between(rng, 0, len(among) - 1)]
-
-
-def _story(problem: list[_Move], rng: random.Random) -> str:
-    return " ".join(_tell(problem, rng))
-
-
-def _run_on(problem: list[_Move], rng: random.Random) -> str:
-    return " ".join(_tell(problem, rng, " and "))
-
-
-def _question_first(problem: list[_Move], rng: random.Random) -> str:
-    return " ".join(reversed(_tell(problem, rng)))
-
-
-def _plain(problem: list[_Move], rng: random.Random) -> str:
-    sentences = [PLAIN[move.kind].format(*move.numbers) + "." for move in problem]
-    return " ".join([*sentences, "What is the result?"])
-
-
-WORDINGS = {"story": _story, "run_on": _run_on, "question_first": _question_first, "plain": _plain}
