@@ -94,7 +94,10 @@ def test_what_a_head_does_not_have_is_null(inside):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--output", "inside.html"], "--output must be a file that ends in .json, got 'inside.html'"),
+        (
+            ["--output", "inside.txt"],
+            "--output must be a file that ends in .html or a file that ends in .json, got 'inside.txt'",
+        ),
         (["--output", "inside.json", "--look", "0"], "--look must be 1 or more, got 0"),
     ],
 )

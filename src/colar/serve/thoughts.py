@@ -25,6 +25,7 @@ from colar.model.latent_lm import LatentLM
 from colar.serve.nearest import Near, Nearest
 from colar.serve.text import TokenText
 
+
 class ThoughtReader:
     """Reads the thoughts of one answer, in their order. `detailed`: as THOUGHTs too, not as text alone."""
 
@@ -80,9 +81,7 @@ class ThoughtReader:
             neighbours.append(token_object(template, token_id, cosine))
         is_token = event.token_id >= 0
         factor = getattr(self.params, "compression_factor", None)
-        return text, thought_object(
-            index, text, is_token, ordered, tokens, neighbours, event.info, factor
-        )
+        return text, thought_object(index, text, is_token, ordered, tokens, neighbours, event.info, factor)
 
     def end(self) -> str:
         """What was kept back of the last tokens: bytes that have become no character."""
