@@ -22,12 +22,13 @@ from colar.analysis.controls import Forced
 from colar.analysis.measured import Measured
 from colar.data.answers import judge
 from colar.data.example import Example
-from colar.engine.request import Completion, Decoding, Request
+from colar.engine.request import Completion, Request
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import stats
 
 REPLACED = ("shuffled", "zeroed")
+CONTROLS = (*REPLACED, "none")
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,16 @@ def cost_of(
     examples: Sequence[Example],
     requests: Sequence[Request],
     completions: Sequence[Completion],
+    kinds: Sequence[str] = CONTROLS,
     seed: int = 0,
 ) -> Cost:
-    """Answer the requests with other thoughts than those of their `completions`. `seed` fixes who gets whose."""
+    """Answer the requests with other thoughts than those of their `completions`, for each of the `kinds` of control.
+
+    `seed` fixes who gets whose thoughts.
+    """
     variants = {"own": variant_of(examples, completions)}
     plain = [replace(request, keep_latents=False) for request in requests]
-    for kind, asked, made in _controls(lm, method, plain, completions, seed):
+    for kind, asked, made in _controls(lm, method, plain, completions, kinds, seed):
         variants[kind] = variant_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
     differences = {}
     for kind, variant in variants.items():
@@ -82,7 +87,12 @@ def cost_of(
 
 
 def _controls(
-    lm: LatentLM, method: Method, requests: list[Request], completions: Sequence[Completion], seed: int
+    lm: LatentLM,
+    method: Method,
+    requests: list[Request],
+    completions: Sequence[Completion],
+    kinds: Sequence[str],
+    seed: int,
 ) -> list[tuple[str, list[Request], Method]]:
     """Each control: its requests, and the method that answers them."""
     made: list[tuple[str, list[Request], Method]] = []
@@ -91,16 +101,15 @@ def _controls(
         questions = {request.question for request in requests}
         for kind in REPLACED:
             # A single question has no other to take thoughts from.
-            if kind != "shuffled" or len(questions) > 1:
+            if kind in kinds and (kind != "shuffled" or len(questions) > 1):
                 replaced = controls.KINDS[kind](own, requests, seed)
                 made.append((kind, requests, Forced(method, requests, replaced)))
-    at_once = [replace(request, decoding=_without_thoughts(request.decoding)) for request in requests]
-    made.append(("none", at_once, method))
+    if "none" in kinds:
+        at_once = []
+        for request in requests:
+            at_once.append(replace(request, decoding=replace(request.decoding, max_latents=0)))
+        made.append(("none", at_once, method))
     return made
-
-
-def _without_thoughts(decoding: Decoding) -> Decoding:
-    return replace(decoding, max_latents=0)
 
 
 def variant_of(examples: Sequence[Example], completions: Sequence[Completion]) -> Variant:

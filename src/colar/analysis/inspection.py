@@ -4,7 +4,7 @@ A system is a model at one value of its params. Its part of the JSON holds
 
     model compression_factor variant        its name
     n n_looked retrieval ... causal         `inside.py`; null for a method whose thoughts stand for no tokens
-    cost                                    `cost.py`; null where its controls were left out
+    cost                                    `cost.py`
     answers                                 of each question: the answer, and what went wrong
 
 The chains themselves are for the page alone: they are longer than all numbers together.
@@ -19,7 +19,7 @@ from typing import Any
 
 from colar import files
 from colar.analysis.chains import Chain, answer_all, chains_of, requests_of
-from colar.analysis.cost import cost_of, difference
+from colar.analysis.cost import CONTROLS, cost_of, difference
 from colar.analysis.inside import Inside, look_inside
 from colar.analysis.reference_chain import require_groups
 from colar.data.example import Example
@@ -63,13 +63,13 @@ def system_of(
 ) -> System:
     """Let one system answer, and measure it. The model thinks once for all of it, controls apart.
 
-    Without `numbers` only the chains are read.
+    Without `numbers` only the chains are read; without `controls` its own cost is measured alone.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, limits)
     answer_all(lm, method, requests[:1], "warm up")
     completions = answer_all(lm, method, requests)
-    compared = _compares(lm, method, examples, params)
+    compared = compares(lm, method, examples, params)
     chains = chains_of(lm, method, examples, params, completions, compared)
     found: dict[str, Any] = {each.name: None for each in fields(Inside)}
     if compared and numbers:
@@ -78,13 +78,14 @@ def system_of(
         )
         found = inside.to_json()
     cost = None
-    if controls:
-        cost = cost_of(lm, method, examples, requests, completions).to_json()
+    if numbers:
+        kinds = CONTROLS if controls else ()
+        cost = cost_of(lm, method, examples, requests, completions, kinds).to_json()
     answers = [chain.summary() for chain in chains]
     return System({**key, **found, "cost": cost, "answers": answers}, chains)
 
 
-def _compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
+def compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
     """Whether thoughts can be compared with reference chains."""
     with_steps = [example for example in examples if example.steps]
     try:
@@ -194,7 +195,5 @@ def inspect(
     systems = []
     for params in asked:
         key = key_of(name, params)
-        systems.append(
-            system_of(key, lm, method, examples, params, limits, numbers=numbers, controls=numbers)
-        )
+        systems.append(system_of(key, lm, method, examples, params, limits, numbers=numbers))
     return Inspection(examples, systems, without_answer=frozenset(without_answer))

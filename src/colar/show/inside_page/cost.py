@@ -159,7 +159,7 @@ def _table(systems: Sequence[System], names: Sequence[str]) -> Table:
         ]
         for kind in ("shuffled", "zeroed", "none"):
             row.append(with_interval(variants[kind]["accuracy"], 100, unit="%") if kind in variants else NONE)
-        found = differences.get("shuffled") or differences.get("none")
+        found = differences.get("shuffled", differences.get("none"))
         row.append(with_interval(found, 100))
         rows.append(row)
     head = ["system", "questions", "accuracy", "#L", "forward passes", "time", "another's thoughts", "zeros"]
