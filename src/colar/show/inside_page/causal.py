@@ -21,7 +21,7 @@ def causal_section(systems: Sequence[System]) -> Section:
     return Section(
         "causal",
         "What one thought does to the answer",
-        "One thought is changed, and the answer decoded anew: how many answers change, and the accuracy that is left. "
+        "One thought is changed, and the answer decoded anew. Cells: answers that change / accuracy that is left. "
         "“Kept” feeds the later thoughts as they were, “rethought” lets the model think on.",
         tables=tables,
     )
@@ -46,4 +46,4 @@ def _table(causal: Any, name: str) -> Table:
 def _cell(effect: Any) -> str:
     if effect is None:
         return NONE
-    return f"{percent(effect['changed'], 0)} change, {percent(effect['accuracy_after'], 0)} right"
+    return f"{percent(effect['changed'], 0)} / {percent(effect['accuracy_after'], 0)}"

@@ -17,6 +17,9 @@ WIDTH = 480
 HEIGHT = 290
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 44
 COLOURS = 8
+MANY = 12
+"""Points of a series from which on they are drawn smaller."""
+LARGE, SMALL = 4, 2.5
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, alt: str, diagonal: bool =
 
 def _series(series: Series, x: Axis, y: Axis) -> Markup:
     parts = []
+    radius = SMALL if len(series.points) > MANY else LARGE
     places = [_at(x, y, point.x, point.y) for point in series.points]
     if len(places) > 1:
         path = " ".join(f"{left:.1f},{top:.1f}" for left, top in places)
@@ -106,8 +110,8 @@ def _series(series: Series, x: Axis, y: Axis) -> Markup:
                 ]
                 parts.append(_line(ends[0], ends[1], "interval"))
         parts.append(
-            Markup('<circle cx="{:.1f}" cy="{:.1f}" r="4"><title>{}</title></circle>').format(
-                left, top, point.text or f"{series.name}: {x.text(point.x)}, {y.text(point.y)}"
+            Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}</title></circle>').format(
+                left, top, radius, point.text or f"{series.name}: {x.text(point.x)}, {y.text(point.y)}"
             )
         )
         if point.label:

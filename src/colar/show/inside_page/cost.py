@@ -14,7 +14,6 @@ from colar.show.inside_page.figures import (
     Section,
     System,
     Table,
-    between,
     names_of,
     percent,
     with_interval,
@@ -76,7 +75,7 @@ def _verdict(cost: Any) -> str:
             continue
         low, high = found["interval"]
         left = percent(cost["variants"][kind]["accuracy"]["mean"])
-        points = f"{100 * found['mean']:.1f} points {between(found['interval'], 100)}"
+        points = _points(found, " points")
         other = "another question's thoughts" if kind == "shuffled" else "its thoughts left out"
         if low > 0:
             return f"With {other}: {left}. The difference, {points}, says that its answers depend on what it thinks."
@@ -84,6 +83,14 @@ def _verdict(cost: Any) -> str:
             return f"With {other} it is better: {left}, a difference of {points}."
         return f"With {other}: {left}. The difference, {points}, does not show that it uses its thoughts."
     return ""
+
+
+def _points(difference: Any, unit: str = "") -> str:
+    """A difference of two accuracies; the ends of its normal interval may lie beyond what there can be."""
+    if difference is None or difference["interval"] is None:
+        return with_interval(difference, 100, unit=unit)
+    low, high = difference["interval"]
+    return with_interval({**difference, "interval": [max(-1.0, low), min(1.0, high)]}, 100, unit=unit)
 
 
 def _figure(systems: Sequence[System], key: str, x_label: str, scale: Callable[[float], float]) -> Figure:
@@ -160,7 +167,7 @@ def _table(systems: Sequence[System], names: Sequence[str]) -> Table:
         for kind in ("shuffled", "zeroed", "none"):
             row.append(with_interval(variants[kind]["accuracy"], 100, unit="%") if kind in variants else NONE)
         found = differences.get("shuffled", differences.get("none"))
-        row.append(with_interval(found, 100))
+        row.append(_points(found))
         rows.append(row)
     head = ["system", "questions", "accuracy", "#L", "forward passes", "time", "another's thoughts", "zeros"]
     return Table(
@@ -179,7 +186,7 @@ def _comparisons(found: Sequence[Any]) -> Table:
         speed = NONE if factor is None else f"{factor:g}"
         mean = {"mean": each["difference"], "interval": each["interval"]}
         name = f"{each['model']} minus {each['baseline']}"
-        rows.append([name, f"{speed} {each['variant']}".strip(), str(each["n"]), with_interval(mean, 100)])
+        rows.append([name, f"{speed} {each['variant']}".strip(), str(each["n"]), _points(mean)])
     return Table(
         ["models", "c", "questions", "points"],
         rows,

@@ -43,5 +43,8 @@
     });
   }
 
+  const choices = $("variants");
+  if (choices) choices.hidden = !choices.querySelector("label:not([hidden])");
+
   ColarQuestions.start(ColarData.read());
 })();
