@@ -72,9 +72,11 @@ class RunPage:
     def write(self, lm: LatentLM, method: Method) -> None:
         """Write the page and its numbers."""
         with harmless("the page"), as_asked(lm):
-            name = "after" if self.folder.before.exists() else self.folder.path.resolve().name
+            run = self.folder.path.resolve().name
+            name = "after" if self.folder.before.exists() else run
             systems = [*self._kept(), *self._systems(lm, method, name)]
-            more = {"asked": {"limit": len(self.examples), "look": LOOK}, "steps": self._steps()}
+            asked = {"limit": len(self.examples), "look": LOOK}
+            more = {"title": run, "asked": asked, "steps": self._steps()}
             inspection = Inspection(list(self.examples), systems, more)
             files.write_json(self.folder.numbers, inspection.to_json())
             inspection.save(self.folder.page)

@@ -55,7 +55,7 @@ def render(
     # Undefined names are errors, not empty texts.
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html").render(
-        title=_title(systems),
+        title=_title(whole),
         cost=cost_section(whole),
         steps=steps_section(whole),
         sections=[section for section in shown if not section.is_empty],
@@ -79,9 +79,10 @@ def framed(page: str, height: int = 800) -> str:
     )
 
 
-def _title(systems: Sequence[Mapping[str, Any]]) -> str:
-    models = dict.fromkeys(system["model"] for system in systems)
-    return f"Look inside {', '.join(models)}" if models else "Look inside"
+def _title(whole: Mapping[str, Any]) -> str:
+    """By the key `title`, else by the models."""
+    models = dict.fromkeys(system["model"] for system in whole["systems"])
+    return f"Look inside {whole.get('title') or ', '.join(models)}"
 
 
 def _policy(style: str, script: str) -> str:

@@ -170,12 +170,15 @@ def _table(systems: Sequence[System], names: Sequence[str]) -> Table:
         row.append(_points(found))
         rows.append(row)
     head = ["system", "questions", "accuracy", "#L", "forward passes", "time", "another's thoughts", "zeros"]
+    head += ["left out", "own minus control"]
+    # A column that is empty in every row is a control that nobody asked for.
+    kept = [k for k in range(len(head)) if any(row[k] != NONE for row in rows)]
     return Table(
-        [*head, "left out", "own minus another's"],
-        rows,
+        [head[k] for k in kept],
+        [[row[k] for k in kept] for row in rows],
         "Accuracy, cost and controls",
-        "In brackets: 95% intervals over questions. The last column is paired by question (of a chain of tokens: own "
-        "minus left out).",
+        "In brackets: 95% intervals over questions. The last column is paired by question: minus another's "
+        "thoughts, or minus thoughts left out where those are tokens.",
     )
 
 
