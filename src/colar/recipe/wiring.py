@@ -74,7 +74,7 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     progress.say(
         f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)"
     )
-    if page is not None:
+    if page is not None and page.folder.page.exists():
         progress.say(f"what it thinks: {page.folder.page}")
     return result
 
