@@ -224,6 +224,13 @@ def test_a_notebook_asks_in_its_own_words():
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert [question["answer"] for question in data["questions"]] == [None, "7"]
     assert data["questions"][0]["question"] == "What is 2 + 3?"
+    # Nothing is said of an answer that nobody knows; the other question's is judged.
+    for system in shown.systems:
+        unknown, known = system.numbers["answers"]
+        assert (unknown["right"], unknown["cause"]) == (None, None)
+        assert known["cause"] in diagnosis.CLASSES
+    shown = colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS, compression_factors=(2,))
+    assert 'section id="causes"' not in shown.page()
     with pytest.raises(ValueError, match="at least one question"):
         colar.inspect(lm, method, [])
 

@@ -12,7 +12,7 @@ The chains themselves are for the page alone: they are longer than all numbers t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -195,5 +195,16 @@ def inspect(
     systems = []
     for params in asked:
         key = key_of(name, params)
-        systems.append(system_of(key, lm, method, examples, params, limits, numbers=numbers))
+        system = system_of(key, lm, method, examples, params, limits, numbers=numbers)
+        _unjudge(system, without_answer)
+        systems.append(system)
     return Inspection(examples, systems, without_answer=frozenset(without_answer))
+
+
+def _unjudge(system: System, without_answer: Set[str]) -> None:
+    """Take back what was said of answers that nothing is known about."""
+    for answer in system.numbers["answers"]:
+        if answer["id"] in without_answer:
+            answer["right"] = answer["cause"] = None
+    if without_answer:
+        system.numbers["cost"] = None

@@ -59,7 +59,8 @@ def causes_section(systems: Sequence[System]) -> Section:
 
 
 def _cause_shares(system: System) -> dict[str, float]:
-    counts = Counter(answer["cause"] for answer in system["answers"])
+    # A question that nobody gave an answer to has no cause.
+    counts = Counter(answer["cause"] for answer in system["answers"] if answer["cause"])
     total = max(sum(counts.values()), 1)
     return {cause: counts[cause] / total for cause in CAUSES}
 
