@@ -60,14 +60,6 @@ class Inside(Measured):
     causal: CausalTests | None
     """None where it was left out."""
 
-    def retrieval_table(self) -> dict[str, dict[str, float | None]]:
-        """The table's twelve numbers, by kind and measure."""
-        by_kind = self.retrieval["written"].by_kind
-        table: dict[str, dict[str, float | None]] = {}
-        for kind in TABLE_KINDS:
-            table[kind] = {name: getattr(by_kind[kind], name) for name in TABLE_MEASURES}
-        return table
-
 
 def look_inside(
     lm: LatentLM,
