@@ -14,7 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "src" / "colar" / "serve" / "page"
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "colar"
+PAGE = SOURCE / "serve" / "page"
+VIEWER = SOURCE / "show" / "viewer"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -144,8 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(200, {"object": "list", "data": self.server.models})
             return
         name = "index.html" if path == "/" else path.removeprefix("/static/")
-        file = PAGE / name
-        if file.parent != PAGE or not file.is_file():
+        file = (VIEWER if name.startswith("viewer.") else PAGE) / name
+        if file.parent not in (PAGE, VIEWER) or not file.is_file():
             self._error(404, f"no {path}")
             return
         self._send(200, TYPES[file.suffix], file.read_bytes())

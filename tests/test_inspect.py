@@ -1,4 +1,4 @@
-"""`colar inspect`: one JSON from checkpoints of several heads, and its table counted anew from what it holds."""
+"""`colar inspect`: one page and one JSON from checkpoints of several heads, and the JSON's tables counted anew."""
 
 import json
 
@@ -17,7 +17,7 @@ SHORT = ["--limit", "22", "--look", "4", "--max_latents", "6", "--max_completion
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory):
-    """The JSON of two untrained checkpoints at c = 2 and 5."""
+    """The JSON of two untrained checkpoints at c = 2 and 5, and the page beside it."""
     folder = tmp_path_factory.mktemp("inspect")
     asked = []
     for head in HEADS:
@@ -25,11 +25,13 @@ def inside(tmp_path_factory):
         method = registry.build("colar", {"head": head})
         pretrained.attach(lm, method, 0)
         method.prepare(lm, sources.load("arithmetic", "train", limit=4))
-        pretrained.save(lm, method, folder / head, {"seed": 7, "label": ""}, "# card\n")
-        asked.append(f"{head}={folder / head}")
-    output = folder / "inside.json"
+        # In a run's folder, which stands for its checkpoint.
+        pretrained.save(lm, method, folder / head / "best", {"seed": 7, "label": ""}, "# card\n")
+        asked.append(str(folder / head))
+    output = folder / "inside.html"
     assert main(["inspect", *asked, "--compression_factor", "2", "5", "--output", str(output), *SHORT]) == 0
-    return json.loads(output.read_text())
+    found = json.loads(output.with_suffix(".json").read_text())
+    return {**found, "page": output.read_text(encoding="utf-8")}
 
 
 def test_every_system_is_there(inside):
@@ -67,6 +69,36 @@ def test_the_retrieval_table_can_be_counted_from_the_json(inside):
                     assert shares[name] == (found[name] / n if n else None)
 
 
+def test_costs_can_be_counted_from_the_answers(inside):
+    for system in inside["systems"]:
+        own = system["cost"]["variants"]["own"]
+        answers = system["answers"]
+        assert len(answers) == own["n"] == 22
+        assert own["right"] == [answer["right"] for answer in answers]
+        for name in ("length", "forward_passes", "seconds"):
+            mean = sum(answer[name] for answer in answers) / 22
+            assert own[name]["mean"] == pytest.approx(mean, rel=1e-3)
+        low, high = own["accuracy"]["interval"]
+        assert low <= own["accuracy"]["mean"] <= high
+        assert set(system["cost"]["variants"]) == {"own", "shuffled", "zeroed", "none"}
+    names = [(each["model"], each["baseline"]) for each in inside["comparisons"]]
+    assert names == [("sequential", "gaussian")] * 2
+
+
+def test_the_page_has_every_chain(inside):
+    data = json.loads(inside["page"].split('id="data">')[1].split("</script>")[0])
+    names = [system["name"] for system in data["systems"]]
+    assert names == ["gaussian, c = 2", "gaussian, c = 5", "sequential, c = 2", "sequential, c = 5"]
+    assert len(data["questions"]) == 22
+    for system, chains in zip(inside["systems"], data["chains"], strict=True):
+        for answer, chain in zip(system["answers"], chains, strict=True):
+            assert (chain["a"], chain["w"], len(chain["t"])) == (
+                answer["answer"], answer["cause"], answer["length"],
+            )  # fmt: skip
+    for section in ("cost", "retrieval", "calibration", "layers", "attention", "causal", "probes"):
+        assert f'<section id="{section}">' in inside["page"]
+
+
 def test_the_references_own_latents_are_the_ceiling(inside):
     """At c = 2 an untrained head finds next to nothing in what it writes; the reference's sums hold their tokens."""
     for system in inside["systems"]:
@@ -94,7 +126,10 @@ def test_what_a_head_does_not_have_is_null(inside):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--output", "inside.html"], "--output must be a file that ends in .json, got 'inside.html'"),
+        (
+            ["--output", "inside.txt"],
+            "--output must be a file that ends in .html or a file that ends in .json, got 'inside.txt'",
+        ),
         (["--output", "inside.json", "--look", "0"], "--look must be 1 or more, got 0"),
     ],
 )

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from fake_serve import CHAIN, HOSTILE, PAGE, FakeServe, thoughts
+from fake_serve import CHAIN, HOSTILE, PAGE, VIEWER, FakeServe, thoughts
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api",
@@ -382,8 +382,8 @@ def test_the_viewer_works_from_a_file(browser, tmp_path):
     made[0]["ordered"] = True
     made[0]["tokens"][0]["logprob"] = -0.5
     html = (
-        "<!doctype html><meta charset=utf-8><style>" + (PAGE / "viewer.css").read_text() + "</style>"
-        "<main></main><script>" + (PAGE / "viewer.js").read_text() + "</script>"
+        "<!doctype html><meta charset=utf-8><style>" + (VIEWER / "viewer.css").read_text() + "</style>"
+        "<main></main><script>" + (VIEWER / "viewer.js").read_text() + "</script>"
         f"<script>const made = {json.dumps(made)}; document.querySelector('main')"
         ".append(ColarViewer.chain(made), ColarViewer.legend(made))</script>"
     )
@@ -466,7 +466,7 @@ def test_the_real_server_is_asked_and_understood(browser, real, name):
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    files = sorted(PAGE.iterdir())
+    files = sorted([*PAGE.iterdir(), VIEWER / "viewer.css", VIEWER / "viewer.js"])
     assert {"index.html", "page.css", "page.js", "viewer.css", "viewer.js"} <= {path.name for path in files}
     for path in files:
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")

@@ -55,21 +55,23 @@ BATCH = 64
 # Thoughts as tokens
 
 
-def said(lm: LatentLM, embeds_KD: Tensor, c: int) -> list[set[int]]:
+def said(lm: LatentLM, embeds_KD: Tensor, c: int, directions_VD: Tensor | None = None) -> list[set[int]]:
     """The tokens that each embedding can be read as: its c nearest."""
     if len(embeds_KD) == 0:
         return []
     read_as = []
-    for neighbours in nearest_tokens(lm, embeds_KD, c):
+    for neighbours in nearest_tokens(lm, embeds_KD, c, directions_VD):
         read_as.append({near.token_id for near in neighbours})
     return read_as
 
 
-def said_by(lm: LatentLM, completion: Completion, c: int) -> list[set[int]]:
+def said_by(
+    lm: LatentLM, completion: Completion, c: int, directions_VD: Tensor | None = None
+) -> list[set[int]]:
     """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
     if completion.latents is None:
         return []
-    read_as = said(lm, completion.latents, c)
+    read_as = said(lm, completion.latents, c, directions_VD)
     for k, token_id in enumerate(completion.thought_ids):
         ids = chosen_ids(completion.info[k])
         if token_id >= 0:

@@ -18,6 +18,7 @@ from colar import progress
 from colar.analysis.attention import AttentionMass, attention_of
 from colar.analysis.calibration import SigmaCalibration, StopCalibration, sigma_of, stop_of
 from colar.analysis.causal import CausalTests, causal_tests
+from colar.analysis.chains import BATCH, answer_all, requests_of
 from colar.analysis.layer_states import LayerNorms, LogitLens, lens_of, norms_of
 from colar.analysis.measured import Measured
 from colar.analysis.probe import Probe, probe_of
@@ -32,12 +33,10 @@ from colar.analysis.retrieval_accuracy import (
     written_ranks,
 )
 from colar.data.example import Example
-from colar.engine.engine import Engine
-from colar.engine.request import GREEDY, Decoding, Request, fold
+from colar.engine.request import GREEDY, Completion, Decoding
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
-BATCH = 32
 TABLE_KINDS: tuple[Kind, ...] = ("bracket", "sign", "operand", "result")
 TABLE_MEASURES = ("top1", "top5", "in_set")
 """The retrieval table: four kinds of token, three measures, of thoughts written after a right prefix."""
@@ -58,15 +57,8 @@ class Inside(Measured):
     norms: LayerNorms
     lens: LogitLens
     attention: AttentionMass
-    causal: CausalTests
-
-    def retrieval_table(self) -> dict[str, dict[str, float | None]]:
-        """The table's twelve numbers, by kind and measure."""
-        by_kind = self.retrieval["written"].by_kind
-        table: dict[str, dict[str, float | None]] = {}
-        for kind in TABLE_KINDS:
-            table[kind] = {name: getattr(by_kind[kind], name) for name in TABLE_MEASURES}
-        return table
+    causal: CausalTests | None
+    """None where it was left out."""
 
 
 def look_inside(
@@ -78,13 +70,23 @@ def look_inside(
     *,
     look: int = 32,
     seed: int = 0,
+    completions: Sequence[Completion] | None = None,
+    causal: bool = True,
 ) -> Inside:
-    """Measure the examples that have a reference chain. ValueError where thoughts stand for no tokens of it."""
-    examples = [example for example in examples if example.steps]
+    """Measure the examples that have a reference chain. ValueError where thoughts stand for no tokens of it.
+
+    `completions` are the model's own of all `examples`, if it has answered them already (`chains.requests_of`).
+    Without `causal` no thoughts are changed, which takes longest.
+    """
+    kept = [i for i, example in enumerate(examples) if example.steps]
+    own = None if completions is None else [completions[i] for i in kept]
+    examples = [examples[i] for i in kept]
     require_groups(lm, method, examples, params)
+    if own is None:
+        own = answer_all(lm, method, requests_of(examples, params, limits))
     n = len(examples)
     passes = list(progress.track(reference_passes(lm, method, examples, params), "read", n))
-    retrieval = _retrieval(lm, method, passes, params, limits)
+    retrieval = _retrieval(lm, passes, own)
     first = passes[:look]
     with progress.bar("measure", 5) as bar:
         bar.note("probes")
@@ -100,7 +102,9 @@ def look_inside(
         bar.note("attention")
         attention = attention_of(lm, first)
         bar.advance()
-    causal = causal_tests(lm, method, examples[:look], params, limits, seed=seed, max_batch=BATCH)
+    changed = None
+    if causal:
+        changed = causal_tests(lm, method, examples[:look], params, limits, seed=seed, max_batch=BATCH)
     return Inside(
         n=n,
         n_looked=len(first),
@@ -111,34 +115,22 @@ def look_inside(
         norms=norms,
         lens=lens,
         attention=attention,
-        causal=causal,
+        causal=changed,
     )
 
 
 def _retrieval(
-    lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, limits: Decoding
+    lm: LatentLM, passes: Sequence[ReferencePass], completions: Sequence[Completion]
 ) -> dict[str, RetrievalAccuracy]:
     """All three chains: what is written after a right prefix, the model's own, and the reference's."""
-    requests = []
-    for each in passes:
-        example = each.example
-        requests.append(
-            Request(example.id, example.question, params, limits, each.row.seed, keep_latents=True)
-        )
     directions_VD = directions(lm)
-    own = []
-    completions = fold(lm, Engine(lm, method, BATCH).stream(requests))
-    for completion in progress.track(completions, "think", len(requests)):
-        # A new engine numbers its requests from 0, in their order; they finish in another.
-        own.append((completion.number, own_ranks(lm, passes[completion.number], completion, directions_VD)))
-    written, reference, in_order = [], [], []
-    for each in passes:
+    written, own, reference = [], [], []
+    for each, completion in zip(passes, completions, strict=True):
         written += written_ranks(each, directions_VD)
+        own += own_ranks(lm, each, completion, directions_VD)
         reference += reference_ranks(each, directions_VD)
-    for _, ranks in sorted(own, key=lambda numbered: numbered[0]):
-        in_order += ranks
     return {
         "written": retrieval_accuracy(written),
-        "own": retrieval_accuracy(in_order),
+        "own": retrieval_accuracy(own),
         "reference": retrieval_accuracy(reference),
     }

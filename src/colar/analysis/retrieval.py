@@ -43,9 +43,14 @@ class Reading:
 
 
 @torch.no_grad()
-def nearest_tokens(lm: LatentLM, latents_KD: Tensor, k: int) -> list[tuple[Neighbour, ...]]:
-    """The `k` nearest tokens of each latent by cosine similarity, best first."""
-    cosine_KV = cosine_with(latents_KD, directions(lm))
+def nearest_tokens(
+    lm: LatentLM, latents_KD: Tensor, k: int, directions_VD: Tensor | None = None
+) -> list[tuple[Neighbour, ...]]:
+    """The `k` nearest tokens of each latent by cosine similarity, best first.
+
+    `directions_VD` are those of `directions`, for a caller who reads many chains.
+    """
+    cosine_KV = cosine_with(latents_KD, directions(lm) if directions_VD is None else directions_VD)
     best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
     cosines, token_ids = best.values.tolist(), best.indices.tolist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from colar import checks, files, progress
 from colar.cli.problems import decoding_of, each_system, load_problems, problem_options
 from colar.cli.shared import model_options
 
+ENDINGS = (".html", ".json")
+
 
 def add_parser(commands: Any, method_options: bool) -> None:
     inspect = commands.add_parser(
         "inspect",
-        help="measure what a checkpoint thinks: tokens in its latents, calibration, layers, attention, causes, probes",
-        description="Measure what a checkpoint thinks, and write it as JSON: whether its thoughts can be read as the "
-        "tokens that they stand for; whether stop and sigma are calibrated; norms and a logit lens layer by layer; "
-        "attention; what one changed thought does to the answer; linear probes with their controls.",
+        help="a page that shows what checkpoints think, and the numbers behind it",
+        description="Measure what checkpoints think: accuracy and cost, with controls; whether thoughts can be read as "
+        "the tokens that they stand for; whether stop and sigma are calibrated; norms and a logit lens layer by layer; "
+        "attention; what one changed thought does to the answer; linear probes with their controls. A page shows this, "
+        "and every question's chains beside the reference's.",
     )
     problem_options(inspect, method_options)
     inspect.add_argument(
@@ -27,7 +31,12 @@ def add_parser(commands: Any, method_options: bool) -> None:
         default=32,
         help="first N problems for what takes long: layers, attention, changed thoughts",
     )
-    inspect.add_argument("--output", required=True, metavar="FILE.json", help="file to write")
+    inspect.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="FILE.html: the page, and FILE.json with the numbers beside it; FILE.json: the numbers alone",
+    )
     model_options(inspect)
     inspect.set_defaults(run=run)
 
@@ -35,34 +44,41 @@ def add_parser(commands: Any, method_options: bool) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from colar.analysis.inside import look_inside
+    from colar.analysis.inspection import Inspection, system_of
 
     output = Path(args.output)
-    checks.check_holds("--output", output.suffix == ".json", args.output, "a file that ends in .json")
+    allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
+    checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
     checks.check_holds("--look", args.look >= 1, args.look, "1 or more")
     files.require_writable(output.parent)
     examples = load_problems(args)
+    checks.check_holds("--data", bool(examples), args.data, "a source with rows")
     limits = decoding_of(args)
     systems = []
-    tables = []
     for key, lm, method, params in each_system(args):
-        found = look_inside(lm, method, examples, params, limits, look=args.look)
-        systems.append({**key, **found.to_json()})
-        tables.append((key, found.retrieval_table()))
+        system = system_of(key, lm, method, examples, params, limits, look=args.look)
+        if system.numbers["retrieval"] is None:
+            name = key["model"]
+            progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
+        systems.append(system)
     asked = {"data": args.data, "split": args.split, "limit": args.limit, "look": args.look}
-    whole = {"asked": asked, "provenance": files.provenance(), "systems": systems}
+    inspection = Inspection(examples, systems, {"asked": asked})
+    written = [output.with_suffix(".json")]
     # On one line: most of it are ranks of tokens, which nobody reads.
-    files.write_text(output, json.dumps(whole, ensure_ascii=False, allow_nan=False) + "\n")
-    Console().print(_table(tables))
-    progress.say(f"wrote {output}")
+    numbers = json.dumps(inspection.to_json(), ensure_ascii=False, allow_nan=False)
+    files.write_text(written[0], numbers + "\n")
+    if output.suffix == ".html":
+        written.append(inspection.save(output))
+    Console().print(_table([system.numbers for system in systems]))
+    progress.say(f"wrote {' and '.join(map(str, written))}")
 
 
-def _table(tables: Any) -> Any:
+def _table(systems: Iterable[dict[str, Any]]) -> Any:
     """The retrieval table of all systems, for the terminal."""
     from rich.table import Table
 
     from colar.analysis.diagnosis_tables import percent
-    from colar.analysis.inside import TABLE_MEASURES
+    from colar.analysis.inside import TABLE_KINDS, TABLE_MEASURES
 
     table = Table(
         title="% of tokens found in the latents that stand for them, after a right prefix",
@@ -70,9 +86,12 @@ def _table(tables: Any) -> Any:
     )
     for name in ("system", "c", "token", *TABLE_MEASURES):
         table.add_column(name, justify="left" if name in ("system", "token") else "right", overflow="fold")
-    for key, by_kind in tables:
-        system = f"{key['model']} ({key['variant']})" if key["variant"] else key["model"]
-        factor = "-" if key["compression_factor"] is None else f"{key['compression_factor']:g}"
-        for kind, measures in by_kind.items():
-            table.add_row(system, factor, kind, *(percent(measures[name]) for name in TABLE_MEASURES))
+    for each in systems:
+        if each["retrieval"] is None:
+            continue
+        system = f"{each['model']} ({each['variant']})" if each["variant"] else each["model"]
+        factor = "-" if each["compression_factor"] is None else f"{each['compression_factor']:g}"
+        for kind in TABLE_KINDS:
+            shares = each["retrieval"]["written"]["by_kind"][kind]
+            table.add_row(system, factor, kind, *(percent(shares[name]) for name in TABLE_MEASURES))
     return table

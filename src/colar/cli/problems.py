@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from colar.cli.shared import (
@@ -22,7 +23,7 @@ from colar.cli.shared import (
 
 
 def problem_options(parser: Parser, method_options: bool) -> None:
-    """Checkpoints, the problems, per-request values and limits."""
+    """Checkpoints (or the folders of their runs), the problems, per-request values and limits."""
     checkpoint_options(parser)
     data_options(parser)
     parser.add_argument(
@@ -58,13 +59,19 @@ def decoding_of(args: argparse.Namespace) -> Any:
     return Decoding(**limits_of(args))
 
 
+def published(path: str) -> str:
+    """A run's folder stands for the checkpoint in it; anything else for itself."""
+    best = Path(path) / "best"
+    return str(best) if (best / "colar.json").is_file() else path
+
+
 def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
     """Every checkpoint at every per-request value: the fields that name its rows, model, method, params."""
     from colar.methods.base import variant
 
     for text in args.checkpoints:
         name, path = named(text)
-        lm, method, _ = load(path, args)
+        lm, method, _ = load(published(path), args)
         for params in param_grid(method, args):
             # Only some methods have one; the row shows null for the others.
             factor = getattr(params, "compression_factor", None)

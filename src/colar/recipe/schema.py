@@ -132,8 +132,11 @@ class ValidationConfig:
     """greedy | sampled."""
     limits: Limits = field(default_factory=Limits)
     """Where generation is cut."""
+    page_size: int = 16
+    """First N validation rows for the page of the run, inside.html; 0: no page."""
 
     def __post_init__(self) -> None:
+        check_number("validation.page_size", self.page_size, 0, whole=True)
         check_choice("validation.decoding", self.decoding, list(DECODINGS))
         if not self.params:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")

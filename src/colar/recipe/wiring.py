@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from colar.checks import check_same_run
 from colar.data import renumber, sources
 from colar.data.example import Example
 from colar.engine import cache
+from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import require_fit, score
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
@@ -23,6 +25,7 @@ from colar.recipe.parsing import build_method
 from colar.recipe.schema import DataConfig, Recipe, plain, to_json
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
+from colar.training.run_page import PageCallback, RunPage
 from colar.training.sft import TrainResult, train
 
 
@@ -51,20 +54,42 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
 
     validate = make_validate(recipe, held_out)
     run_info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
+    page = make_page(recipe, held_out, params, output)
+    watch = []
+    if page is not None:
+        reinforced = recipe.grpo is not None
+        watch.append(PageCallback(page, lm, method, before=reinforced, retrieval=not reinforced))
     if recipe.grpo is not None:
         result = grpo_run.train(
             lm, method, examples, recipe.training, recipe.grpo, output,
-            validate=validate, run_info=run_info, resume=resume,
+            validate=validate, run_info=run_info, resume=resume, callbacks=watch,
         )  # fmt: skip
     else:
         result = train(
             lm, method, examples, recipe.training, output,
-            held_out=held_out, validate=validate, run_info=run_info, resume=resume,
+            held_out=held_out, validate=validate, run_info=run_info, resume=resume, callbacks=watch,
         )  # fmt: skip
+    if page is not None and processes.is_main():
+        page.write(lm, method)
     progress.say(
         f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)"
     )
+    if page is not None and page.folder.page.exists():
+        progress.say(f"what it thinks: {page.folder.page}")
     return result
+
+
+def make_page(recipe: Recipe, held_out: list[Example], params: Sequence[Any], output: Path) -> RunPage | None:
+    """The page of the run; None where the recipe wants none, or has no validation rows."""
+    settings = recipe.validation
+    if settings.page_size == 0 or not held_out:
+        return None
+    decoding = replace(
+        DECODINGS[settings.decoding],
+        max_latents=settings.limits.max_latents,
+        max_completion_length=settings.limits.max_completion_length,
+    )
+    return RunPage(RunFolder(output), held_out[: settings.page_size], params, decoding)
 
 
 def claim(recipe: Recipe, output: Path) -> None:
@@ -99,8 +124,9 @@ RESUMABLE = (
     "tokens_per_batch",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
+    "page_size",
 )
-"""Keys of `training` that may change when a run resumes: a longer budget, where it is logged, a limit of memory, how an
+"""Keys that may change when a run resumes: a longer budget, where it is logged, its page, a limit of memory, how an
 update's rows are divided. That their number stays the same is checked where it is known (`training/run.py`)."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from starlette.responses import Response
 
 from colar.serve.errors import ApiError
+from colar.show import viewer
 
 FOLDER = Path(__file__).parent / "page"
 HEADERS = {
@@ -21,11 +22,14 @@ HEADERS = {
 
 
 class Page:
-    """The files of a folder by name; none where there is no folder."""
+    """The files of a folder by name, and those of the chain viewer; none where there is no folder."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        if self.files:
+            # The chain viewer is not this page's own: `colar inspect` shows it too.
+            self.files |= {path.name: path.read_bytes() for path in viewer.FILES}
 
     def response(self, name: str) -> Response:
         """A file. ApiError 404 where there is none of that name."""

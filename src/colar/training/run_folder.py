@@ -7,6 +7,7 @@ logs/                 TensorBoard
 history.json          everything logged, one row a log
 learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
+inside.html, .json    what the model thinks (`run_page.py`), made of retrieval.jsonl and chains_before.json too
 .lock                 held by the process that trains here
 """
 
@@ -38,12 +39,17 @@ class RunFolder:
         self.history = self.path / "history.json"
         self.curves = self.path / "learning_curves.png"
         self.completions = self.path / "completions.jsonl"
+        self.page = self.path / "inside.html"
+        self.numbers = self.path / "inside.json"
+        self.retrieval = self.path / "retrieval.jsonl"
+        self.before = self.path / "chains_before.json"
 
     def clear(self) -> None:
         """Remove the files of a run, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.history, self.curves, self.completions):
+        pictures = (self.curves, self.page, self.numbers, self.retrieval, self.before)
+        for file in (self.history, self.completions, *pictures):
             file.unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Path | None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
@@ -37,6 +39,7 @@ def train(
     held_out: Iterable[Example] = (),
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
+    callbacks: Iterable[TrainerCallback] = (),
 ) -> TrainResult:
     """Train `lm` by `method` on `examples` in the run folder `output`, or resume the run that is there.
 
@@ -55,7 +58,7 @@ def train(
     folder = RunFolder(files.require_writable(output))
     trainer = make_trainer(lm, method, examples, config, folder, validate=validate, held_out=held_out)
     info = {"seed": config.seed, "training": dataclasses.asdict(config), **(run_info or {})}
-    return run_trainer(trainer, config, folder, info, resume)
+    return run_trainer(trainer, config, folder, info, resume, callbacks)
 
 
 def make_trainer(

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import Request, prompt_ids
@@ -52,6 +54,7 @@ def train(
     validate: Validate | None = None,
     run_info: Mapping[str, Any] | None = None,
     resume: bool = True,
+    callbacks: Iterable[TrainerCallback] = (),
 ) -> TrainResult:
     """Train `lm`, which has learnt to think by `method`, on its own outputs to the questions of `examples`.
 
@@ -83,7 +86,7 @@ def train(
             folder,
             info,
             resume,
-            callbacks=[stopping, Collapse()],
+            callbacks=[stopping, Collapse(), *callbacks],
             stopped_for_good=stopping.out_of_patience,
         )
 

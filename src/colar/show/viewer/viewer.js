@@ -2,11 +2,13 @@
 // opened from file:// can have it as it is. A pure function of its arguments: it keeps nothing, and fetches nothing.
 //
 //   ColarViewer.chain(thoughts)   all thoughts; each is a button, and shows its neighbours below the chain when pressed
+//   ColarViewer.chain(thoughts, missing)   with groups of the reference behind it that no thought has come to
 //   ColarViewer.add(chain, one)   one more thought at the end of such a chain, for thoughts that stream in
 //   ColarViewer.legend(thoughts)  what shade and bar mean; no bar where no thought has a sigma
 //
 // A thought has the keys that docs/serve.md lists: index, kind, tokens, ordered, neighbours, sigma, stop_probability,
-// compression_factor. Numbers may be null. Text of a model is set as text, never as markup, and styles are set one by
+// compression_factor. Numbers may be null. Where it is compared with a reference chain it also has `reference`, the
+// group's tokens [{text, said}], and `mark`: right, wrong, after (a wrong one), extra (there is no group). Text of a model is set as text, never as markup, and styles are set one by
 // one, so that a page without inline scripts and styles can use it. viewer.css has the looks.
 
 "use strict";
@@ -15,6 +17,14 @@ const ColarViewer = (() => {
   // Sigma lies between these, in units of the embeddings' spread; the bar is logarithmic.
   const SIGMA_LEAST = 0.01;
   const SIGMA_MOST = 1;
+  // How a thought compares with the reference: a sign, and words for a screen reader.
+  const MARKS = {
+    right: ["✓", "as the reference"],
+    wrong: ["✗", "wrong, the reference has"],
+    after: ["≠", "differs, the reference has"],
+    extra: ["+", "behind the reference's end"],
+    missing: ["–", "no thought for"],
+  };
   const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 
   function element(name, classes, text) {
@@ -76,7 +86,30 @@ const ColarViewer = (() => {
       words.push(shade === null ? visible(token.text) : `${visible(token.text)} ${shade.toFixed(2)}`);
     }
     const sigma = isNumber(thought.sigma) ? `; sigma ${thought.sigma.toFixed(2)}` : "";
-    return `Thought ${thought.index + 1}: ${words.join(", ")}${sigma}`;
+    return `Thought ${thought.index + 1}: ${words.join(", ")}${sigma}${compared(thought.mark, thought.reference)}`;
+  }
+
+  function compared(mark, reference) {
+    if (!MARKS[mark]) return "";
+    const group = mark === "right" || !reference ? "" : reference.map((token) => visible(token.text)).join(" ");
+    return `; ${MARKS[mark][1]} ${group}`.trimEnd();
+  }
+
+  // The reference's group below a thought; tokens that the thought does not say stand out.
+  function expected(mark, reference) {
+    const made = element("span", `expected ${mark}`);
+    made.setAttribute("aria-hidden", "true");
+    made.append(element("span", "mark", MARKS[mark][0]));
+    for (const token of reference || []) made.append(element("span", token.said ? "said" : "unsaid", visible(token.text)));
+    return made;
+  }
+
+  // A group of the reference that no thought has come to.
+  function missed(reference) {
+    const made = element("li", "missing");
+    made.append(expected("missing", reference));
+    made.append(element("span", "spoken", compared("missing", reference).slice(2)));
+    return made;
   }
 
   function row(cells, kind) {
@@ -160,6 +193,7 @@ const ColarViewer = (() => {
     chips.append(...shown(thought).map((token) => chip(token, thought.ordered)));
     button.append(chips);
     if (isNumber(thought.sigma)) button.append(sigmaBar(thought.sigma));
+    if (MARKS[thought.mark]) button.append(expected(thought.mark, thought.reference));
     button.addEventListener("click", () => {
       move(made, button, 0);
       toggle(made, button, thought);
@@ -168,12 +202,13 @@ const ColarViewer = (() => {
     list.append(item);
   }
 
-  function chain(thoughts) {
+  function chain(thoughts, missing = []) {
     const made = element("div", "viewer");
     const list = element("ol", "chain");
     made.append(list);
     list.setAttribute("aria-label", "Thoughts. Arrow keys move between them, Enter shows the nearest tokens.");
     for (const thought of thoughts) add(made, thought);
+    list.append(...missing.map(missed));
     made.addEventListener("keydown", (event) => {
       const step = STEPS[event.key];
       if (step === undefined || !event.target.matches("button.thought")) return;

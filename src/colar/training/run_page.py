@@ -1,0 +1,167 @@
+"""The page of a run, inside.html in its folder: a few validation questions, looked at as `colar inspect` does.
+
+    before the first step   GRPO: the chains that the weights start with     chains_before.json
+    each validation         SFT: retrieval by kind of token                  retrieval.jsonl
+    the end                 the chains of the published weights              inside.html, inside.json
+
+What takes long is left out: controls, changed thoughts. Nothing here changes the course of a run: no random number of
+its own is drawn, and whatever fails is said and forgotten. Of several processes the main one does it all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from colar import files, processes, progress
+from colar.analysis.chains import Chain
+from colar.analysis.inside import TABLE_KINDS
+from colar.analysis.inspection import Inspection, System, compares, key_of, system_of
+from colar.analysis.reference_pass import reference_passes
+from colar.analysis.retrieval import directions
+from colar.analysis.retrieval_accuracy import retrieval_accuracy, written_ranks
+from colar.data.example import Example
+from colar.engine.request import Decoding
+from colar.methods.base import Method
+from colar.model.latent_lm import LatentLM
+from colar.training.run_folder import RunFolder
+
+LOOK = 8
+"""Questions whose layers and attention are looked at."""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """What the page is made of: questions, the per-request values that validation asks with, and where it lies."""
+
+    folder: RunFolder
+    examples: Sequence[Example]
+    params: Sequence[Any]
+    decoding: Decoding
+
+    def keep_before(self, lm: LatentLM, method: Method) -> None:
+        """Write what the model thinks now, for the page to set beside what it thinks at the end."""
+        with harmless("the chains before the run"), as_asked(lm):
+            kept = []
+            for system in self._systems(lm, method, "before"):
+                chains = [chain.to_json() for chain in system.chains]
+                kept.append({"numbers": system.numbers, "chains": chains})
+            files.write_text(self.folder.before, json.dumps(kept, ensure_ascii=False, allow_nan=False))
+
+    def log_retrieval(self, lm: LatentLM, method: Method, step: int) -> None:
+        """Append a row for each of the params: the step, and the share of tokens found by kind (in set)."""
+        with harmless("retrieval"), as_asked(lm), files.append_jsonl(self.folder.retrieval) as write:
+            for params in self.params:
+                if not compares(lm, method, self.examples, params):
+                    continue
+                with_steps = [example for example in self.examples if example.steps]
+                directions_VD = directions(lm)
+                ranks = []
+                for each in reference_passes(lm, method, with_steps, params):
+                    ranks += written_ranks(each, directions_VD)
+                by_kind = retrieval_accuracy(ranks).by_kind
+                shares: dict[str, Any] = {kind: by_kind[kind].in_set for kind in TABLE_KINDS}
+                write({"step": step, **key_of("", params), **shares})
+
+    def write(self, lm: LatentLM, method: Method) -> None:
+        """Write the page and its numbers."""
+        with harmless("the page"), as_asked(lm):
+            run = self.folder.path.resolve().name
+            name = "after" if self.folder.before.exists() else run
+            systems = [*self._kept(), *self._systems(lm, method, name)]
+            asked = {"limit": len(self.examples), "look": LOOK}
+            more = {"title": run, "asked": asked, "steps": self._steps()}
+            inspection = Inspection(list(self.examples), systems, more)
+            files.write_json(self.folder.numbers, inspection.to_json())
+            inspection.save(self.folder.page)
+
+    def _systems(self, lm: LatentLM, method: Method, name: str) -> list[System]:
+        systems = []
+        for params in self.params:
+            key = key_of(name, params)
+            systems.append(
+                system_of(
+                    key,
+                    lm,
+                    method,
+                    self.examples,
+                    params,
+                    self.decoding,
+                    look=LOOK,
+                    controls=False,
+                    causal=False,
+                )
+            )
+        return systems
+
+    def _kept(self) -> list[System]:
+        """What `keep_before` wrote; [] where it was not called."""
+        if not self.folder.before.exists():
+            return []
+        systems = []
+        for kept in files.read_json(self.folder.before):
+            systems.append(System(kept["numbers"], [Chain(**chain) for chain in kept["chains"]]))
+        return systems
+
+    def _steps(self) -> list[dict[str, Any]]:
+        """The rows of `log_retrieval`; a resumed run may have made some of them twice."""
+        rows = {}
+        for row in files.resume_jsonl(self.folder.retrieval):
+            rows[row["step"], row["compression_factor"], row["variant"]] = row
+        return sorted(rows.values(), key=lambda row: int(row["step"]))
+
+
+class PageCallback(TrainerCallback):  # type: ignore[misc]
+    """Collects what a run's page needs while it trains: `before` the first step, `retrieval` at validations."""
+
+    def __init__(
+        self, page: RunPage, lm: LatentLM, method: Method, before: bool = False, retrieval: bool = False
+    ) -> None:
+        self.page = page
+        self.lm = lm
+        self.method = method
+        self.before = before
+        self.retrieval = retrieval
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A resumed run's weights are no longer those that it started with.
+        if self.before and state.global_step == 0 and processes.is_main():
+            self.page.keep_before(self.lm, self.method)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.retrieval and processes.is_main():
+            self.page.log_retrieval(self.lm, self.method, state.global_step)
+
+
+@contextlib.contextmanager
+def as_asked(lm: LatentLM) -> Iterator[None]:
+    """The model as validation has it: eval mode, no gradient, adapter folded in; and as it was, behind the block."""
+    was_training = lm.training
+    devices = [lm.device] if lm.device.type == "cuda" else []
+    lm.eval()
+    try:
+        # Compiled layers would be compiled anew for every shape.
+        eager = torch.compiler.set_stance("force_eager")
+        with torch.random.fork_rng(devices), torch.no_grad(), eager, lm.merged():
+            yield
+    finally:
+        lm.train(was_training)
+
+
+@contextlib.contextmanager
+def harmless(what: str) -> Iterator[None]:
+    """Say what went wrong inside the block, and go on: a page is not worth a run."""
+    try:
+        yield
+    except Exception as error:
+        progress.say(f"warning: {what} could not be made: {type(error).__name__}: {error}")

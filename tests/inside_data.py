@@ -1,0 +1,217 @@
+"""inside.json and chains made by hand, without a model: what the page of `colar inspect` is tested on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HOSTILE = '</script><img src=x onerror="window.hit=1"><!-- & "quotes"'
+KINDS = ("bracket", "sign", "operand", "result", "text")
+CHANGES = [
+    ("none", None, None),
+    ("swap", None, None),
+    ("drop", None, None),
+    ("noise", 0.3, "sigma"),
+    ("noise", 1.0, "rms"),
+]
+
+
+def mean(value: float, half: float) -> dict[str, Any]:
+    return {"mean": value, "interval": [value - half, value + half]}
+
+
+def variant(right: list[bool], length: float, seconds: float) -> dict[str, Any]:
+    share = sum(right) / len(right)
+    return {
+        "n": len(right),
+        "accuracy": {"mean": share, "interval": [max(0, share - 0.1), min(1, share + 0.1)]},
+        "length": mean(length, 0.4),
+        "forward_passes": mean(length + 4, 0.4),
+        "seconds": mean(seconds, seconds / 10),
+        "right": right,
+    }
+
+
+def shares(n: int, value: float) -> dict[str, Any]:
+    return {"n": n, "top1": value / 2, "top5": value, "in_set": value, "chosen": None}
+
+
+def thought(index: int, c: float, mark: str | None, text: str, neighbours: int = 10) -> dict[str, Any]:
+    """A latent whose nearest token is `text`."""
+    near = [{"id": 7, "text": text, "cosine": 0.91}]
+    for i in range(1, neighbours):
+        near.append({"id": i, "text": f"n{(index * 7 + i) % 200}", "cosine": round(0.8 - 0.05 * i, 3)})
+    size = min(-int(-c // 1), len(near))
+    return {
+        "index": index,
+        "text": text,
+        "kind": "latent",
+        "ordered": False,
+        "tokens": [{**token, "logprob": None} for token in near[:size]],
+        "neighbours": near,
+        "sigma": 0.08,
+        "stop_probability": 0.013,
+        "compression_factor": c,
+        "mark": mark,
+        "reference": [] if mark in (None, "extra") else [
+            {"text": "<<", "kind": "bracket", "said": True},
+            {"text": str(index), "kind": "operand", "said": mark == "right"},
+        ],
+    }  # fmt: skip
+
+
+def chain(question: int, c: float, length: int, right: bool, neighbours: int = 10) -> dict[str, Any]:
+    """A chain of `length` thoughts; a wrong one goes wrong at its second thought and lacks a group."""
+    thoughts = []
+    for k in range(length):
+        mark = "right" if right or k == 0 else "wrong" if k == 1 else "after"
+        thoughts.append(thought(k, c, mark, "<<", neighbours))
+    missing = [] if right else [[{"text": ">>", "kind": "bracket", "said": False}]]
+    return {
+        "id": f"sums/{question}",
+        "answer": str(question) if right else "13",
+        "right": right,
+        "cause": "right" if right else "wrong result",
+        "length": length,
+        "forward_passes": length + 4,
+        "seconds": 0.01 * length,
+        "truncated": False,
+        "reference_length": length + len(missing),
+        "thoughts": thoughts,
+        "missing": missing,
+    }
+
+
+def question(number: int) -> dict[str, Any]:
+    return {
+        "id": f"sums/{number}",
+        "question": f"Mia has {number} beads and finds 5 packs of 5. How many beads has she?",
+        "steps": ["<<5*5=25>>", f"<<25+{number}={25 + number}>>"],
+        "answer": str(number),
+        "answer_type": "number",
+    }
+
+
+def measured(c: float, n: int) -> dict[str, Any]:
+    """What analysis/inside.py measures, with numbers that say nothing."""
+    by_kind = {kind: shares(n, 0.9 / c) for kind in KINDS}
+    chains = {}
+    for name in ("written", "own", "reference"):
+        by_position = [shares(n, 0.9 - 0.1 * k) for k in range(5)]
+        chains[name] = {
+            "tokens": shares(n, 0.8),
+            "by_kind": by_kind,
+            "by_position": by_position,
+            "thoughts": [],
+        }
+    stop_bins = []
+    for b in range(10):
+        low = b / 10
+        found = (low + 0.05, low) if b in (0, 3, 9) else (None, None)
+        stop_bins.append(
+            {
+                "low": low,
+                "high": low + 0.1,
+                "n": 9 if found[0] else 0,
+                "predicted": found[0],
+                "observed": found[1],
+            }
+        )
+    sigma_bins = [
+        {
+            "low": 0.1 * b,
+            "high": 0.1 * b + 0.1,
+            "n": 9,
+            "predicted": 0.1 * b + 0.05,
+            "observed": 0.12 * b + 0.05,
+        }
+        for b in range(10)
+    ]
+    effects = []
+    for kind, size, unit in CHANGES:
+        for place in ("first", "middle", "last"):
+            for then in ("rethought", "kept"):
+                none = kind == "none"
+                effects.append({
+                    "kind": kind, "size": size, "unit": unit, "place": place, "then": then, "n": 8,
+                    "changed": 0.0 if none else 0.5, "accuracy_before": 0.75,
+                    "accuracy_after": 0.75 if none else 0.25, "answers": [],
+                })  # fmt: skip
+    scores = []
+    for step in range(2):
+        for features in ("before", "after", "question"):
+            scores.append({
+                "step": step, "features": features, "n": n, "n_questions": n,
+                "r2": {"before": 0.7, "after": 0.9, "question": -3.0}[features], "shuffled": -0.1,
+            })  # fmt: skip
+    layers = [{"question": 0.7, "earlier": 0.2, "itself": 0.1, "first": 0.5} for _ in range(4)]
+    lens = [{"layer": i, "top1": 0.2 * i, "mass": 0.1 * i, "entropy": 3.0 - 0.5 * i} for i in range(5)]
+    return {
+        "n": n,
+        "n_looked": 8,
+        "retrieval": chains,
+        "stop": {"n": 90, "brier": 0.01, "error": 0.02, "bins": stop_bins},
+        "sigma": {
+            "n_thoughts": 90, "n_values": 900, "z_mean": 0.01, "z_std": 1.1,
+            "within": {"1": 0.6, "2": 0.9, "3": 0.99}, "expected": {"1": 0.683, "2": 0.954, "3": 0.997},
+            "deciles": [90] * 10, "bins": sigma_bins,
+        },
+        "probes": [{"layer": 2, "scores": scores}, {"layer": None, "scores": scores}],
+        "norms": {"n_thoughts": 90, "norms": [1, 2, 3, 4, 5.0], "differences": [1, 0.5, 0.33, 0.25], "updates": [1.2, 0.8, 0.5, 0.4]},
+        "lens": {"n_positions": 90, "layers": lens},
+        "attention": {"n_thoughts": 90, "layers": layers},
+        "causal": {"n": 8, "effects": effects},
+    }  # fmt: skip
+
+
+def system(model: str, c: float, chains: list[dict[str, Any]]) -> dict[str, Any]:
+    right = [each["right"] for each in chains]
+    length = sum(each["length"] for each in chains) / len(chains)
+    none_right = [False] * len(right)
+    own = variant(right, length, 0.01 * length)
+    cost = {
+        "variants": {
+            "own": own,
+            "shuffled": variant(none_right, length, 0.01 * length),
+            "zeroed": variant(none_right, length, 0.01 * length),
+            "none": variant(none_right, 0, 0.004),
+        },
+        "differences": {kind: mean(own["accuracy"]["mean"], 0.1) for kind in ("shuffled", "zeroed", "none")},
+    }
+    answers = [
+        {key: value for key, value in each.items() if key not in ("thoughts", "missing")} for each in chains
+    ]
+    key = {"model": model, "compression_factor": c, "variant": ""}
+    return {**key, **measured(c, len(chains)), "cost": cost, "answers": answers}
+
+
+def inside(
+    n: int = 40,
+    models: tuple[str, ...] = ("colar",),
+    factors: tuple[float, ...] = (1, 2, 5),
+    tokens: int = 20,
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """inside.json, the questions and the chains: every third question is wrong, and two at c = 5."""
+    questions = [question(number) for number in range(n)]
+    systems, chains = [], []
+    for m, model in enumerate(models):
+        for c in factors:
+            of_system = []
+            for number in range(n):
+                right = (number + m) % 3 != 0 and (c != 5 or number % 2 == 0)
+                of_system.append(chain(number, c, max(2, int(tokens // c)), right))
+            chains.append(of_system)
+            systems.append(system(model, c, of_system))
+    comparisons = []
+    for model in models[1:]:
+        for c in factors:
+            comparisons.append({
+                "model": model, "baseline": models[0], "compression_factor": c, "variant": "", "n": n,
+                "difference": 0.05, "interval": [-0.02, 0.12],
+            })  # fmt: skip
+    whole = {
+        "asked": {"data": "sums", "split": "test", "limit": n, "look": 8},
+        "provenance": {"command": "colar inspect ...", "versions": {"colar": "0"}},
+        "systems": systems,
+        "comparisons": comparisons,
+    }
+    return whole, questions, chains

@@ -1,0 +1,243 @@
+"""Chains beside the reference's, a system's cost with its controls, and `colar.inspect`: by hand, then on tiny models."""
+
+import json
+import math
+
+import pytest
+import torch
+from families import EXAMPLES, liven, tiny_lm
+from sequential import made
+
+import colar
+from colar.analysis import chains, cost, diagnosis, inspection
+from colar.analysis.reference_chain import Token, reference_groups, reference_rows
+from colar.engine.engine import Engine
+from colar.engine.request import Completion, Decoding, Request
+from colar.methods import pretrained, registry
+from colar.methods.colar.method import ColarParams
+
+LIMITS = Decoding(max_latents=8, max_completion_length=4)
+
+
+def gaussian():
+    lm = liven(tiny_lm("llama"))
+    method = registry.build("colar", {"stop": "argmax"})
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    return lm, method
+
+
+def cot():
+    return liven(tiny_lm("qwen2"), stop=0.1), registry.build("cot", {})
+
+
+MODELS = {"gaussian": gaussian, "sequential": lambda: made("llama", live=True), "cot": cot}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+def params_of(method):
+    return ColarParams(2) if method.name == "colar" else method.Params()
+
+
+def tokens(*ids):
+    return [Token(token_id, "operand") for token_id in ids]
+
+
+# By hand
+
+
+@pytest.mark.parametrize(
+    ("groups", "read_as", "marks"),
+    [
+        ([tokens(1, 2), tokens(3)], [{1, 2}, {3, 9}], ["right", "right"]),
+        ([tokens(1, 2), tokens(3), tokens(4), tokens(5)], [{1}, {3}, {9}], ["wrong", "right", "after"]),
+        ([tokens(1)], [{1}, {7}, {8}], ["right", "extra", "extra"]),
+        ([tokens(1)], [], []),
+    ],
+)
+def test_marks_by_hand(groups, read_as, marks):
+    assert chains.marks_of(groups, read_as) == marks
+
+
+def completion(text, length, seconds):
+    request = Request("x", "q")
+    return Completion(request, 0, text, [], [-1] * length, False, "stop", length + 2, seconds)
+
+
+def test_a_variant_by_hand():
+    """Four questions of which two are one cluster; three are right, and they take 1, 2, 3 and 6 thoughts."""
+    answers = ["7", "7", "9", "1"]
+    examples = [colar.Example(str(i), "q", (), answer) for i, answer in enumerate("7791")]
+    completions = [completion(text, n, n / 10) for text, n in zip(answers, (1, 2, 3, 6), strict=True)]
+    completions[3] = completion("no idea", 6, 0.6)
+    found = cost.variant_of(examples, completions)
+    assert found.right == [True, True, True, False]
+    assert (found.n, found.accuracy.mean, found.length.mean) == (4, 0.75, 3.0)
+    # sd of 1, 2, 3, 6 is sqrt(14 / 3).
+    half = 1.959964 * math.sqrt(14 / 3 / 4)
+    assert found.length.interval == pytest.approx((3 - half, 3 + half))
+    assert found.seconds.mean == pytest.approx(0.3)
+    assert found.forward_passes.mean == 5.0
+    # Wilson's interval of 3 in 4.
+    assert found.accuracy.interval == pytest.approx((0.300642, 0.954413), abs=1e-5)
+
+
+def test_a_difference_is_paired():
+    examples = [colar.Example(str(i), "q", (), "1") for i in range(4)]
+    found = cost.difference(examples, [True, True, True, False], [False, False, True, False])
+    # Differences 1, 1, 0, 0: their standard error is sqrt(1 / 3) / 2.
+    half = 1.959964 * math.sqrt(1 / 3) / 2
+    assert (found.mean, found.interval) == (0.5, pytest.approx((0.5 - half, 0.5 + half)))
+
+
+# On models
+
+
+def test_chains_are_what_the_engine_says(model):
+    lm, method = model
+    params = params_of(method)
+    requests = chains.requests_of(EXAMPLES, params, LIMITS)
+    completions = Engine(lm, method, 3).generate(requests)
+    found = chains.chains_of(lm, method, EXAMPLES, params, completions)
+    classes = {
+        record["id"]: record
+        for record in diagnosis.free(lm, method, [e for e in EXAMPLES if e.steps], params, LIMITS)
+    }
+    for example, one, chain in zip(EXAMPLES, completions, found, strict=True):
+        assert (chain.id, chain.answer, chain.length) == (example.id, one.text, one.length)
+        assert len(chain.thoughts) == one.length
+        if not example.steps:
+            assert chain.cause in chains.PLAIN_CAUSES
+            assert chain.reference_length is None
+            assert all(thought["mark"] is None for thought in chain.thoughts)
+            continue
+        assert chain.cause == classes[example.id]["class"]
+        marks = [thought["mark"] for thought in chain.thoughts]
+        assert marks.count("wrong") <= 1
+        if chain.cause == "stopped early":
+            assert chain.missing
+        if "extra" in marks:
+            assert not chain.missing
+        json.dumps(chain.to_json(), allow_nan=False)
+
+
+def test_the_reference_below_the_thoughts_is_the_whole_chain(model):
+    lm, method = model
+    params = params_of(method)
+    for chain in chains.open_chains(lm, method, EXAMPLES, params, LIMITS):
+        example = next(example for example in EXAMPLES if example.id == chain.id)
+        if not example.steps:
+            continue
+        (row,) = reference_rows(lm, method, [example], params)
+        wanted = []
+        for group in reference_groups(lm, method, row):
+            wanted += [lm.template.token(token.token_id) for token in group]
+        shown = []
+        for group in [*(thought["reference"] for thought in chain.thoughts), *chain.missing]:
+            shown += [token["text"] for token in group]
+        # A head that ends a group early sees tokens twice; the others see each once.
+        if method.name == "cot" or method.config.head == "gaussian":
+            assert shown == wanted
+        else:
+            assert set(shown) <= set(wanted)
+
+
+def test_latents_show_their_nearest_tokens():
+    lm, method = gaussian()
+    (chain,) = chains.open_chains(lm, method, EXAMPLES[:1], ColarParams(5), LIMITS)
+    for thought in chain.thoughts:
+        assert len(thought["neighbours"]) == chains.NEIGHBOURS
+        cosines = [token["cosine"] for token in thought["neighbours"]]
+        assert cosines == sorted(cosines, reverse=True)
+        texts = [token["text"] for token in thought["tokens"]]
+        assert texts == [token["text"] for token in thought["neighbours"][:5]]
+        assert thought["sigma"] > 0
+        assert 0 <= thought["stop_probability"] <= 1
+
+
+def test_controls_of_a_system(model):
+    lm, method = model
+    requests = chains.requests_of(EXAMPLES, params_of(method), LIMITS)
+    completions = Engine(lm, method, 4).generate(requests)
+    found = cost.cost_of(lm, method, EXAMPLES, requests, completions)
+    assert list(found.variants) == (
+        ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
+    )
+    assert found.variants["none"].length.mean == 0
+    for kind, variant in found.variants.items():
+        if kind in cost.REPLACED:
+            assert variant.length == found.variants["own"].length
+        if kind != "own":
+            own = found.variants["own"].accuracy.mean
+            assert found.differences[kind].mean == pytest.approx(own - variant.accuracy.mean)
+    alone = cost.cost_of(lm, method, EXAMPLES, requests, completions, kinds=())
+    assert list(alone.variants) == ["own"]
+    # One question has no other to take thoughts from.
+    one = cost.cost_of(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
+    assert "shuffled" not in one.variants
+
+
+def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared():
+    lm = liven(tiny_lm("llama"))
+    method = registry.build("coconut", {})
+    pretrained.attach(lm, method, seed=0)
+    key = inspection.key_of("coconut", method.Params())
+    system = inspection.system_of(key, lm, method, EXAMPLES, method.Params(), LIMITS, causal=False)
+    assert system.numbers["retrieval"] is None
+    assert system.numbers["cost"]["variants"]["shuffled"]["n"] == len(EXAMPLES)
+    assert {chain.cause for chain in system.chains} <= set(chains.PLAIN_CAUSES)
+    assert "Question by question" in inspection.Inspection(list(EXAMPLES), [system]).page()
+
+
+def test_two_models_are_compared_on_the_same_questions():
+    examples = [colar.Example(str(i), "q", (), "1") for i in range(3)]
+
+    def system(model, c, right):
+        answers = [{"right": value} for value in right]
+        return {"model": model, "compression_factor": c, "variant": "", "answers": answers}
+
+    systems = [
+        system("a", 1, [True, False, False]),
+        system("a", 2, [False, False, False]),
+        system("b", 2, [True, True, False]),
+    ]
+    (found,) = inspection.comparisons(systems, examples)
+    assert (found["model"], found["baseline"], found["compression_factor"]) == ("b", "a", 2)
+    assert found["difference"] == pytest.approx(2 / 3)
+
+
+def test_a_notebook_asks_in_its_own_words():
+    lm, method = gaussian()
+    before = torch.random.get_rng_state()
+    shown = colar.inspect(
+        lm, method, ["What is 2 + 3?", EXAMPLES[0]], compression_factors=(2, 5), limits=LIMITS
+    )
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert [system.numbers["compression_factor"] for system in shown.systems] == [2, 5]
+    html = shown._repr_html_()
+    assert html.startswith("<iframe srcdoc=")
+    page = shown.page()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [question["answer"] for question in data["questions"]] == [None, "7"]
+    assert data["questions"][0]["question"] == "What is 2 + 3?"
+    # Nothing is said of an answer that nobody knows; the other question's is judged.
+    for system in shown.systems:
+        unknown, known = system.numbers["answers"]
+        assert (unknown["right"], unknown["cause"]) == (None, None)
+        assert known["cause"] in diagnosis.CLASSES
+    shown = colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS, compression_factors=(2,))
+    assert 'section id="causes"' not in shown.page()
+    with pytest.raises(ValueError, match="at least one question"):
+        colar.inspect(lm, method, [])
+
+
+def test_the_notebooks_page_is_saved(tmp_path):
+    lm, method = cot()
+    path = colar.inspect(lm, method, EXAMPLES[:2], limits=LIMITS, numbers=True).save(tmp_path / "a.html")
+    text = path.read_text(encoding="utf-8")
+    assert "Does it think, and what does it cost?" in text
+    assert text.count("<svg") > 4

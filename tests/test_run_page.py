@@ -1,0 +1,93 @@
+"""The page that a run leaves in its folder."""
+
+import json
+
+import pytest
+
+from colar import files, recipe
+from colar.training import run_page
+from colar.training.run_folder import RunFolder
+
+SETTINGS = [
+    "--training.evals_per_epoch", "1", "--training.num_train_epochs", "2", "--validation.page_size", "3",
+]  # fmt: skip
+GRPO = [
+    "--grpo.num_generations", "2", "--grpo.max_latents", "4", "--grpo.max_completion_length", "3",
+    "--training.max_steps", "2", "--training.per_device_train_batch_size", "4",
+]  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"output: {tmp_path}/run\nmethod: {{name: colar}}\n"
+        "data: {train_size: 6, validation_size: 4, options: {steps: [2, 2]}}\n"
+        "training: {per_device_train_batch_size: 3, learning_rate: 3e-4, report_to: none}\n"
+        "validation: {params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n"
+    )
+    return path
+
+
+def data_of(folder):
+    page = folder.page.read_text(encoding="utf-8")
+    return json.loads(page.split('id="data">')[1].split("</script>")[0])
+
+
+def test_a_run_leaves_a_page_and_grpo_one_of_before_and_after(tiny, tmp_path):
+    sft = recipe.run(recipe.load(tiny, SETTINGS))
+    folder = RunFolder(tmp_path / "run")
+    data = data_of(folder)
+    assert len(data["questions"]) == 3
+    assert [system["name"] for system in data["systems"]] == ["c = 2"]
+    numbers = files.read_json(folder.numbers)
+    (system,) = numbers["systems"]
+    assert system["model"] == "run"
+    assert system["retrieval"]["written"]["tokens"]["n"] > 0
+    assert list(system["cost"]["variants"]) == ["own"]
+    assert system["causal"] is None
+    steps = [row["step"] for row in numbers["steps"]]
+    evaluated = [row["step"] for row in sft.history if "eval_accuracy" in row]
+    assert steps == evaluated
+    assert len(steps) >= 2
+    assert 'id="steps"' in folder.page.read_text(encoding="utf-8")
+
+    first = ["--model.init_from", str(sft.best), *GRPO, "--output", f"{tmp_path}/grpo"]
+    recipe.run(recipe.load(tiny, [*SETTINGS, *first]))
+    after = RunFolder(tmp_path / "grpo")
+    assert [system["name"] for system in data_of(after)["systems"]] == ["before, c = 2", "after, c = 2"]
+    (comparison,) = files.read_json(after.numbers)["comparisons"]
+    assert (comparison["model"], comparison["baseline"]) == ("after", "before")
+
+
+def test_without_a_size_there_is_none_and_the_run_is_the_same(tiny, tmp_path):
+    with_page = recipe.run(recipe.load(tiny, SETTINGS))
+    # Its page is no part of what a run is: it may be resumed with another.
+    recipe.claim(recipe.load(tiny, [*SETTINGS, "--validation.page_size", "0"]), tmp_path / "run")
+    output = ["--output", f"{tmp_path}/other", "--validation.page_size", "0"]
+    without = recipe.run(recipe.load(tiny, [*SETTINGS, *output]))
+    assert not RunFolder(tmp_path / "other").page.exists()
+    timed = ("seconds", "per_second", "runtime")
+
+    def course(result):
+        rows = []
+        for row in result.history:
+            rows.append({key: value for key, value in row.items() if not any(word in key for word in timed)})
+        return rows
+
+    assert course(without) == course(with_page)
+
+
+def test_a_page_that_fails_loses_no_run(tiny, tmp_path, monkeypatch, capsys):
+    # A disk that is full, a backbone that is laid out in a way nobody knows: any error will do.
+    def fail(*args, **kwargs):
+        raise RuntimeError("no layers found")
+
+    monkeypatch.setattr(run_page, "system_of", fail)
+    monkeypatch.setattr(run_page, "reference_passes", fail)
+    result = recipe.run(recipe.load(tiny, SETTINGS))
+    assert (result.best / "colar.json").exists()
+    said = capsys.readouterr().err
+    assert "warning: the page could not be made: RuntimeError: no layers found" in said
+    assert "warning: retrieval could not be made" in said
+    assert not RunFolder(tmp_path / "run").page.exists()
