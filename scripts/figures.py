@@ -1,0 +1,153 @@
+"""The paper's figures, each as data (JSON), SVG and PNG.
+
+    python scripts/figures.py                                       # those with committed records
+    python scripts/figures.py --inside runs/figures --scaling runs/figures/report/report.json   # the others as well
+
+What reproduce/figures.sh ends with. A figure whose records are not given is drawn again from its data in the output
+folder, where that is there. docs/figures.md says what they show.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from colar import files
+from colar.show import canvas
+from colar.show.figures import factors, left_out, norms, reinforcement, retrieval, scaling
+from colar.show.report_rows import Report
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+TOY, SMOLLM2 = "toy, 0.84M", "SmolLM2-135M"
+INSPECTED = {TOY: ("toy", (2, 5)), SMOLLM2: ("smollm2", (2,))}
+"""Panel -> the JSON of `colar inspect`, and the factors of the retrieval figure, all of them trained ones."""
+VALIDATION_ROWS = 400
+DPI = 110
+"""Of the PNG: under 150 KB each."""
+
+DRAWN: dict[str, Callable[[Any], Any]] = {
+    "retrieval": retrieval.draw,
+    "factors": factors.draw,
+    "left_out": left_out.draw,
+    "norms": norms.draw,
+    "reinforcement": reinforcement.draw,
+    "scaling": scaling.draw,
+}
+
+
+def report_of(path: Path) -> Report:
+    return Report.from_json(files.read_json(path))
+
+
+def committed() -> dict[str, Any]:
+    """Data of the figures whose records are in results/."""
+    curves = report_of(RESULTS / "c-curves" / "report.json")
+    pretrained = report_of(RESULTS / "c-curves-smollm2" / "report.json")
+    return {
+        "factors": factors.data_of(curves),
+        "left_out": {
+            f"{TOY}, from scratch": left_out.data_of(curves, [1, 3, 5, 7], "tiny", "c in 1 3 5 7"),
+            f"{SMOLLM2}, pretrained": left_out.data_of(pretrained, [1, 2, 3, 5], "smollm2", "snap"),
+        },
+        "reinforcement": reinforced(),
+    }
+
+
+def reinforced() -> dict[str, Any]:
+    """Two tasks: a teacher who goes a step too far (grpo-tiny), and one who slips in the chain (grpo-thoughts)."""
+    tiny = files.read_json(RESULTS / "grpo-tiny" / "differences.json")
+    sequential = files.read_json(RESULTS / "grpo-sequential" / "differences.json")["reinforced"]
+    slips = files.read_json(RESULTS / "grpo-thoughts" / "differences.json")["reinforced"]
+    histories = files.read_json(RESULTS / "grpo-stability" / "report.json")["histories"]
+
+    long = reinforcement.logged(histories["long-constant"], "eval_accuracy")
+    updates = [update for update, _ in long[0]["points"]]
+    accuracy = [
+        reinforcement.curve("Gaussian head", long),
+        reinforcement.curve("sequential head", reinforcement.validated(sequential, "sequential-RL")),
+        reinforcement.curve(
+            "SFT for as long", reinforcement.as_long(tiny["fine_tuned"], "SFT continued", updates)
+        ),
+    ]
+    length = [
+        reinforcement.curve("Gaussian head", reinforcement.logged(histories["long-constant"], "eval_length"))
+    ]
+    thoughts = [
+        reinforcement.curve("Gaussian head", reinforcement.validated(slips, "CoLaR-NLL-RL")),
+        reinforcement.curve("sequential head", reinforcement.validated(slips, "sequential-RL")),
+        reinforcement.curve(
+            "its thoughts fixed", reinforcement.validated(slips, "sequential-RL, thoughts fixed")
+        ),
+    ]
+    panels = [
+        {"title": "Task: stop a step earlier", "key": "accuracy", "curves": accuracy},
+        {"title": "The same, its length", "key": "length", "curves": length},
+        {"title": "Task: other thoughts", "key": "accuracy", "curves": thoughts},
+    ]
+    return {"panels": [{**panel, "rows": VALIDATION_ROWS} for panel in panels]}
+
+
+def inspected(folder: Path) -> dict[str, Any]:
+    """Data of the two figures that `colar inspect` has the records of."""
+    shares: dict[str, dict[str, Any]] = {}
+    curves = {}
+    for title, (name, asked) in INSPECTED.items():
+        systems = files.read_json(folder / f"{name}.json")["systems"]
+        shares[title] = {f"{c:g}": retrieval.shares_of(systems, c) for c in asked}
+        curves[title] = norms.data_of(systems)
+    problem = next(row for _, row in files.read_jsonl(folder / "problem" / "test.jsonl"))
+    answers = [row for _, row in files.read_jsonl(folder / "thoughts.jsonl")]
+    case = retrieval.case_of(answers, problem["question"], " ".join(problem["steps"]), problem["answer"])
+    return {"retrieval": {"case": case, "shares": shares}, "norms": curves}
+
+
+def scaled(report: Path) -> dict[str, Any]:
+    """Data of the figure of sizes; beside it SmolLM2-135M on its own data."""
+    parameters = files.read_json(report.parent.parent / "backbones" / "parameters.json")
+    sizes = scaling.data_of(report_of(report), parameters, {"cot": "", "colar": ""})
+    pairs = report_of(RESULTS / "smollm2-135m-pairs" / "report.json")
+    beside = scaling.beside(pairs, {"cot": ("cot", ""), "colar": ("colar", "snap")}, 134_515_008)
+    panels = [
+        {"title": "Toy models, equal rows", "curves": sizes},
+        {"title": "SmolLM2, other data", "curves": beside},
+    ]
+    return {"panels": panels}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--inside", type=Path, metavar="FOLDER", help="what colar inspect and generate left")
+    parser.add_argument("--scaling", type=Path, metavar="REPORT.json", help="of the models of several sizes")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS / "figures", help="folder for data and pictures"
+    )
+    args = parser.parse_args()
+    output = files.require_writable(args.output)
+    made = committed()
+    if args.inside:
+        made |= inspected(args.inside)
+    if args.scaling:
+        made["scaling"] = scaled(args.scaling)
+    for name, draw in DRAWN.items():
+        path = output / f"{name}.json"
+        if name in made:
+            files.write_json(path, made[name])
+        elif not path.exists():
+            print(f"{name:14} no records")
+            continue
+        data = files.read_json(path)
+        drawn = draw(data)
+        # Letters of a low resolution are a little taller than they are measured.
+        drawn.get_layout_engine().set(h_pad=0.08)
+        for kind in ("svg", "png"):
+            canvas.save(drawn, output / f"{name}.{kind}", DPI)
+        print(f"{name:14} {output / name}.json, .svg, .png")
+
+
+if __name__ == "__main__":
+    main()
