@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=(${SEEDS:-0 1 2}) out=runs/figures arena=${ARENA:-runs/arena} results=${RESULTS:-results/figures}
-sizes=(0.1m 0.4m 1.8m 6m) less=() questions=500 problems=100 look=32
+sizes=(0.1m 0.4m 1.8m 6m) less=() questions=500 problems=100 look=16
 if [[ ${1:-} == --smoke ]]; then
   shift
   seeds=(${SEEDS:-0}) out=runs/figures-smoke results=${RESULTS:-runs/figures-smoke/results}

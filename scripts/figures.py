@@ -1,10 +1,10 @@
 """The paper's figures, each as data (JSON), SVG and PNG.
 
-    python scripts/figures.py                                       # those with committed records
-    python scripts/figures.py --inside runs/figures --scaling runs/figures/report/report.json   # the others as well
+    python scripts/figures.py                          # those with committed records
+    python scripts/figures.py --runs runs/figures      # the others as well: what reproduce/figures.sh left
 
-What reproduce/figures.sh ends with. A figure whose records are not given is drawn again from its data in the output
-folder, where that is there. docs/figures.md says what they show.
+A figure whose records are not there is drawn again from its data in the output folder. docs/figures.md says what the
+figures show.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def reinforced() -> dict[str, Any]:
 
 
 def inspected(folder: Path) -> dict[str, Any]:
-    """Data of the two figures that `colar inspect` has the records of."""
+    """Data of the two figures that `colar inspect` has the records of; {} where they are not complete."""
+    needed = [f"{name}.json" for name, _ in INSPECTED.values()]
+    if not all((folder / name).exists() for name in [*needed, "thoughts.jsonl"]):
+        return {}
     shares: dict[str, dict[str, Any]] = {}
     curves = {}
     for title, (name, asked) in INSPECTED.items():
@@ -104,35 +107,35 @@ def inspected(folder: Path) -> dict[str, Any]:
     return {"retrieval": {"case": case, "shares": shares}, "norms": curves}
 
 
-def scaled(report: Path) -> dict[str, Any]:
-    """Data of the figure of sizes; beside it SmolLM2-135M on its own data."""
-    parameters = files.read_json(report.parent.parent / "backbones" / "parameters.json")
-    sizes = scaling.data_of(report_of(report), parameters, {"cot": "", "colar": ""})
+def scaled(runs: Path) -> dict[str, Any]:
+    """Data of the figure of sizes, beside it SmolLM2-135M on its own data; {} before the report is there."""
+    report = runs / "report" / "report.json"
+    if not report.exists():
+        return {}
+    parameters = files.read_json(runs / "backbones" / "parameters.json")
+    sizes = scaling.data_of(report_of(report), parameters)
     pairs = report_of(RESULTS / "smollm2-135m-pairs" / "report.json")
     beside = scaling.beside(pairs, {"cot": ("cot", ""), "colar": ("colar", "snap")}, 134_515_008)
     panels = [
         {"title": "Toy models, equal rows", "curves": sizes},
         {"title": "SmolLM2, other data", "curves": beside},
     ]
-    return {"panels": panels}
+    return {"scaling": {"panels": panels}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--inside", type=Path, metavar="FOLDER", help="what colar inspect and generate left")
-    parser.add_argument("--scaling", type=Path, metavar="REPORT.json", help="of the models of several sizes")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="what reproduce/figures.sh left")
     parser.add_argument(
         "--output", type=Path, default=RESULTS / "figures", help="folder for data and pictures"
     )
     args = parser.parse_args()
     output = files.require_writable(args.output)
     made = committed()
-    if args.inside:
-        made |= inspected(args.inside)
-    if args.scaling:
-        made["scaling"] = scaled(args.scaling)
+    if args.runs:
+        made |= inspected(args.runs / "inside") | scaled(args.runs)
     for name, draw in DRAWN.items():
         path = output / f"{name}.json"
         if name in made:

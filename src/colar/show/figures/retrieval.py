@@ -2,17 +2,18 @@
 
 Above, one question with the thoughts that a model has of it, each as its c nearest tokens (`colar generate`).
 Below, over many questions, the share of tokens that are among the n nearest to their thought, n being the different
-tokens of its group (`colar inspect`), by kind of token, for three chains:
+tokens of its group (`colar inspect`), by kind of token:
 
-    written     thoughts after a right prefix
+    commonest   no thought at all: the n commonest tokens of the other questions at that place, the control
     own         thoughts of the model's own chain
+    written     thoughts after a right prefix
     reference   the reference's own latents: the ceiling, what reading by cosine can find at all
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,29 +22,62 @@ from colar.ops.stats import Z95
 from colar.show import canvas
 from colar.show.figures.points import bars, legend_below
 
+Thought = Mapping[str, Any]
+"""What `colar inspect` writes of a thought: `id` of the question, `position`, `token_ids`, `kinds`, `ranks`."""
+
 KINDS = ("bracket", "sign", "operand", "result")
-CHAINS = {
-    "own": "its own chain",
-    "written": "after a right prefix",
-    "reference": "the reference's latents (ceiling)",
+CHAINS = ("own", "written", "reference")
+BARS = {
+    "commonest": ("no thought: the commonest tokens there (control)", "#dddddd"),
+    "own": ("its own chain", "#56B4E9"),
+    "written": ("after a right prefix", "#0072B2"),
+    "reference": ("the reference's latents (ceiling)", "#888888"),
 }
-TELLING = re.compile(r"[\d+\-*/]")
-"""What the paper underlines: tokens that say something, which brackets do not."""
-SHADES = ("#56B4E9", "#0072B2", "#bbbbbb")
+"""What is read -> the name and the colour of its bars."""
+BAR_WIDTH = 0.2
 
 
 def shares_of(systems: Sequence[Mapping[str, Any]], c: float) -> dict[str, dict[str, Any]]:
-    """The share in the set by chain and kind of token, over all checkpoints of an inspection; `half` by question.
+    """Shares by what is read and by kind of token, over all checkpoints of an inspection; `half` by question.
 
     ValueError where none was inspected at c.
     """
     runs = [system["retrieval"] for system in systems if system["compression_factor"] == c]
     if not runs:
         raise ValueError(f"nothing was inspected at c = {c:g}")
-    found: dict[str, dict[str, Any]] = {}
+    # All runs have the same questions: one of them is enough.
+    thoughts = runs[0]["reference"]["thoughts"]
+    shares = {"commonest": _by_kind(thoughts, commonest(thoughts))}
     for chain in CHAINS:
         thoughts = [thought for run in runs for thought in run[chain]["thoughts"]]
-        found[chain] = {kind: _share(thoughts, kind) for kind in KINDS}
+        shares[chain] = _by_kind(thoughts, [nearest(thought) for thought in thoughts])
+    return shares
+
+
+def nearest(thought: Thought) -> list[bool]:
+    """Of each token of a thought, whether it is among the n nearest."""
+    size = len(set(thought["token_ids"]))
+    return [rank < size for rank in thought["ranks"]]
+
+
+def commonest(thoughts: Sequence[Thought]) -> list[list[bool]]:
+    """Of each token, whether it is among the n commonest that the other questions have at that place of the chain.
+
+    Of equally common ones the smaller ids count. A chain of fixed form is guessed well without any thought.
+    """
+    everywhere: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    own: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
+    for thought in thoughts:
+        different = set(thought["token_ids"])
+        everywhere[thought["position"]].update(different)
+        own[thought["position"], thought["id"]].update(different)
+    found = []
+    for thought in thoughts:
+        place = thought["position"]
+        others = everywhere[place] - own[place, thought["id"]]
+        ranked = sorted(others, key=lambda token_id: (-others[token_id], token_id))
+        guessed = ranked[: len(set(thought["token_ids"]))]
+        found.append([token_id in guessed for token_id in thought["token_ids"]])
     return found
 
 
@@ -61,48 +95,51 @@ def case_of(answers: Sequence[Mapping[str, Any]], question: str, steps: str, ans
 def draw(data: dict[str, Any]) -> Any:
     """`data`: `case` (see `case_of`), and `shares` by title and by c (see `shares_of`)."""
     panels = [(title, c, found) for title, by_c in data["shares"].items() for c, found in by_c.items()]
-    figure = canvas.figure(3.5 * len(panels), 6.4)
-    grid = figure.add_gridspec(2, len(panels), height_ratios=[1, 1])
-    _draw_case(figure.add_subplot(grid[0, :]), data["case"])
+    figure = canvas.figure(3.7 * len(panels), 6.0)
+    grid = figure.add_gridspec(2, len(panels), height_ratios=[0.8, 1])
+    case = figure.add_subplot(grid[0, :])
     drawn = []
-    for column, (title, c, found) in enumerate(panels):
+    for column, (title, c, shares) in enumerate(panels):
         axes = figure.add_subplot(grid[1, column])
-        _draw_shares(axes, found)
+        _draw_shares(axes, shares)
         canvas.dress(axes, f"{title}, c = {c}", "kind of token", "" if column else "found in the thought (%)")
         axes.set_ylim(0, 105)
         drawn.append(axes)
     legend_below(figure, drawn[0], "bars: 95% interval, clustered by question")
+    _draw_case(case, data["case"])
     return figure
 
 
-def _share(thoughts: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
-    values = []
-    questions = []
-    for thought in thoughts:
-        size = len(set(thought["token_ids"]))
-        for rank, each in zip(thought["ranks"], thought["kinds"], strict=True):
-            if each == kind:
-                values.append(float(rank < size))
-                questions.append(thought["id"])
+def _by_kind(thoughts: Sequence[Thought], found: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    values: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    questions: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for thought, hits in zip(thoughts, found, strict=True):
+        for kind, hit in zip(thought["kinds"], hits, strict=True):
+            if kind in values:
+                values[kind].append(float(hit))
+                questions[kind].append(thought["id"])
+    return {kind: _share(values[kind], questions[kind]) for kind in KINDS}
+
+
+def _share(values: Sequence[float], questions: Sequence[str]) -> dict[str, Any]:
     if not values:
         return {"share": None, "half": None, "n": 0}
     estimate = stats.mean(values, questions)
-    return {
-        "share": estimate.mean,
-        "half": None if estimate.se is None else Z95 * estimate.se,
-        "n": estimate.samples,
-    }
+    half = None if estimate.se is None else Z95 * estimate.se
+    return {"share": estimate.mean, "half": half, "n": estimate.samples}
 
 
-def _draw_shares(axes: Any, found: dict[str, dict[str, Any]]) -> None:
-    width = 0.26
-    for place, (chain, name) in enumerate(CHAINS.items()):
-        kinds = [kind for kind in KINDS if found[chain][kind]["share"] is not None]
-        x = [KINDS.index(kind) + (place - 1) * width for kind in kinds]
-        y = [100 * found[chain][kind]["share"] for kind in kinds]
-        half = [found[chain][kind]["half"] for kind in kinds]
-        axes.bar(x, y, width, color=SHADES[place], label=name)
-        bars(axes, x, y, [None if value is None else 100 * value for value in half], "#444444")
+def _draw_shares(axes: Any, shares: dict[str, dict[str, Any]]) -> None:
+    for place, (chain, (name, colour)) in enumerate(BARS.items()):
+        x, y, half = [], [], []
+        for number, kind in enumerate(KINDS):
+            found = shares[chain][kind]
+            if found["share"] is not None:
+                x.append(number + (place - 1.5) * BAR_WIDTH)
+                y.append(100 * found["share"])
+                half.append(None if found["half"] is None else 100 * found["half"])
+        axes.bar(x, y, BAR_WIDTH, color=colour, label=name)
+        bars(axes, x, y, half, "#333333")
     axes.set_xticks(range(len(KINDS)), KINDS)
 
 
@@ -111,31 +148,28 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    question = textwrap.fill(case["question"], 110)
-    axes.text(0, 1, question, fontsize=9, color=canvas.INK, va="top")
-    axes.text(
-        0,
-        0.72,
-        f"reference  {case['steps']}   answer {case['answer']}",
-        fontsize=9,
-        color="#555555",
-        va="top",
-    )
-    renderer = axes.figure.canvas.get_renderer()
+    # Boxes stand beside one another by their widths, so the panel must be where it will stay.
+    canvas.settle(axes.figure)
+    axes.text(0, 1, textwrap.fill(case["question"], 120), fontsize=9, color=canvas.INK, va="top")
+    reference = f"reference:  {case['steps']}  →  {case['answer']}"
+    axes.text(0, 0.7, reference, fontsize=9, color="#555555", va="top")
     for number, chain in enumerate(case["chains"]):
-        y = 0.5 - 0.27 * number
-        x = 0.0
-        axes.text(x, y, f"c = {chain['c']:g}", fontsize=9, fontweight="bold", color=canvas.INK, va="center")
-        x += 0.055
+        y = 0.45 - 0.25 * number
+        name = axes.text(
+            0, y, f"c = {chain['c']:g}", fontsize=9, fontweight="bold", color=canvas.INK, va="center"
+        )
+        x = _right_of(name)
         for thought in chain["thoughts"]:
-            x = _draw_thought(axes, x, y, thought, renderer)
-        axes.text(x, y, f"answer {chain['answer']}", fontsize=9, color=canvas.INK, va="center")
+            box = {"boxstyle": "round,pad=0.3", "facecolor": "#eef4fa", "edgecolor": "#9bbbd6"}
+            x = _right_of(
+                axes.text(x, y, " ".join(thought), fontsize=8, color=canvas.INK, va="center", bbox=box)
+            )
+        axes.text(x, y, f"→  {chain['answer']}", fontsize=9, color=canvas.INK, va="center")
 
 
-def _draw_thought(axes: Any, x: float, y: float, thought: Sequence[str], renderer: Any) -> float:
-    """One box; telling tokens in bold. Returns where the next one begins."""
-    words = [rf"$\mathbf{{{word}}}$" if TELLING.search(word) and word.isdigit() else word for word in thought]
-    text = axes.text(x + 0.006, y, " ".join(words), fontsize=8, color=canvas.INK, va="center",
-                     bbox={"boxstyle": "round,pad=0.25", "facecolor": "#eef4fa", "edgecolor": "#9bbbd6"})  # fmt: skip
-    box = text.get_window_extent(renderer).transformed(axes.transData.inverted())
-    return float(box.x1) + 0.018
+def _right_of(text: Any) -> float:
+    """Where the next text may begin, in data coordinates."""
+    extent = text.get_window_extent(text.figure.canvas.get_renderer())
+    left, right = text.axes.transData.inverted().transform([(extent.x0, 0), (extent.x1, 0)])[:, 0]
+    assert right > left
+    return float(right) + 0.016

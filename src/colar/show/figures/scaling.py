@@ -95,6 +95,11 @@ def _panel(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
         for at, point in zip(x, each["points"], strict=True):
             draw_runs(axes, at, [100 * run["accuracy"] for run in point["runs"]], colour)
     sizes = [point["parameters"] for point in curves[0]["points"]]
-    axes.set_xticks(sizes, [f"{size / 1e6:.2g}M" for size in sizes])
+    axes.set_xticks(sizes, [_millions(size) for size in sizes])
     axes.minorticks_off()
     axes.margins(x=0.12)
+
+
+def _millions(size: int) -> str:
+    """0.1M, 1.8M, 135M."""
+    return f"{size / 1e6:.2g}M" if size < 1e7 else f"{size / 1e6:.0f}M"
