@@ -97,14 +97,16 @@ def inspected(folder: Path) -> dict[str, Any]:
         return {}
     shares: dict[str, dict[str, Any]] = {}
     curves = {}
+    made_by = {}
     for title, (name, asked) in INSPECTED.items():
-        systems = files.read_json(folder / f"{name}.json")["systems"]
-        shares[title] = {f"{c:g}": retrieval.shares_of(systems, c) for c in asked}
-        curves[title] = norms.data_of(systems)
+        whole = files.read_json(folder / f"{name}.json")
+        made_by[title] = {"asked": whole["asked"], "provenance": whole["provenance"]}
+        shares[title] = {f"{c:g}": retrieval.shares_of(whole["systems"], c) for c in asked}
+        curves[title] = norms.data_of(whole["systems"]) | made_by[title]
     problem = next(row for _, row in files.read_jsonl(folder / "problem" / "test.jsonl"))
     answers = [row for _, row in files.read_jsonl(folder / "thoughts.jsonl")]
     case = retrieval.case_of(answers, problem["question"], " ".join(problem["steps"]), problem["answer"])
-    return {"retrieval": {"case": case, "shares": shares}, "norms": curves}
+    return {"retrieval": {"case": case, "shares": shares, "records": made_by}, "norms": curves}
 
 
 def scaled(runs: Path) -> dict[str, Any]:
@@ -113,14 +115,15 @@ def scaled(runs: Path) -> dict[str, Any]:
     if not report.exists():
         return {}
     parameters = files.read_json(runs / "backbones" / "parameters.json")
-    sizes = scaling.data_of(report_of(report), parameters)
+    made = report_of(report)
+    sizes = scaling.data_of(made, parameters)
     pairs = report_of(RESULTS / "smollm2-135m-pairs" / "report.json")
     beside = scaling.beside(pairs, {"cot": ("cot", ""), "colar": ("colar", "snap")}, 134_515_008)
     panels = [
         {"title": "Toy models, equal rows", "curves": sizes},
         {"title": "SmolLM2, other data", "curves": beside},
     ]
-    return {"scaling": {"panels": panels}}
+    return {"scaling": {"panels": panels, "provenance": made.provenance}}
 
 
 def main() -> None:
