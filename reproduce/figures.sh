@@ -6,10 +6,11 @@
 #   bash reproduce/figures.sh [--smoke] [FOLDER]   --smoke: a few updates of each; to see that all of it works
 #   SEEDS="0 1 2" PROCS=2                          training seeds, commands at a time (one thread each)
 #   ONLY=inside                                    inside or sizes: one of the two parts
+#   SIZES="0.1m 6m"                                some of the sizes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=(${SEEDS:-0 1 2}) out=runs/figures arena=${ARENA:-runs/arena} results=${RESULTS:-results/figures}
-sizes=(0.1m 0.4m 1.8m 6m) less=() questions=500 problems=100 look=16
+sizes=(${SIZES:-0.1m 0.4m 1.8m 6m}) less=() questions=500 problems=100 look=16
 if [[ ${1:-} == --smoke ]]; then
   shift
   seeds=(${SEEDS:-0}) out=runs/figures-smoke results=${RESULTS:-runs/figures-smoke/results}
@@ -57,8 +58,8 @@ inside() {
 sizes() {
   declare -A rate=([0.1m]=5.3e-3 [0.4m]=2.7e-3 [1.8m]=1.3e-3 [6m]=0.9e-3) # 2e-3 at tiny's width, by 1 / width
   declare -A head_rate=([0.1m]=16e-3 [0.4m]=8e-3 [1.8m]=4e-3 [6m]=2.7e-3) # three times that, as there
-  local seed size at first=${FIRST_ROWS:-16000} more=${MORE_ROWS:-24000} answered=()
-  python scripts/toy_backbones.py --seeds "${seeds[@]}" --output "$out/backbones" >&2
+  local seed size at first=16000 more=20000 answered=()
+  python scripts/toy_backbones.py --sizes "${sizes[@]}" --seeds "${seeds[@]}" --output "$out/backbones" >&2
   for seed in "${seeds[@]}"; do
     for size in "${sizes[@]}"; do
       train "$size/seed$seed/cot-init" arena/cot-init "$seed" --model.backbone "$out/backbones/$size-$seed" \

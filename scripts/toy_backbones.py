@@ -41,13 +41,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES), help="of the model")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the weights")
     parser.add_argument("--output", type=Path, required=True, help="folder for all of them")
     args = parser.parse_args()
     output = files.require_writable(args.output)
     disable_progress_bar()
     parameters = {}
-    for name, (width, layers) in SIZES.items():
+    for name in args.sizes:
+        width, layers = SIZES[name]
         for seed in args.seeds:
             lm = build(width, layers, seed)
             parameters[name] = lm.num_parameters()
