@@ -25,31 +25,35 @@ train() { # FOLDER RECIPE SEED OVERRIDE...
   add "$1" colar train "$2" --output "$out/$1" --training.seed "$3" "${@:4}" ${less[@]+"${less[@]}"}
 }
 
+cot_of() { # SEED: CoT weights of table1.sh, or those made here
+  if [[ -e $arena/seed$1/cot-init.done ]]; then echo "$arena/seed$1/cot-init/best"; else echo "$out/seed$1/cot-init/best"; fi
+}
+
 # Thoughts of the toy of table1.sh (the paper's head, c from 1 to 5) and of the SmolLM2 that comes with this repository.
 inside() {
-  local seed toys=()
+  local seed toys=() problem=$out/inside/problem data=(--options 'arithmetic.steps=[2,4]')
+  local measured=("${data[@]}" --limit "$problems" --look "$look" --compression_factor 1 2 3 4 5 "${short[@]}")
   for seed in "${seeds[@]}"; do
     if [[ ! -e $arena/seed$seed/cot-init.done ]]; then train "seed$seed/cot-init" arena/cot-init "$seed"; fi
   done
   run_all "training CoT"
   for seed in "${seeds[@]}"; do
-    local cot=$out/seed$seed/cot-init/best
-    if [[ -e $arena/seed$seed/cot-init.done ]]; then cot=$arena/seed$seed/cot-init/best; fi
-    train "seed$seed/colar" arena/colar "$seed" --model.init_from "$cot"
+    train "seed$seed/colar" arena/colar "$seed" --model.init_from "$(cot_of "$seed")"
     toys+=("seed$seed=$out/seed$seed/colar/best")
   done
+  # The control: weights of CoT, one update into CoLaR.
+  train untaught arena/colar "${seeds[0]}" --model.init_from "$(cot_of "${seeds[0]}")" --training.max_steps 1
   run_all "training CoLaR"
 
   mkdir -p "$out/inside"
-  local first=$out/inside/problem
-  add inside/toy colar inspect "${toys[@]}" --options 'arithmetic.steps=[2,4]' --limit "$problems" --look "$look" \
-    --compression_factor 1 2 3 4 5 "${short[@]}" --output "$out/inside/toy.json"
+  add "inside/toy-$(IFS=- && echo "${seeds[*]}")" colar inspect "${toys[@]}" "${measured[@]}" --output "$out/inside/toy.json"
+  add inside/untaught colar inspect "$out/untaught/best" "${measured[@]}" --output "$out/inside/untaught.json"
   add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed --limit "$problems" \
     --look "$look" --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.json"
   # The case study's question is the first of the test split.
-  add inside/problem colar data prepare arithmetic --options 'arithmetic.steps=[2,4]' --splits test --limit 1 --output "$first"
+  add inside/problem colar data prepare arithmetic "${data[@]}" --splits test --limit 1 --output "$problem"
   run_all "measuring what is in thoughts"
-  add inside/thoughts colar generate "${toys[0]#*=}" --input "$first/test.jsonl" --compression_factor 2 5 --show_latents \
+  add inside/thoughts colar generate "${toys[0]#*=}" --input "$problem/test.jsonl" --compression_factor 2 5 --show_latents \
     "${short[@]}" --output "$out/inside/thoughts.jsonl"
   run_all "reading the thoughts of one question"
 }

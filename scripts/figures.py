@@ -21,8 +21,8 @@ from colar.show.report_rows import Report
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-TOY, SMOLLM2 = "toy, 0.84M", "SmolLM2-135M"
-INSPECTED = {TOY: ("toy", (2, 5)), SMOLLM2: ("smollm2", (2,))}
+TOY, UNTAUGHT, SMOLLM2 = "toy, 0.84M", "control: its CoT weights", "SmolLM2-135M"
+INSPECTED = {TOY: ("toy", (2, 5)), UNTAUGHT: ("untaught", ()), SMOLLM2: ("smollm2", (2,))}
 """Panel -> the JSON of `colar inspect`, and the factors of the retrieval figure, all of them trained ones."""
 VALIDATION_ROWS = 400
 DPI = 110
@@ -101,7 +101,8 @@ def inspected(folder: Path) -> dict[str, Any]:
     for title, (name, asked) in INSPECTED.items():
         whole = files.read_json(folder / f"{name}.json")
         made_by[title] = {"asked": whole["asked"], "provenance": whole["provenance"]}
-        shares[title] = {f"{c:g}": retrieval.shares_of(whole["systems"], c) for c in asked}
+        if asked:
+            shares[title] = {f"{c:g}": retrieval.shares_of(whole["systems"], c) for c in asked}
         curves[title] = norms.data_of(whole["systems"]) | made_by[title]
     problem = next(row for _, row in files.read_jsonl(folder / "problem" / "test.jsonl"))
     answers = [row for _, row in files.read_jsonl(folder / "thoughts.jsonl")]

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from colar.ops.stats import Z95, t_interval
 from colar.show import canvas
-from colar.show.figures.points import legend_below
+from colar.show.figures.points import bars, legend_below
 
 
 def data_of(systems: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -41,32 +41,35 @@ def data_of(systems: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def draw(data: dict[str, dict[str, Any]]) -> Any:
-    """A panel for each model. `data` has what `data_of` gives by the panel's title."""
-    figure = canvas.figure(4.8 * len(data), 3.9)
-    panels = figure.subplots(1, len(data), squeeze=False)[0]
-    for axes, (title, found) in zip(panels, data.items(), strict=True):
+    """Two panels for each model: the first layer, behind which short embeddings have grown long, and the others.
+
+    `data` has what `data_of` gives by the model's title.
+    """
+    figure = canvas.figure(4.9 * len(data), 3.9)
+    panels = figure.subplots(1, 2 * len(data), squeeze=False, width_ratios=[1, 3] * len(data))[0]
+    for number, (title, found) in enumerate(data.items()):
+        first, others = panels[2 * number : 2 * number + 2]
         for curve in found["curves"]:
-            # A factor has one colour in all panels.
-            colour, marker = canvas.style(round(curve["c"]) - 1)
-            values, half = curve["differences"], curve["half"]
-            layers = list(range(1, len(values) + 1))
-            axes.plot(
-                layers,
-                values,
-                color=colour,
-                marker=marker,
-                markersize=4,
-                linewidth=1.4,
-                label=f"c = {curve['c']:g}",
-            )
-            if None not in half:
-                low = [value - width for value, width in zip(values, half, strict=True)]
-                high = [value + width for value, width in zip(values, half, strict=True)]
-                axes.fill_between(layers, low, high, color=colour, alpha=0.13, linewidth=0)
-        y = "relative difference of norms" if axes is panels[0] else ""
-        canvas.dress(axes, title, f"layer\nshaded: 95% interval {found['interval']}", y)
-        axes.axhline(0, color="#999999", linewidth=0.8)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    most = max(panels, key=lambda axes: len(axes.lines))
+            n_layers = len(curve["differences"])
+            _draw_curve(first, curve, range(1))
+            _draw_curve(others, curve, range(1, n_layers))
+        canvas.dress(first, title, "layer", "" if number else "relative difference of norms")
+        canvas.dress(others, "", f"layer; bars: 95% interval {found['interval']}")
+        first.set_xticks([1])
+        first.set_xlim(0.5, 1.5)
+        first.set_ylim(bottom=0)
+        others.xaxis.set_major_locator(MaxNLocator(integer=True))
+        others.axhline(0, color="#999999", linewidth=0.8)
+    most = max(panels[1::2], key=lambda axes: len(axes.lines))
     legend_below(figure, most, "", columns=5)
     return figure
+
+
+def _draw_curve(axes: Any, curve: dict[str, Any], layers: range) -> None:
+    # A factor has one colour in all panels; side by side, or its interval would hide the others'.
+    place = round(curve["c"]) - 1
+    colour, marker = canvas.style(place)
+    x = [layer + 1 + 0.06 * (place - 2) for layer in layers]
+    y = [curve["differences"][layer] for layer in layers]
+    axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.3, label=f"c = {curve['c']:g}")
+    bars(axes, x, y, [curve["half"][layer] for layer in layers], colour)

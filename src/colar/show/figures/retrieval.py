@@ -28,13 +28,15 @@ Thought = Mapping[str, Any]
 KINDS = ("bracket", "sign", "operand", "result")
 CHAINS = ("own", "written", "reference")
 BARS = {
-    "commonest": ("no thought: the commonest tokens there (control)", "#dddddd"),
+    "commonest": ("no thought: the commonest tokens (control)", "#dddddd"),
     "own": ("its own chain", "#56B4E9"),
     "written": ("after a right prefix", "#0072B2"),
     "reference": ("the reference's latents (ceiling)", "#888888"),
 }
 """What is read -> the name and the colour of its bars."""
 BAR_WIDTH = 0.2
+CHARACTERS = 13
+"""Of a question's line, an inch."""
 
 
 def shares_of(systems: Sequence[Mapping[str, Any]], c: float) -> dict[str, dict[str, Any]]:
@@ -150,7 +152,14 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
     axes.set_ylim(0, 1)
     # Boxes stand beside one another by their widths, so the panel must be where it will stay.
     canvas.settle(axes.figure)
-    axes.text(0, 1, textwrap.fill(case["question"], 120), fontsize=9, color=canvas.INK, va="top")
+    axes.text(
+        0,
+        1,
+        textwrap.fill(case["question"], int(CHARACTERS * axes.figure.get_figwidth())),
+        fontsize=9,
+        color=canvas.INK,
+        va="top",
+    )
     reference = f"reference:  {case['steps']}  →  {case['answer']}"
     axes.text(0, 0.7, reference, fontsize=9, color="#555555", va="top")
     for number, chain in enumerate(case["chains"]):
