@@ -48,8 +48,8 @@ inside() {
   mkdir -p "$out/inside"
   add "inside/toy-$(IFS=- && echo "${seeds[*]}")" colar inspect "${toys[@]}" "${measured[@]}" --output "$out/inside/toy.json"
   add inside/untaught colar inspect "$out/untaught/best" "${measured[@]}" --output "$out/inside/untaught.json"
-  add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed --limit "$problems" \
-    --look "$look" --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.json"
+  add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed \
+    --limit $((problems * 2 / 5)) --look $((look / 2)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.json"
   # The case study's question is the first of the test split.
   add inside/problem colar data prepare arithmetic "${data[@]}" --splits test --limit 1 --output "$problem"
   run_all "measuring what is in thoughts"
