@@ -32,7 +32,7 @@ cot_of() { # SEED: CoT weights of table1.sh, or those made here
 # Thoughts of the toy of table1.sh (the paper's head, c from 1 to 5) and of the SmolLM2 that comes with this repository.
 inside() {
   local seed toys=() problem=$out/inside/problem data=(--options 'arithmetic.steps=[2,4]')
-  local measured=("${data[@]}" --limit "$problems" --look "$look" --compression_factor 1 2 3 4 5 "${short[@]}")
+  local measured=("${data[@]}" --look "$look" --compression_factor 1 2 3 4 5)
   for seed in "${seeds[@]}"; do
     if [[ ! -e $arena/seed$seed/cot-init.done ]]; then train "seed$seed/cot-init" arena/cot-init "$seed"; fi
   done
@@ -46,10 +46,13 @@ inside() {
   run_all "training CoLaR"
 
   mkdir -p "$out/inside"
-  add "inside/toy-$(IFS=- && echo "${seeds[*]}")" colar inspect "${toys[@]}" "${measured[@]}" --output "$out/inside/toy.json"
-  add inside/untaught colar inspect "$out/untaught/best" "${measured[@]}" --output "$out/inside/untaught.json"
+  add "inside/toy-$(IFS=- && echo "${seeds[*]}")" colar inspect "${toys[@]}" "${measured[@]}" --limit "$problems" \
+    "${short[@]}" --output "$out/inside/toy.json"
+  # Of the control only the norms are drawn. Its own chains, which never stop, are cut.
+  add inside/untaught colar inspect "$out/untaught/best" "${measured[@]}" --limit "$look" --max_latents 2 \
+    --max_completion_length 1 --output "$out/inside/untaught.json"
   add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed \
-    --limit $((problems * 2 / 5)) --look $((look / 2)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.json"
+    --limit $((problems * 3 / 10)) --look $((look / 2)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.json"
   # The case study's question is the first of the test split.
   add inside/problem colar data prepare arithmetic "${data[@]}" --splits test --limit 1 --output "$problem"
   run_all "measuring what is in thoughts"

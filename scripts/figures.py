@@ -24,6 +24,7 @@ RESULTS = ROOT / "results"
 TOY, UNTAUGHT, SMOLLM2 = "toy, 0.84M", "control: its CoT weights", "SmolLM2-135M"
 INSPECTED = {TOY: ("toy", (2, 5)), UNTAUGHT: ("untaught", ()), SMOLLM2: ("smollm2", (2,))}
 """Panel -> the JSON of `colar inspect`, and the factors of the retrieval figure, all of them trained ones."""
+SMOLLM2_PARAMETERS = 134_515_008
 VALIDATION_ROWS = 400
 DPI = 110
 """Of the PNG: under 150 KB each."""
@@ -119,7 +120,8 @@ def scaled(runs: Path) -> dict[str, Any]:
     made = report_of(report)
     sizes = scaling.data_of(made, parameters)
     pairs = report_of(RESULTS / "smollm2-135m-pairs" / "report.json")
-    beside = scaling.beside(pairs, {"cot": ("cot", ""), "colar": ("colar", "snap")}, 134_515_008)
+    of = {"cot": ("cot", ""), "colar": ("colar", "snap")}
+    beside = scaling.beside(pairs, of, trained=(None, 1, 2), parameters=SMOLLM2_PARAMETERS)
     panels = [
         {"title": "Toy models, equal rows", "curves": sizes},
         {"title": "SmolLM2, other data", "curves": beside},
@@ -149,8 +151,6 @@ def main() -> None:
             continue
         data = files.read_json(path)
         drawn = draw(data)
-        # Letters of a low resolution are a little taller than they are measured.
-        drawn.get_layout_engine().set(h_pad=0.08)
         for kind in ("svg", "png"):
             canvas.save(drawn, output / f"{name}.{kind}", DPI)
         print(f"{name:14} {output / name}.json, .svg, .png")

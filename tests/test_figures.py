@@ -276,8 +276,11 @@ def test_curves_go_over_sizes_smallest_first() -> None:
         assert [point["accuracy"] for point in curve["points"]] == pytest.approx([accuracy, accuracy])
     with pytest.raises(ValueError, match="no greedy rows of big cot"):
         scaling.data_of(sized("small"), {"big": 4_000_000, "small": 100_000})
-    beside = scaling.beside(sized("small"), {"cot": ("small", ""), "colar": ("small", "")}, 135_000_000)
-    assert [len(curve["points"]) for curve in beside] == [1, 1, 1, 1]
+    beside = scaling.beside(
+        sized("small"), {"cot": ("small", ""), "colar": ("small", "")}, (None, 2), 135_000_000
+    )
+    assert [curve["name"] for curve in beside] == ["CoT", "CoLaR, c = 2"]
+    assert [len(curve["points"]) for curve in beside] == [1, 1]
     panels = [{"title": "toy", "curves": curves}, {"title": "SmolLM2", "curves": beside}]
     toy, pretrained = scaling.draw({"panels": panels}).axes
     assert [text.get_text() for text in toy.get_xticklabels()] == ["0.1M", "4M"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from colar.show import canvas
-from colar.show.figures.points import INTERVALS, bars, draw_runs, legend_below, points
+from colar.show.figures.points import INTERVALS, bars, draw_runs, legend_below, new_figure, points
 from colar.show.report_rows import Report
 
 RANDOM = "random c, all rows"
@@ -23,7 +23,7 @@ def data_of(report: Report, model: str = "tiny") -> dict[str, Any]:
 
 def draw(data: dict[str, Any]) -> Any:
     """Two panels over c: accuracy and #L."""
-    figure = canvas.figure(9.4, 4.0)
+    figure = new_figure(9.4, 4.0)
     accuracy, length = figure.subplots(1, 2)
     _panel(accuracy, data, "accuracy", 100)
     _panel(length, data, "length", 1)

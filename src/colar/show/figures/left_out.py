@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from colar.show import canvas
-from colar.show.figures.points import INTERVALS, bars, draw_runs, legend_below, points
+from colar.show.figures.points import INTERVALS, bars, draw_runs, legend_below, new_figure, points
 from colar.show.report_rows import Report
 
 ROWS = (("accuracy", 100.0, "accuracy (%)"), ("length", 1.0, "#L (thoughts)"))
@@ -23,7 +23,7 @@ def data_of(report: Report, trained: Sequence[int], model: str, label: str) -> d
 
 def draw(data: dict[str, dict[str, Any]]) -> Any:
     """A column for each model: accuracy above, #L below. `data` has what `data_of` gives by the column's title."""
-    figure = canvas.figure(4.6 * len(data), 5.6)
+    figure = new_figure(4.6 * len(data), 5.6)
     panels = figure.subplots(2, len(data), squeeze=False)
     for column, (title, found) in enumerate(data.items()):
         for row, (key, scale, name) in enumerate(ROWS):

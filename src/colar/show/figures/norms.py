@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from colar.ops.stats import Z95, t_interval
 from colar.show import canvas
-from colar.show.figures.points import bars, legend_below
+from colar.show.figures.points import bars, legend_below, new_figure
 
 
 def data_of(systems: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def draw(data: dict[str, dict[str, Any]]) -> Any:
 
     `data` has what `data_of` gives by the model's title.
     """
-    figure = canvas.figure(4.9 * len(data), 3.9)
+    figure = new_figure(4.9 * len(data), 3.9)
     panels = figure.subplots(1, 2 * len(data), squeeze=False, width_ratios=[1, 3] * len(data))[0]
     for number, (title, found) in enumerate(data.items()):
         first, others = panels[2 * number : 2 * number + 2]

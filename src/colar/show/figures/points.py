@@ -12,6 +12,13 @@ from colar.show.report_rows import Report, ReportRow
 INTERVALS = "bars: 95% interval over questions; dots: training runs"
 
 
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of `width` x `height` inches, with room for letters that a low resolution makes taller."""
+    made = canvas.figure(width, height)
+    made.get_layout_engine().set(h_pad=0.08)
+    return made
+
+
 def points(
     report: Report, model: str, method: str, label: str, dataset: str = AVERAGE
 ) -> list[dict[str, Any]]:

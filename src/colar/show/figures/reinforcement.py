@@ -11,6 +11,7 @@ from typing import Any
 
 from colar.ops.stats import Estimate, wilson
 from colar.show import canvas
+from colar.show.figures.points import new_figure
 
 Run = dict[str, Any]
 """`train_seed`, and `points`: [update, value] pairs."""
@@ -56,7 +57,7 @@ def logged(history: Sequence[Mapping[str, Any]], key: str, train_seed: int = 0) 
 def draw(data: dict[str, Any]) -> Any:
     """A panel for each of `panels` (`title`, `key`: accuracy or length, `rows` validated on, `curves`)."""
     panels = data["panels"]
-    figure = canvas.figure(4.2 * len(panels), 4.2)
+    figure = new_figure(4.2 * len(panels), 4.2)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         scale, name = AXES[panel["key"]]
         for number, each in enumerate(panel["curves"]):

@@ -20,7 +20,7 @@ from typing import Any
 from colar.ops import stats
 from colar.ops.stats import Z95
 from colar.show import canvas
-from colar.show.figures.points import bars, legend_below
+from colar.show.figures.points import bars, legend_below, new_figure
 
 Thought = Mapping[str, Any]
 """What `colar inspect` writes of a thought: `id` of the question, `position`, `token_ids`, `kinds`, `ranks`."""
@@ -97,7 +97,7 @@ def case_of(answers: Sequence[Mapping[str, Any]], question: str, steps: str, ans
 def draw(data: dict[str, Any]) -> Any:
     """`data`: `case` (see `case_of`), and `shares` by title and by c (see `shares_of`)."""
     panels = [(title, c, found) for title, by_c in data["shares"].items() for c, found in by_c.items()]
-    figure = canvas.figure(3.7 * len(panels), 6.0)
+    figure = new_figure(3.7 * len(panels), 6.0)
     grid = figure.add_gridspec(2, len(panels), height_ratios=[0.8, 1])
     case = figure.add_subplot(grid[0, :])
     drawn = []

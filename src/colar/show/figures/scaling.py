@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from colar.show import canvas
-from colar.show.figures.points import INTERVALS, bars, draw_runs, legend_below, points
+from colar.show.figures.points import INTERVALS, bars, draw_runs, legend_below, new_figure, points
 from colar.show.report_rows import Report
 
 SYSTEMS = (
@@ -39,25 +39,26 @@ def data_of(report: Report, parameters: Mapping[str, int]) -> list[dict[str, Any
     return curves
 
 
-def beside(report: Report, of: Mapping[str, tuple[str, str]], parameters: int) -> list[dict[str, Any]]:
-    """One model of another report: a point for each of `SYSTEMS` that has rows.
+def beside(
+    report: Report, of: Mapping[str, tuple[str, str]], trained: Sequence[int | None], parameters: int
+) -> list[dict[str, Any]]:
+    """One model of another report: a point for each of `SYSTEMS` that it was trained for (None for CoT).
 
     `of` has the name and the label of the model of each method.
     """
     curves = []
-    for name, method, c in SYSTEMS:
+    for name, method, c in [system for system in SYSTEMS if system[2] in trained]:
         model, label = of[method]
         found = points(report, model, method, label)
         at = [{"parameters": parameters, **point} for point in found if point["c"] == c]
-        if at:
-            curves.append({"name": name, "points": at})
+        curves.append({"name": name, "points": at})
     return curves
 
 
 def draw(data: dict[str, Any]) -> Any:
     """Panels of `data["panels"]` (`title`, `curves`): accuracy over parameters, on a logarithmic axis."""
     panels = data["panels"]
-    figure = canvas.figure(0.4 + 4.4 * len(panels), 4.3)
+    figure = new_figure(0.4 + 4.4 * len(panels), 4.3)
     widths = [2 if len(panel["curves"][0]["points"]) > 1 else 1 for panel in panels]
     drawn = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
     for axes, panel in zip(drawn, panels, strict=True):
