@@ -92,16 +92,20 @@ def reinforced() -> dict[str, Any]:
 
 
 def inspected(folder: Path) -> dict[str, Any]:
-    """Data of the two figures that `colar inspect` has the records of; {} where they are not complete."""
-    needed = [f"{name}.json" for name, _ in INSPECTED.values()]
-    if not all((folder / name).exists() for name in [*needed, "thoughts.jsonl"]):
+    """Data of the two figures that `colar inspect` has records of, for the models inspected; {} without the toy."""
+    if not all((folder / name).exists() for name in ("toy.json", "thoughts.jsonl")):
         return {}
     shares: dict[str, dict[str, Any]] = {}
     curves = {}
     made_by = {}
     for title, (name, asked) in INSPECTED.items():
-        whole = files.read_json(folder / f"{name}.json")
-        made_by[title] = {"asked": whole["asked"], "provenance": whole["provenance"]}
+        path = folder / f"{name}.json"
+        if not path.exists():
+            continue
+        whole = files.read_json(path)
+        # The command is in reproduce/figures.sh; here it would name the folders of one machine.
+        made_with = {key: value for key, value in whole["provenance"].items() if key != "command"}
+        made_by[title] = {"asked": whole["asked"], "provenance": made_with}
         if asked:
             shares[title] = {f"{c:g}": retrieval.shares_of(whole["systems"], c) for c in asked}
         curves[title] = norms.data_of(whole["systems"]) | made_by[title]
@@ -126,7 +130,8 @@ def scaled(runs: Path) -> dict[str, Any]:
         {"title": "Toy models, equal rows", "curves": sizes},
         {"title": "SmolLM2, other data", "curves": beside},
     ]
-    return {"scaling": {"panels": panels, "provenance": made.provenance}}
+    made_with = {key: value for key, value in made.provenance.items() if key != "command"}
+    return {"scaling": {"panels": panels, "provenance": made_with}}
 
 
 def main() -> None:

@@ -35,6 +35,8 @@ BARS = {
 }
 """What is read -> the name and the colour of its bars."""
 BAR_WIDTH = 0.2
+LONGEST = 14
+"""Characters of a token that are shown: some of the toy's are whole phrases."""
 CHARACTERS = 13
 """Of a question's line, an inch."""
 
@@ -86,10 +88,13 @@ def commonest(thoughts: Sequence[Thought]) -> list[list[bool]]:
 def case_of(answers: Sequence[Mapping[str, Any]], question: str, steps: str, answer: str) -> dict[str, Any]:
     """One question's chains: the answers of `colar generate --show_latents`, one for each c."""
     chains = []
-    for given in answers:
+    # They come in the order in which they were finished.
+    for given in sorted(answers, key=lambda answer: answer["params"]["compression_factor"]):
         c = given["params"]["compression_factor"]
         # As many as the thought stands for.
-        thoughts = [[token.strip() for token in near[: int(c)]] for near in given["thoughts"]]
+        thoughts = []
+        for near in given["thoughts"]:
+            thoughts.append([textwrap.shorten(token, LONGEST, placeholder="…") for token in near[: int(c)]])
         chains.append({"c": c, "thoughts": thoughts, "answer": given["answer"]})
     return {"question": question, "steps": steps, "answer": answer, "chains": chains}
 
@@ -97,7 +102,7 @@ def case_of(answers: Sequence[Mapping[str, Any]], question: str, steps: str, ans
 def draw(data: dict[str, Any]) -> Any:
     """`data`: `case` (see `case_of`), and `shares` by title and by c (see `shares_of`)."""
     panels = [(title, c, found) for title, by_c in data["shares"].items() for c, found in by_c.items()]
-    figure = new_figure(3.7 * len(panels), 6.0)
+    figure = new_figure(max(3.7 * len(panels), 10.8), 6.0)
     grid = figure.add_gridspec(2, len(panels), height_ratios=[0.8, 1])
     case = figure.add_subplot(grid[0, :])
     drawn = []
