@@ -98,7 +98,7 @@ def _panel(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
     sizes = [point["parameters"] for point in curves[0]["points"]]
     axes.set_xticks(sizes, [_millions(size) for size in sizes])
     axes.minorticks_off()
-    axes.margins(x=0.12)
+    axes.set_xlim(sizes[0] / 1.6, sizes[-1] * 1.6)
 
 
 def _millions(size: int) -> str:
