@@ -190,13 +190,16 @@ def test_a_chain_of_tokens_has_neither():
 def test_norms_by_hand():
     """Two positions through two layers, the first (3, 4) -> (6, 8) -> (0, 5)."""
     states = torch.tensor([[[3.0, 4.0], [1.0, 0.0]], [[6.0, 8.0], [0.0, 1.0]], [[0.0, 5.0], [0.0, 3.0]]])
-    found = layer_states.layer_norms(states)
+    found = layer_states.layer_norms(states, [0, 1])
     assert found.n_thoughts == 2
     assert found.norms == [3.0, 5.5, 4.0]
     assert found.differences == [0.5, (-0.5 + 2) / 2]
     assert found.updates == pytest.approx([(1 + math.sqrt(2)) / 2, (math.sqrt(45) / 10 + 2) / 2])
+    # Differences of the two positions: (1, 0) behind the first layer, (-0.5, 2) behind the second; sd / sqrt(2).
+    assert found.differences_se == pytest.approx([0.5, 1.25])
+    assert layer_states.layer_norms(states, [0, 0]).differences_se is None
     with pytest.raises(ValueError, match="at least one thought"):
-        layer_states.layer_norms(states[:, :0])
+        layer_states.layer_norms(states[:, :0], [])
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(r=4, target_modules="all-linear")])

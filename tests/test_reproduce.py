@@ -99,6 +99,44 @@ def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
     assert len(outputs) == len(commands) == 26
 
 
+def test_the_figures_commands_are_understood_and_sizes_see_equal_rows(tmp_path):
+    code, _, commands = run("figures.sh", tmp_path)
+    assert code == 0
+    parser = build_parser()
+    trained, rows, asked = {"checkpoints/smollm2-135m-gsm"}, {}, []
+    for words in commands:
+        args, rest = parser.parse_known_args([underscored(word) for word in words])
+        asked.append(words[0])
+        if words[0] == "train":
+            made = recipe.load(args.recipe, rest)
+            assert made.model.init_from is None or made.model.init_from in trained
+            trained.add(f"{made.output}/best")
+            size, _, name = (
+                made.output.removeprefix(f"{tmp_path}/out/").split("/")
+                if "m/seed" in made.output
+                else (None,) * 3
+            )
+            if size:
+                rows.setdefault(name, {})[size] = (made.data.train_skip, made.data.train_size, made.data.seed)
+        else:
+            assert not rest
+            named = getattr(args, "checkpoints", [getattr(args, "checkpoint", None)])
+            assert {text.rpartition("=")[2] for text in named if text} <= trained
+    # The first part looks inside, the second trains the sizes.
+    assert asked.index("inspect") < asked.index("generate") < asked.index("report")
+    assert set(rows) == {"cot-init", "cot", "colar"}
+    for name, by_size in rows.items():
+        assert set(by_size) == {"0.1m", "0.4m", "1.8m", "6m"}, name
+        assert len(set(by_size.values())) == 1, name
+    assert rows["cot"] == rows["colar"]
+    skip, more, seed = rows["cot"]["6m"]
+    assert rows["cot-init"]["6m"] == (0, skip, seed)
+    assert more > 0
+    # Nothing but reports is made again, and of two parts one can be asked for.
+    _, _, commands = run("figures.sh", tmp_path)
+    assert [words[0] for words in commands] == ["report"]
+
+
 @pytest.mark.parametrize("script", ["table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh"])
 def test_nothing_is_run_twice(script, tmp_path):
     _, _, commands = run(script, tmp_path)

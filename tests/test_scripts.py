@@ -393,3 +393,22 @@ def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
     found.main()
     for name in ("lengths.md", "lengths.json"):
         assert (tmp_path / name).read_bytes() == (committed / name).read_bytes()
+
+
+def test_the_toys_of_other_sizes_load_and_are_drawn_from_their_seed(tmp_path, monkeypatch, capsys):
+    toys = module("scripts/toy_backbones.py")
+    args = ["toy_backbones.py", "--sizes", "0.1m", "0.4m", "--seeds", "0", "1", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", args)
+    toys.main()
+    assert json.loads((tmp_path / "parameters.json").read_text()) == {"0.1m": 113_616, "0.4m": 386_208}
+    first, other = (backbones.load(str(tmp_path / f"0.1m-{seed}")) for seed in (0, 1))
+    assert first.lm.config.num_attention_heads == 4
+    assert first.lm.model.embed_tokens.weight.std().item() == pytest.approx(0.7 / 48**0.5, rel=0.05)
+    assert not torch.equal(first.lm.model.embed_tokens.weight, other.lm.model.embed_tokens.weight)
+    assert first.tokenizer("<<3*4=12>>").input_ids == backbones.load("tiny").tokenizer("<<3*4=12>>").input_ids
+    # What is there stays; the same seed would give the same weights.
+    again = toys.build(*toys.SIZES["0.1m"], seed=0)
+    assert torch.equal(again.model.embed_tokens.weight, first.lm.model.embed_tokens.weight)
+    (tmp_path / "0.1m-0" / "mark").touch()
+    toys.main()
+    assert (tmp_path / "0.1m-0" / "mark").exists()

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from colar.analysis.measured import Measured
 from colar.analysis.reference_pass import ReferencePass
 from colar.model.latent_lm import LatentLM
+from colar.ops import stats
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,14 @@ class LayerStates:
 
 @dataclass(frozen=True)
 class LayerNorms(Measured):
-    """Means over `n_thoughts` thoughts; `norms` has the embeddings first, the other two one value a layer."""
+    """Means over `n_thoughts` thoughts; `norms` has the embeddings first, the others one value a layer."""
 
     n_thoughts: int
     norms: list[float]
     differences: list[float]
     updates: list[float]
+    differences_se: list[float] | None
+    """Standard errors of `differences`, clustered by question; None for thoughts of one question."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,11 @@ class LensReading(Measured):
 # Norms
 
 
-def layer_norms(states_LND: Tensor) -> LayerNorms:
-    """The norms of states, and how they differ from layer to layer. ValueError without any position."""
+def layer_norms(states_LND: Tensor, questions: Sequence[int]) -> LayerNorms:
+    """The norms of states, and how they differ from layer to layer. ValueError without any position.
+
+    `questions` has the question of each position: thoughts of one are alike.
+    """
     if states_LND.shape[1] == 0:
         raise ValueError("layer norms need at least one thought, got none")
     states_LND = states_LND.double()
@@ -93,21 +99,30 @@ def layer_norms(states_LND: Tensor) -> LayerNorms:
     before_LN = norm_LN[:-1]
     difference_LN = (norm_LN[1:] - before_LN) / before_LN
     update_LN = (states_LND[1:] - states_LND[:-1]).norm(dim=-1) / before_LN
+    errors = []
+    for difference_N in difference_LN.tolist():
+        error = stats.mean(difference_N, questions).se
+        if error is not None:
+            errors.append(error)
     return LayerNorms(
         n_thoughts=states_LND.shape[1],
         norms=norm_LN.mean(1).tolist(),
         differences=difference_LN.mean(1).tolist(),
         updates=update_LN.mean(1).tolist(),
+        differences_se=errors or None,
     )
 
 
 def norms_of(lm: LatentLM, passes: Sequence[ReferencePass]) -> LayerNorms:
     """The norms where the reference's thoughts are fed."""
     states = []
-    for each in passes:
+    questions = []
+    for number, each in enumerate(passes):
         read = layer_states(lm, each.fed_TD)
-        states.append(read.states_LTD[:, each.n_question :].cpu())
-    return layer_norms(torch.cat(states, dim=1))
+        thoughts_LND = read.states_LTD[:, each.n_question :].cpu()
+        states.append(thoughts_LND)
+        questions += [number] * thoughts_LND.shape[1]
+    return layer_norms(torch.cat(states, dim=1), questions)
 
 
 # The logit lens

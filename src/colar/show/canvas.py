@@ -1,4 +1,4 @@
-"""A figure without global state: our colours, our axes, labels that keep out of each other's way, an atomic PNG.
+"""A figure without global state: our colours, our axes, labels that keep out of each other's way, an atomic file.
 
 Everything goes through `matplotlib.figure.Figure` and never through pyplot, so that a picture drawn from a
 server or a training process changes nothing for its host. The same data give the same bytes on one
@@ -17,8 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from colar.checks import check_choice
 
 # Okabe and Ito 2008: eight colours that colour-blind readers can tell apart. Their yellow is too faint on white, so a
 # grey stands in its place. The last two are from Paul Tol's muted scheme.
@@ -29,6 +32,14 @@ MARKERS = ("o", "s", "D", "^", "v", "p", "h", "*")
 INK = "#222222"
 FAINT = "#dddddd"
 DPI = 160
+
+# matplotlib writes its version and the date into a file unless it is told not to.
+_WITHOUT_DATE: dict[str, dict[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Creator": None, "Date": None},
+}
+# Parts of an SVG file are named by the salt, or else at random. Letters are paths: a reader's fonts have other widths.
+_SVG = {"svg.hashsalt": "colar", "svg.fonttype": "path"}
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top
@@ -79,13 +90,16 @@ def style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
 
-def save(drawn: Any, path: str | Path) -> Path:
-    """Write the figure as a PNG in one step: the path holds the old picture or the new one. Returns the path."""
+def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
+    """Write the figure as .png or .svg in one step: the path holds the old picture or the new one. Returns the path."""
     path = Path(path)
+    kind = path.suffix.removeprefix(".")
+    check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    # matplotlib writes its version into the file unless it is told not to.
-    drawn.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    # These two settings are global: they are the host's again as soon as the file is written.
+    with matplotlib.rc_context(_SVG):
+        drawn.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
     # Beside its target, hence on the same file system: only there is a rename atomic.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
