@@ -40,7 +40,7 @@ def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
     take_over(log)
     config = uvicorn.Config(
         app,
-        http=protocol(limits.head_seconds),
+        http=protocol(limits.head_seconds, limits.body_seconds),
         ws="none",
         lifespan="on",
         log_config=None,
