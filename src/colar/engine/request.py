@@ -229,7 +229,7 @@ def _check_top(request: Request) -> None:
 
 def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     """The question segment. ValueError where it and the limits do not fit the model's context."""
-    ids = lm.template.question(request.question, method.prompt(request.params))
+    ids = lm.template.question(request.question, method.prompt(request.params), asked=True)
     decoding = request.decoding
     # Checked with the limits, not with what is used in the end: a request that starts can always finish.
     needed = len(ids) + decoding.positions
