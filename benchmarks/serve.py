@@ -234,7 +234,9 @@ def medians(runs: Sequence[shared.Run], systems: Sequence[str]) -> dict[str, dic
     for system in systems:
         mine = [run for run in runs if run["system"] == system]
         names = {name: None for run in mine for name in run["cells"]}
-        found[system] = {name: _median([run["cells"][name] for run in mine if name in run["cells"]]) for name in names}
+        found[system] = {
+            name: _median([run["cells"][name] for run in mine if name in run["cells"]]) for name in names
+        }
         if not names:
             found[system] = {"all": {"error": mine[-1]["error"]}}
     return found
@@ -283,7 +285,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4, help="how long clients of a cell ask")
     parser.add_argument("--compile", action="store_true", help="compile our decode step")
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
-    parser.add_argument("--smoke", action="store_true", help="tiny, one round, a second a cell, 1 and 2 clients")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny, one round, a second a cell, 1 and 2 clients"
+    )
     parser.add_argument("--server", choices=OURS, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()

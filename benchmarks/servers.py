@@ -30,7 +30,12 @@ SLOTS = 32
 POSITIONS = 512
 """Most positions of a row: the longest question of GSM8K and a chain."""
 READY_SECONDS = 300.0
-THOUGHTS = {"cot": CHAIN, "colar5": CHAIN // FACTOR, "colar5-hidden": CHAIN // FACTOR, "engine": CHAIN // FACTOR}
+THOUGHTS = {
+    "cot": CHAIN,
+    "colar5": CHAIN // FACTOR,
+    "colar5-hidden": CHAIN // FACTOR,
+    "engine": CHAIN // FACTOR,
+}
 """Embeddings between the separators, for our systems."""
 
 
@@ -98,7 +103,11 @@ def what_is_wrong(system: str, said: bytes) -> str:
         return "an error in the stream"
     if system == "llama-cpp":
         # Its streams have no usage: a text for each token, but where characters are incomplete.
-        return "" if b'"finish_reason": "length"' in said or b'"finish_reason":"length"' in said else "ended early"
+        return (
+            ""
+            if b'"finish_reason": "length"' in said or b'"finish_reason":"length"' in said
+            else "ended early"
+        )
     found = re.findall(rb'"completion_tokens": ?(\d+)', said)
     want = TOKENS if system == "transformers" else THOUGHTS[system] + ANSWER
     if not found or int(found[-1]) != want:
@@ -148,7 +157,16 @@ def _transformers(port: int, args: argparse.Namespace) -> list[str]:
     cache = ["--cb-block-size", str(block), "--cb-num-blocks", str(SLOTS * POSITIONS // block)]
     cache += ["--cb-max-batch-tokens", "2048"]
     options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", *cache]
-    return [program, "serve", model_folder(args.backbone), "--host", "127.0.0.1", "--port", str(port), *options]
+    return [
+        program,
+        "serve",
+        model_folder(args.backbone),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *options,
+    ]
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -157,7 +175,9 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     while time.monotonic() < end:
         if process.poll() is not None:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise RuntimeError(f"the server ended with {process.returncode}: {' '.join(last)[:300]} (see {log})")
+            raise RuntimeError(
+                f"the server ended with {process.returncode}: {' '.join(last)[:300]} (see {log})"
+            )
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.2)

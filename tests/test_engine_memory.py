@@ -11,7 +11,6 @@ from test_engine import GREEDY, QUESTIONS, SAMPLED, Case, same
 from test_scheduling import ids
 from test_survival import Hooked, check_others, reference_of, run
 
-from colar import prompts
 from colar.engine.cache import SlotCache
 from colar.engine.core import ALONE
 from colar.engine.engine import Engine

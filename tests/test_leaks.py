@@ -90,9 +90,10 @@ def test_an_engine_keeps_nothing_of_its_requests():
         engine = AsyncEngine(Engine(lm, method, 8, token_budget=2000, max_waiting=4, prefill_chunk=32))
         counts = []
         for numbers in ROUNDS:
+            left = iter(numbers)
 
-            async def client(numbers=iter(numbers)):
-                for i in numbers:
+            async def client(left=left):
+                for i in left:
                     await ask(engine, i)
 
             await asyncio.gather(*(client() for _ in range(16)))

@@ -400,6 +400,11 @@ def test_completions(live, client):
     ):
         assert 1 <= len(others) <= 2
         assert others[token] == max(others.values()) == logprob
+    offsets = []
+    for chunk in client.completions.create(model="colar", prompt=QUESTION, logprobs=2, stream=True):
+        offsets += chunk.choices[0].logprobs.text_offset if chunk.choices[0].logprobs else []
+    assert offsets == likeliest.text_offset
+    assert len(set(offsets)) > 1
     stream = client.completions.create(model="colar", prompt=prompts[0], stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == expected(live, "colar", prompts[0]).text
 

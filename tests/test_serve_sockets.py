@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import os
 import select
 import signal
@@ -25,6 +27,7 @@ from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.serve.limits import Limits
+from colar.serve.logs import Log, LogHandler
 
 BODY = json.dumps({"model": "cot", "messages": [{"role": "user", "content": QUESTION}]}).encode()
 LIMITS = Limits(max_body=4096, head_seconds=0.6, body_seconds=0.6)
@@ -364,6 +367,31 @@ def test_a_client_that_asks_again_and_again_and_reads_nothing():
         until(live.lines)
         until(lambda: live.connections == 0)
         assert len(live.lines()) < 400
+
+
+def test_one_connection_more_than_allowed_is_told_so():
+    with running(serve_model("cot", cot_model()), limits=Limits(max_connections=2)) as live:
+        asked = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        with live.connect() as one, live.connect() as two:
+            for sock in (one, two):
+                sock.sendall(asked)
+                assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+            status, body = answer(live, asked)
+            assert (status, body["error"]["code"]) == (503, "too_many_connections")
+        until(lambda: live.connections == 0)
+        with live.connect() as sock:
+            sock.sendall(asked)
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_log_that_cannot_be_written_to_drops_no_answer():
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    log = Log(stream=Full())
+    log.write("request", id="x")
+    LogHandler(log).emit(logging.LogRecord("uvicorn", logging.WARNING, "", 0, "words", (), None))
 
 
 # The command

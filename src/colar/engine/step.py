@@ -120,7 +120,7 @@ def _think(method: Method, chosen: Chosen, rows_B: Tensor, logits: Logits, kept:
     cut_B = running.step_N[rows_B] >= running.max_latents_N[rows_B]
     thought = method.think(lm, state)
     done_B = thought.done | cut_B
-    running.thinking_N[rows_B] = ~done_B
+    running.thinking_N = running.thinking_N.index_copy(0, rows_B, ~done_B)
 
     separator_D = lm.embed(torch.tensor(lm.template.separator_id, device=rows_B.device))
     dtype = running.hidden_ND.dtype
@@ -163,8 +163,9 @@ def _answer(chosen: Chosen, rows_B: Tensor, logits: Logits) -> Tensor:
     keys_B = noise.keys(running.seed_N[rows_B], running.sample_N[rows_B], running.step_N[rows_B], noise.TOKEN)
     uniform_B = noise.uniform(keys_B, 1)[:, 0]
     ids_B = sample_tokens(logits_BV, temperature_B, running.top_p_N[rows_B], uniform_B)
-    running.n_tokens_N[rows_B] += 1
-    full_B = running.n_tokens_N[rows_B] >= running.max_completion_length_N[rows_B]
+    n_tokens_B = running.n_tokens_N[rows_B] + 1
+    running.n_tokens_N = running.n_tokens_N.index_copy(0, rows_B, n_tokens_B)
+    full_B = n_tokens_B >= running.max_completion_length_N[rows_B]
 
     # Over the whole vocabulary: only where somebody asked for it.
     rows = rows_B.tolist()

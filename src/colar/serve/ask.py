@@ -95,9 +95,7 @@ def ask(
             raise ApiError(
                 400, f"the question has {len(question)} characters; the limit is {limits.max_prompt}"
             )
-        request = Request(
-            id, question, params, decoding, seed, keep_latents=keep, top_logprobs=top_logprobs
-        )
+        request = Request(id, question, params, decoding, seed, keep_latents=keep, top_logprobs=top_logprobs)
         try:
             check(served.method, request)
             prompt_tokens += len(prompt_ids(served.lm, served.method, request))

@@ -162,17 +162,13 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
 
 def _old_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """As /v1/completions has them."""
-    offsets = []
     tops = []
-    at = 0
     for token in tokens:
         # Likeliest last: where several tokens have one text, that of the likeliest stays.
         tops.append({other.text: other.logprob for other in reversed(token.top)})
-        offsets.append(at)
-        at += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": tops if any(tops) else None,
-        "text_offset": offsets,
+        "text_offset": [token.offset for token in tokens],
     }

@@ -17,6 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from colar.serve.errors import ApiError, to_json
+from colar.serve.limits import Limits
 
 HEAD_BYTES = 64 * 1024
 """Most of a request's head."""
@@ -24,10 +25,11 @@ TOO_LARGE = 431
 
 
 class Protocol(H11Protocol):
-    """`head_seconds` and `unread_seconds` are set by `protocol`."""
+    """What stands here are the defaults of `Limits`: `protocol` sets those of a server."""
 
     head_seconds = 10.0
     unread_seconds = 30.0
+    max_connections = 1024
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,6 +42,11 @@ class Protocol(H11Protocol):
         async def app(scope: Any, receive: Any, send: Any) -> None:
             scope["state"]["abort"] = self.transport.abort
             scope["state"]["unread"] = lambda: self._unread
+            # uvicorn's own limit is told in plain text, and is one less.
+            if len(self.connections) > self.max_connections:
+                self.logger.warning("refused: %d connections are open", len(self.connections))
+                await _crowded().response()(scope, receive, send)
+                return
             await inner(scope, receive, send)
 
         self.app = app
@@ -136,6 +143,22 @@ class Protocol(H11Protocol):
             self.transport.abort()
 
 
-def protocol(head_seconds: float, unread_seconds: float) -> type[Protocol]:
+def _crowded() -> ApiError:
+    return ApiError(
+        503,
+        "too many connections are open; try again later",
+        type="overloaded_error",
+        code="too_many_connections",
+        # This one makes room.
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
+
+
+def protocol(limits: Limits) -> type[Protocol]:
     """The class for a server."""
-    return type("Protocol", (Protocol,), {"head_seconds": head_seconds, "unread_seconds": unread_seconds})
+    changed = {
+        "head_seconds": limits.head_seconds,
+        "unread_seconds": limits.body_seconds,
+        "max_connections": limits.max_connections,
+    }
+    return type("Protocol", (Protocol,), changed)
