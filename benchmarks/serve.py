@@ -14,7 +14,8 @@ SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `benchmarks/gen
 
 Each server runs in a process of its own, the clients in another one. Clients ask one question after another, streamed,
 for `--seconds`; what has begun by then is finished and counted. Times are to the first event and to the whole answer.
-All systems run in turns, `--rounds` times; cells are medians over the rounds.
+All systems run in turns, `--rounds` times; cells are medians over the rounds. All of it is a quarter of an hour on two
+cores with AMX.
 
 llama-cpp-python needs no place beside ours: `--llama-python VENV/bin/python` names an interpreter that has it
 (pip install 'llama-cpp-python[server]'). What fails is a cell with an error, and the rest goes on. Each run is a line
@@ -46,7 +47,7 @@ from colar import progress
 CLIENTS = (1, 8, 32)
 SYSTEMS = ("colar5", "colar5-hidden", "cot", "engine", "transformers", "llama-cpp")
 OURS = ("colar5", "colar5-hidden", "cot", "engine")
-WARM_CLIENTS = 4
+WARM_CLIENTS = 2
 """Clients that ask once before a cell is measured: of a server that answers one after another, more would take long."""
 CELL_SECONDS = 240.0
 """A cell that takes longer has failed."""

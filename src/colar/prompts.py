@@ -26,6 +26,8 @@ REMEMBERED = 64 * 2**20
 """Bytes of texts and their ids that are kept: steps recur between rows, rows between epochs."""
 ASKED = 2**20
 """The same of questions that are asked of an engine: they recur as samples, not for as long as a server runs."""
+PIECES = 2000
+"""Pieces of texts, up to 256 bytes each, that a fast tokenizer remembers by itself, in each thread."""
 ENTRY = 100
 """Bytes that the dictionary needs for a text, beside it and its ids."""
 
@@ -73,6 +75,7 @@ class Template:
         self.tokenizer = tokenizer
         self._known = Memory(REMEMBERED)
         self._asked = Memory(ASKED)
+        _bound_pieces(tokenizer)
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
         ids = self._ids(config.separator)
@@ -209,20 +212,8 @@ class Template:
         if known is not None:
             return known
         ids = self._tokenise(text)
-        if self._asked.keep(text, ids):
-            self._clear_tokenizer()
+        self._asked.keep(text, ids)
         return ids
-
-    def _clear_tokenizer(self) -> None:
-        """Have the tokenizer forget the pieces that it has seen.
-
-        It keeps 10,000 of up to 256 bytes. Where it does not divide texts at spaces, as that of `tiny`, these are
-        questions, and were 19 MiB after as many of them.
-        """
-        if self.tokenizer.is_fast:
-            clear = getattr(self.tokenizer.backend_tokenizer.model, "_clear_cache", None)
-            if clear is not None:
-                clear()
 
     def _tokenise(self, text: str) -> list[int]:
         if not text:
@@ -231,6 +222,19 @@ class Template:
         if self.tokenizer.is_fast:
             return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _bound_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have a fast tokenizer remember fewer pieces than its 10,000.
+
+    Pieces are words mostly. Where texts are not divided at spaces, as those of `tiny`, they are whole questions: 2 KiB
+    each, and a server would grow until there are 10,000.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    # Tokenizers that are no BPE have no such memory, and older ones no way to bound it.
+    resize = getattr(getattr(backend, "model", None), "_resize_cache", None)
+    if resize is not None:
+        resize(PIECES)
 
 
 class Memory:
@@ -245,19 +249,17 @@ class Memory:
         found = self.ids.get(text)
         return None if found is None else found.tolist()
 
-    def keep(self, text: str, ids: list[int]) -> bool:
-        """Remember a text. Returns whether the others had to be forgotten for it."""
+    def keep(self, text: str, ids: list[int]) -> None:
+        """Remember a text, unless it is very long."""
         packed = array("i", ids)
         size = sys.getsizeof(text) + sys.getsizeof(packed) + ENTRY
         # A text that is long is a question that somebody asked once.
         if size > self.limit // 100:
-            return False
-        full = self.bytes + size > self.limit
-        if full:
+            return
+        if self.bytes + size > self.limit:
             self.clear()
         self.ids[text] = packed
         self.bytes += size
-        return full
 
     def clear(self) -> None:
         self.ids.clear()
