@@ -205,7 +205,7 @@ async def _cell(ask: Ask, questions: Sequence[str], clients: int, seconds: float
     started = time.perf_counter()
 
     async def client(number: int) -> list[Times]:
-        mine = []
+        mine: list[Times] = []
         while not mine or time.perf_counter() - started < seconds:
             place = number + clients * len(mine)
             mine.append(await ask(questions[place % len(questions)]))
