@@ -1,95 +1,76 @@
 """Answers a second over HTTP: `colar serve` beside what one would use instead, in one run.
 
     python benchmarks/serve.py --output results/bench-serve
+    python benchmarks/serve.py --smoke          tiny, a second a cell: does all of it run?
 
-SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `benchmarks/generate.py`: chains of `CHAIN` tokens (for
-CoLaR at c = 5 a fifth as many latents), then `ANSWER` tokens. Clients ask one question after another, streamed.
+SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `benchmarks/generate.py` (`servers.py` has them).
 
     colar5          colar serve at c = 5, thoughts read as text
     colar5-hidden   the same with include_reasoning false: nothing is read
     cot             colar serve, the chain in tokens
     engine          the engine of colar5 alone, the same clients without HTTP: what HTTP costs
     transformers    `transformers serve` with continuous batching, the chain in tokens
-    llama-cpp       llama-cpp-python's server, the chain in tokens (pip install 'llama-cpp-python[server]')
+    llama-cpp       llama-cpp-python's server, the chain in tokens; it answers one request after another
 
-Each server runs in a process of its own, the clients in another one. Systems that are not installed are left out,
-which the report and stderr say. Times are to the first event and to the whole answer; medians over the rounds. The
-table goes to stdout, then one JSON line.
+Each server runs in a process of its own, the clients in another one. Clients ask one question after another, streamed,
+for `--seconds`; what has begun by then is finished and counted. Times are to the first event and to the whole answer.
+All systems run in turns, `--rounds` times; cells are medians over the rounds. All of it is a quarter of an hour on two
+cores with AMX.
+
+llama-cpp-python needs no place beside ours: `--llama-python VENV/bin/python` names an interpreter that has it
+(pip install 'llama-cpp-python[server]'). What fails is a cell with an error, and the rest goes on. Each run is a line
+of `runs.jsonl`: the same command again does what is left, and again what has failed. The table goes to stdout, then one
+JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import importlib.metadata
 import json
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
+import servers
 import shared
 from rich.console import Console
-from work import ANSWER, FACTOR, Unending, load_model, load_questions
+from servers import CHAIN, SLOTS, Times
+from work import ANSWER, FACTOR, load_questions
 
 from colar import progress
 
-CHAIN = 100
-TOKENS = CHAIN + 1 + ANSWER
-"""What a system makes that thinks in tokens: a chain, the separator, an answer."""
 CLIENTS = (1, 8, 32)
 SYSTEMS = ("colar5", "colar5-hidden", "cot", "engine", "transformers", "llama-cpp")
-NEEDS = {"transformers": "transformers", "llama-cpp": "llama_cpp_python"}
-"""The package of a system that may not be installed. The benchmark beside this file has llama.cpp's other name."""
-READY_SECONDS = 300.0
-
-
-@dataclass(frozen=True)
-class Times:
-    """Of one answer, in seconds since it was asked for."""
-
-    first: float
-    whole: float
-
+OURS = ("colar5", "colar5-hidden", "cot", "engine")
+WARM_CLIENTS = 2
+"""Clients that ask once before a cell is measured: of a server that answers one after another, more would take long."""
+CELL_SECONDS = 240.0
+"""A cell that takes longer has failed."""
 
 Ask = Callable[[str], Awaitable[Times]]
+Cell = dict[str, Any]
+"""Numbers by name, or "error"."""
 
 
 def main() -> None:
     args = _arguments()
     if args.server:
-        serve(args.server, args)
+        servers.serve(args.server, args)
         return
     if args.system:
         print(json.dumps(measure(args.system, args)))
         return
-    missing = [system for system in args.systems if not _is_there(system)]
-    for system in missing:
-        progress.say(f"NOT MEASURED: {system} is not installed; the report has no cell of it")
-    systems = [system for system in args.systems if system not in missing]
-    order = shared.rounds_of(systems, args.rounds)
-    runs = shared.run_systems(__file__, order, lambda run: f"{run['seconds']:.0f} s")
-    cells = shared.medians(runs, systems)
+    runs = run_all(args)
+    cells = medians(runs, args.systems)
     report = {
         "benchmark": "serve",
-        "setting": {
-            "backbone": args.backbone,
-            "precision": "bfloat16",
-            "chain": CHAIN,
-            "answer": ANSWER,
-            "requests": args.requests,
-            "rounds": args.rounds,
-            "threads": args.threads,
-            "compile": args.compile,
-        },
+        "setting": setting(args) | {"rounds": args.rounds, "positions": servers.POSITIONS},
         "provenance": shared.provenance(),
-        "missing": missing,
         **ratios(cells),
         "cells": cells,
         "runs": runs,
@@ -97,22 +78,73 @@ def main() -> None:
     shared.publish(report, args.output, show, ratios(cells))
 
 
-def ratios(cells: dict[str, dict[str, dict[str, float]]]) -> dict[str, float | None]:
-    """The three numbers that the server is judged by; null where a system was not measured."""
-
-    def rate(system: str, clients: int) -> float | None:
-        cell = cells.get(system, {}).get(f"clients/{clients}")
-        return None if cell is None else cell["answers_per_second"]
-
-    def over(one: float | None, other: float | None) -> float | None:
-        return None if one is None or other is None else one / other
-
-    kept = over(rate("colar5-hidden", 32), rate("engine", 32))
+def setting(args: argparse.Namespace) -> dict[str, Any]:
+    """What runs must have in common."""
     return {
-        "colar5_vs_transformers_serve_32": over(rate("colar5", 32), rate("transformers", 32)),
-        "colar5_vs_transformers_serve_1": over(rate("colar5", 1), rate("transformers", 1)),
-        "http_overhead_32": None if kept is None else 1 - kept,
+        "backbone": args.backbone,
+        "precision": "bfloat16",
+        "chain": CHAIN,
+        "answer": ANSWER,
+        "slots": SLOTS,
+        "seconds": args.seconds,
+        "clients": args.clients,
+        "threads": args.threads,
+        "compile": args.compile,
     }
+
+
+# Runs
+
+
+def run_all(args: argparse.Namespace) -> list[shared.Run]:
+    """All systems in turns, but for runs that an earlier command has done."""
+    path = Path(args.output) / "runs.jsonl"
+    done = _read(path, setting(args))
+    order = [(number, system) for number in range(args.rounds) for system in args.systems]
+    left = [each for each in order if each not in done]
+    for number, system in progress.track(left, "serve"):
+        run = {"system": system, "round": number, **_run(system)}
+        progress.say(f"{system}: {run.get('error') or _in_short(run)}")
+        done[number, system] = run
+        with path.open("a") as lines:
+            lines.write(json.dumps({"setting": setting(args), **run}) + "\n")
+    return [done[each] for each in order]
+
+
+def _read(path: Path, wanted: dict[str, Any]) -> dict[tuple[int, str], shared.Run]:
+    """Runs of the same setting that have succeeded."""
+    found: dict[tuple[int, str], shared.Run] = {}
+    if not path.exists():
+        return found
+    for line in path.read_text().splitlines():
+        run = json.loads(line)
+        if run.pop("setting") == wanted and not _errors(run):
+            found[run["round"], run["system"]] = run
+    return found
+
+
+def _run(system: str) -> shared.Run:
+    """A system's run in a process of its own, or its error."""
+    started = time.perf_counter()
+    command = [sys.executable, __file__, *sys.argv[1:], "--system", system]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        # Libraries print above it.
+        run: shared.Run = json.loads(done.stdout.strip().splitlines()[-1])
+        return run
+    last = done.stderr.strip().splitlines()[-1:]
+    return {"cells": {}, "error": " ".join(last)[:600], "seconds": time.perf_counter() - started}
+
+
+def _errors(run: shared.Run) -> list[str]:
+    """What has failed in a run."""
+    cells = [cell["error"] for cell in run["cells"].values() if "error" in cell]
+    return [run["error"], *cells] if "error" in run else cells
+
+
+def _in_short(run: shared.Run) -> str:
+    rates = [shared.shown(cell.get("answers_per_second")) or "failed" for cell in run["cells"].values()]
+    return f"{' / '.join(rates)} answers/s, {run['seconds']:.0f} s"
 
 
 def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -122,92 +154,21 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     if system == "engine":
         cells = asyncio.run(_engine_cells(questions, args))
     else:
-        with running(system, args) as port:
-            cells = asyncio.run(_cells(lambda question: ask_http(port, system, question), questions, args))
-    return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
+        with servers.running(system, args) as (port, model):
+
+            async def ask(question: str) -> Times:
+                return await servers.ask(port, system, model, question)
+
+            cells = asyncio.run(_cells(ask, questions, args))
+    return {"cells": cells, "seconds": time.perf_counter() - started}
 
 
-async def _cells(ask: Ask, questions: Sequence[str], args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    cells = {}
-    for clients in args.clients:
-        # Warm: weights are read, kernels chosen, and with --compile the step is made.
-        await _round(ask, questions, clients, 1)
-        started = time.perf_counter()
-        times = await _round(ask, questions, clients, args.requests)
-        seconds = time.perf_counter() - started
-        cells[f"clients/{clients}"] = {
-            "answers_per_second": len(times) / seconds,
-            **_percentiles("first_event", [each.first for each in times]),
-            **_percentiles("answer", [each.whole for each in times]),
-        }
-    return cells
-
-
-async def _round(ask: Ask, questions: Sequence[str], clients: int, requests: int) -> list[Times]:
-    """Every client asks its questions one after another."""
-
-    async def client(number: int) -> list[Times]:
-        places = [(number + clients * i) % len(questions) for i in range(requests)]
-        return [await ask(questions[place]) for place in places]
-
-    found = await asyncio.gather(*map(client, range(clients)))
-    return [times for each in found for times in each]
-
-
-def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 19
-    return {f"{name}_p50_seconds": cuts[9], f"{name}_p95_seconds": cuts[18]}
-
-
-# Clients
-
-
-def body_of(system: str, question: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request that makes all systems do the same work."""
-    if system in ("transformers", "llama-cpp"):
-        body: dict[str, Any] = {"model": "model", "prompt": question, "stream": True, "max_tokens": TOKENS}
-        if system == "transformers":
-            # No token has this id: the answer ends at its limit.
-            fixed = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": -1}
-            body |= {"model": _model_folder(), "generation_config": json.dumps(fixed)}
-        else:
-            body |= {"temperature": 0, "logit_bias": {"0": -100, "2": -100}}
-        return "/v1/completions", body
-    body = {"model": "model", "messages": [{"role": "user", "content": question}], "stream": True}
-    if system == "colar5-hidden":
-        body["include_reasoning"] = False
-    return "/v1/chat/completions", body
-
-
-async def ask_http(port: int, system: str, question: str) -> Times:
-    """Ask once, on a connection of its own. RuntimeError for anything but a whole stream."""
-    path, body = body_of(system, question)
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.encode() + data)
-    first = 0.0
-    said = b""
-    while part := await reader.read(65536):
-        said += part
-        if not first and b"data:" in said:
-            first = time.perf_counter() - started
-    writer.close()
-    if not said.startswith(b"HTTP/1.1 200") or b"[DONE]" not in said[-200:]:
-        raise RuntimeError(f"{system}: {said[:2000]!r} ... {said[-300:]!r}")
-    return Times(first, time.perf_counter() - started)
-
-
-async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> dict[str, dict[str, float]]:
+async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell]:
     """The same clients on the engine itself."""
     from colar.engine.async_engine import AsyncEngine
     from colar.engine.request import Request
 
-    engine, method, decoding = _engine("colar5", args)
+    engine, method, decoding = servers.engine("engine", args)
     running_engine = AsyncEngine(engine)
     params = method.Params(compression_factor=FACTOR)
 
@@ -223,101 +184,88 @@ async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> d
     return cells
 
 
-# Servers
-
-
-@contextlib.contextmanager
-def running(system: str, args: argparse.Namespace) -> Iterator[int]:
-    """A server in a process of its own; its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with open(Path(args.output) / f"{system}.log", "wb") as log:
-        process = subprocess.Popen(_command(system, port, args), stdout=log, stderr=log)
+async def _cells(ask: Ask, questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    for clients in args.clients:
         try:
-            _wait(process, port, system)
-            yield port
-        finally:
-            process.terminate()
-            process.wait(60)
+            async with asyncio.timeout(CELL_SECONDS):
+                cell = await _cell(ask, questions, clients, args.seconds)
+        except TimeoutError:
+            cell = {"error": f"not done after {CELL_SECONDS:.0f} s"}
+        except (RuntimeError, OSError) as error:
+            cell = {"error": f"{type(error).__name__}: {error}"[:1000]}
+        cells[f"clients/{clients}"] = cell
+    return cells
 
 
-def _command(system: str, port: int, args: argparse.Namespace) -> list[str]:
-    if system == "transformers":
-        program = str(Path(sys.executable).parent / "transformers")
-        options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--port", str(port)]
-        return [program, "serve", _model_folder(), "--host", "127.0.0.1", *options]
-    if system == "llama-cpp":
-        from llama_cpp import bfloat16_model
+async def _cell(ask: Ask, questions: Sequence[str], clients: int, seconds: float) -> Cell:
+    # Warm: weights are read, kernels chosen, and with --compile the step is made. Other questions than are measured:
+    # none may be answered from a cache of prompts.
+    await asyncio.gather(*map(ask, questions[-min(clients, WARM_CLIENTS) :]))
+    started = time.perf_counter()
 
-        options = ["--model", str(bfloat16_model()), "--port", str(port), "--n_threads", str(args.threads)]
-        return [sys.executable, "-m", "llama_cpp.server", *options, "--model_alias", "model"]
-    more = ["--compile"] if args.compile else []
-    options = ["--server", system, "--port", str(port), "--threads", str(args.threads), *more]
-    return [sys.executable, __file__, *options, "--backbone", args.backbone]
+    async def client(number: int) -> list[Times]:
+        mine: list[Times] = []
+        while not mine or time.perf_counter() - started < seconds:
+            place = number + clients * len(mine)
+            mine.append(await ask(questions[place % len(questions)]))
+        return mine
 
-
-def _wait(process: subprocess.Popen[bytes], port: int, system: str) -> None:
-    """Until the server accepts connections."""
-    end = time.monotonic() + READY_SECONDS
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise SystemExit(f"{system} ended with {process.returncode}: see its log")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.2)
-    raise SystemExit(f"{system} was not ready after {READY_SECONDS:.0f} s: see its log")
+    found = await asyncio.gather(*map(client, range(clients)))
+    times = [each for mine in found for each in mine]
+    return {
+        "answers": len(times),
+        "answers_per_second": len(times) / (time.perf_counter() - started),
+        **_percentiles("first_event", [each.first for each in times]),
+        **_percentiles("answer", [each.whole for each in times]),
+    }
 
 
-def _model_folder() -> str:
-    """The backbone as a Hugging Face folder."""
-    from colar.model import backbones
-
-    folder = backbones.cache_folder() / "smollm2-135m"
-    if not folder.exists():
-        backbones.load("smollm2-135m", "bfloat16")
-    return str(folder)
+def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 19
+    return {f"{name}_p50_seconds": cuts[9], f"{name}_p95_seconds": cuts[18]}
 
 
-def _engine(system: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The engine of one of ours, its method, and the lengths of the work."""
-    import torch
-
-    from colar.engine.engine import Engine
-    from colar.engine.request import Decoding
-
-    torch.set_num_threads(args.threads)
-    thinks_in_tokens = system == "cot"
-    lm, method = load_model(args.backbone, "bfloat16", "cot" if thinks_in_tokens else "colar")
-    thoughts = CHAIN if thinks_in_tokens else CHAIN // FACTOR
-    decoding = Decoding(max_latents=thoughts, max_completion_length=ANSWER)
-    return Engine(lm, Unending(method), max(CLIENTS), compile=args.compile), method, decoding
+# Results
 
 
-class Fixed(Unending):
-    """A served method at one factor: what `colar serve` reads of a method is the wrapped one's."""
+def medians(runs: Sequence[shared.Run], systems: Sequence[str]) -> dict[str, dict[str, Cell]]:
+    """System -> cell -> quantity -> its median over the runs in which the cell succeeded, or the last error."""
+    found: dict[str, dict[str, Cell]] = {}
+    for system in systems:
+        mine = [run for run in runs if run["system"] == system]
+        names = {name: None for run in mine for name in run["cells"]}
+        found[system] = {
+            name: _median([run["cells"][name] for run in mine if name in run["cells"]]) for name in names
+        }
+        if not names:
+            found[system] = {"all": {"error": mine[-1]["error"]}}
+    return found
 
-    def __init__(self, method: Any) -> None:
-        super().__init__(method)
-        self.latent = method.latent
 
-    def choices(self) -> dict[str, Any]:
-        return {"compression_factor": [FACTOR]} if self.latent else {}
+def _median(cells: Sequence[Cell]) -> Cell:
+    good = [cell for cell in cells if "error" not in cell]
+    if not good:
+        return {"error": cells[-1]["error"]}
+    return {"runs": len(good)} | {name: median(cell[name] for cell in good) for name in good[0]}
 
 
-def serve(system: str, args: argparse.Namespace) -> None:
-    """Be the server of one of ours, as `colar serve` is."""
-    from colar.serve import app, server
-    from colar.serve.keys import Keys
-    from colar.serve.limits import Limits
-    from colar.serve.logs import Log
-    from colar.serve.served import Served
+def ratios(cells: dict[str, dict[str, Cell]]) -> dict[str, float | None]:
+    """The three numbers that the server is judged by; null where a system was not measured."""
 
-    engine, method, decoding = _engine(system, args)
-    limits, log = Limits(), Log()
-    served = Served("model", engine.lm, Fixed(method), engine, decoding, limits.max_waiting)
-    bound = server.bind("127.0.0.1", args.port)
-    server.run(server.make(app.build([served], limits, Keys([]), log), limits, log), bound)
+    def rate(system: str, clients: int) -> float | None:
+        found: float | None = cells.get(system, {}).get(f"clients/{clients}", {}).get("answers_per_second")
+        return found
+
+    def over(one: float | None, other: float | None) -> float | None:
+        return None if one is None or other is None else one / other
+
+    kept = over(rate("colar5-hidden", 32), rate("engine", 32))
+    return {
+        "colar5_vs_transformers_serve_32": over(rate("colar5", 32), rate("transformers", 32)),
+        "colar5_vs_transformers_serve_1": over(rate("colar5", 1), rate("transformers", 1)),
+        "http_overhead_32": None if kept is None else 1 - kept,
+    }
 
 
 def show(report: dict[str, Any]) -> None:
@@ -326,29 +274,26 @@ def show(report: dict[str, Any]) -> None:
     names = ("answers_per_second", "first_event_p50_seconds", "first_event_p95_seconds")
     names += ("answer_p50_seconds", "answer_p95_seconds")
     for system, cells in report["cells"].items():
-        for cell, quantities in cells.items():
-            numbers = [shared.shown(quantities[name]) for name in names]
-            table.add_row(system, cell.removeprefix("clients/"), *numbers)
-    for system in report["missing"]:
-        table.add_row(system, "not installed")
+        for name, cell in cells.items():
+            numbers = ["failed"] if "error" in cell else [shared.shown(cell[key]) for key in names]
+            table.add_row(system, name.removeprefix("clients/"), *numbers)
     Console().print(table)
-
-
-def _is_there(system: str) -> bool:
-    try:
-        return system not in NEEDS or bool(importlib.metadata.version(NEEDS[system]))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def _arguments() -> argparse.Namespace:
     parser = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=3))
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS), help="clients at a time")
-    parser.add_argument("--requests", type=int, default=4, help="questions of each client")
+    parser.add_argument("--seconds", type=float, default=4, help="how long clients of a cell ask")
     parser.add_argument("--compile", action="store_true", help="compile our decode step")
-    parser.add_argument("--server", choices=SYSTEMS, help=argparse.SUPPRESS)
+    parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny, one round, a second a cell, 1 and 2 clients"
+    )
+    parser.add_argument("--server", choices=OURS, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.smoke:
+        args.backbone, args.rounds, args.seconds, args.clients = "tiny", 1, 1.0, [1, 2]
     Path(args.output).mkdir(parents=True, exist_ok=True)
     return args
 

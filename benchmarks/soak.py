@@ -28,6 +28,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -205,7 +206,9 @@ class Soak:
         """(fate, outcome) -> requests."""
         self.answered: list[tuple[Request, bytes]] = []
         self.memory: list[int] = []
-        """Bytes of the process, each time that some requests have ended."""
+        """Bytes of the process, each time that some requests have ended and nothing runs."""
+        self.objects: list[int] = []
+        """Objects of Python at the same times."""
         self.seconds = 0.0
 
     async def run(self, plans: list[Plan], until: float) -> None:
@@ -213,22 +216,28 @@ class Soak:
         base = self.lm.causal_lm.base_model
         hook = base.register_forward_pre_hook(self.faults.forward, with_kwargs=True)
         served = AsyncEngine(self.engine)
-        queue = iter(plans)
         every = max(1, min(1000, len(plans) // 10))
         started = time.monotonic()
         with progress.bar("soak", len(plans)) as bar:
 
-            async def client() -> None:
+            async def client(queue: Iterator[Plan]) -> None:
                 for planned in queue:
                     if time.monotonic() > until:
                         return
                     outcome = await self._ask(served, planned)
                     self.outcomes[planned.fate, outcome] += 1
                     bar.advance()
-                    if self.outcomes.total() % every == 0:
-                        self.memory.append(resident())
 
-            await asyncio.gather(*(client() for _ in range(CLIENTS)))
+            for start in range(0, len(plans), every):
+                queue = iter(plans[start : start + every])
+                await asyncio.gather(*(client(queue) for _ in range(CLIENTS)))
+                if time.monotonic() > until:
+                    break
+                # What is left when nothing runs is what stays: while rows run, the cache comes and goes.
+                while self.engine.busy:
+                    await asyncio.sleep(0.01)
+                self.memory.append(resident())
+                self.objects.append(sys.getallocatedblocks())
         await served.close()
         hook.remove()
         self.seconds = time.monotonic() - started
@@ -305,6 +314,7 @@ def judge(soak: Soak, lm: LatentLM, method: Any, until: float) -> dict[str, Any]
         "answers_different": different,
         "memory_mib": [round(size / 2**20, 1) for size in soak.memory],
         "memory_growth": growth,
+        "python_objects": soak.objects,
         "cache_positions_at_the_end": soak.engine.cache.positions,
         "seconds": soak.seconds,
         "verdict": {

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import uvicorn
 from families import EXAMPLES, liven, tiny_lm
 from sequential import made
 
@@ -78,38 +79,66 @@ def serve_model(
 class Running:
     """A server that has started."""
 
-    def __init__(self, served: list[Served], url: str, log: io.StringIO, address: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        served: list[Served],
+        url: str,
+        log: io.StringIO,
+        address: tuple[str, int],
+        uvicorn: uvicorn.Server,
+    ) -> None:
         self.served = {each.name: each for each in served}
         self.url = url
         self.log = log
         self.address = address
+        self.uvicorn = uvicorn
 
     def lines(self, event: str = "request") -> list[dict[str, Any]]:
         """What was logged."""
         lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
         return [line for line in lines if line["event"] == event]
 
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self.uvicorn.server_state.connections)
+
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=20)
+
+    def connect_small(self) -> socket.socket:
+        """A connection of which the kernel keeps little that is not read."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(self.address)
+        return sock
 
 
 @contextlib.contextmanager
 def running(
-    *served: Served, limits: Limits | None = None, keys: tuple[str, ...] = (), prompts: bool = False
+    *served: Served,
+    limits: Limits | None = None,
+    keys: tuple[str, ...] = (),
+    prompts: bool = False,
+    small_buffers: bool = False,
 ) -> Iterator[Running]:
-    """A server for the block. It drains at the end."""
+    """A server for the block. It drains at the end. `small_buffers`: the kernel takes little that nobody reads."""
     limits = limits or Limits()
     stream = io.StringIO()
     log = Log(prompts, stream)
     bound = server.bind("127.0.0.1", 0)
-    uvicorn = server.make(app.build(served, limits, Keys(list(keys)), log), limits, log)
-    thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [bound]}, daemon=True)
+    if small_buffers:
+        # Those of its connections are as large.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    started = server.make(app.build(served, limits, Keys(list(keys)), log), limits, log)
+    thread = threading.Thread(target=started.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
-    until(lambda: uvicorn.started)
+    until(lambda: started.started)
     try:
-        yield Running(list(served), server.url(bound), stream, bound.getsockname()[:2])
+        yield Running(list(served), server.url(bound), stream, bound.getsockname()[:2], started)
     finally:
-        uvicorn.should_exit = True
+        started.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
 

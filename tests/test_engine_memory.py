@@ -11,7 +11,6 @@ from test_engine import GREEDY, QUESTIONS, SAMPLED, Case, same
 from test_scheduling import ids
 from test_survival import Hooked, check_others, reference_of, run
 
-from colar import prompts
 from colar.engine.cache import SlotCache
 from colar.engine.core import ALONE
 from colar.engine.engine import Engine
@@ -279,16 +278,21 @@ def test_shapes(data):
 # Prompts that are remembered
 
 
-def test_remembered_prompts_are_bounded_by_bytes(colar, monkeypatch):
+@pytest.mark.parametrize("asked", [False, True])
+def test_remembered_prompts_are_bounded_by_bytes(colar, asked):
     template = colar.lm.template
     expected = [template.question(f"How many {'pens ' * (i % 50)} {i}?") for i in range(60)]
-    monkeypatch.setattr(prompts, "REMEMBERED", 200_000)
-    template._forget()
+    memory = template._asked if asked else template._known
+    other = template._known if asked else template._asked
+    before = len(other.ids)
+    memory.clear()
+    memory.limit = 200_000
     for _ in range(2):
         for i in range(2000):
-            found = template.question(f"How many {'pens ' * (i % 50)} {i}?")
+            found = template.question(f"How many {'pens ' * (i % 50)} {i}?", asked=asked)
             assert i >= 60 or found == expected[i]
-            assert sum(4 * len(ids_) + len(text) for text, ids_ in template._known.items()) <= 200_000
-    assert len(template._known) > 5
-    template.question("x" * 10_000)
-    assert not any(len(text) > 5000 for text in template._known)
+            assert sum(4 * len(ids_) + len(text) for text, ids_ in memory.ids.items()) <= 200_000
+    assert len(memory.ids) > 5
+    assert len(other.ids) == before
+    template.question("x" * 10_000, asked=asked)
+    assert not any(len(text) > 5000 for text in memory.ids)

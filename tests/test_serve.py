@@ -357,6 +357,27 @@ def test_stop_strings_end_an_answer_and_are_left_out(live, client):
         assert said == text[:at].rstrip()
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_likeliest_tokens_beside_each_of_the_answer(client, model):
+    plain = chat(client, model, logprobs=True).choices[0]
+    whole = chat(client, model, logprobs=True, top_logprobs=3).choices[0]
+    stream = chat(client, model, logprobs=True, top_logprobs=3, stream=True)
+    streamed = []
+    for chunk in stream:
+        for choice in chunk.choices:
+            streamed += choice.logprobs.content if choice.logprobs else []
+    assert whole.message.content == plain.message.content
+    assert streamed == whole.logprobs.content
+    for token, same in zip(whole.logprobs.content, plain.logprobs.content, strict=True):
+        assert (token.token, token.logprob, token.bytes) == (same.token, same.logprob, same.bytes)
+        assert same.top_logprobs == []
+        logprobs = [each.logprob for each in token.top_logprobs]
+        assert len(logprobs) == 3
+        assert logprobs == sorted(logprobs, reverse=True)
+        # Greedy: the token itself is the likeliest.
+        assert (token.top_logprobs[0].token, logprobs[0]) == (token.token, token.logprob)
+
+
 # The other endpoints
 
 
@@ -372,6 +393,18 @@ def test_completions(live, client):
     assert (
         len(tokens.tokens) == len(tokens.token_logprobs) == len(tokens.text_offset) == len(want[0].token_ids)
     )
+    assert tokens.top_logprobs is None
+    likeliest = client.completions.create(model="colar", prompt=QUESTION, logprobs=2).choices[0].logprobs
+    for token, logprob, others in zip(
+        likeliest.tokens, likeliest.token_logprobs, likeliest.top_logprobs, strict=True
+    ):
+        assert 1 <= len(others) <= 2
+        assert others[token] == max(others.values()) == logprob
+    offsets = []
+    for chunk in client.completions.create(model="colar", prompt=QUESTION, logprobs=2, stream=True):
+        offsets += chunk.choices[0].logprobs.text_offset if chunk.choices[0].logprobs else []
+    assert offsets == likeliest.text_offset
+    assert len(set(offsets)) > 1
     stream = client.completions.create(model="colar", prompt=prompts[0], stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == expected(live, "colar", prompts[0]).text
 
@@ -460,7 +493,9 @@ REFUSED = [
     ({"stop": ""}, 400, "stop", "of 1 to 256 characters"),
     ({"thinking_token_budget": -1}, 400, "thinking_token_budget", "greater than or equal to 0"),
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens", "greater than or equal to 1"),
-    ({"logprobs": True, "top_logprobs": 3}, 400, "top_logprobs", "top_logprobs must be 0"),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "less than or equal to 20"),
+    ({"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs", "greater than or equal to 0"),
+    ({"top_logprobs": 3}, 400, "top_logprobs", "top_logprobs needs logprobs: true"),
     ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "frequency_penalty must be 0"),
     ({"tools": [{"type": "function"}]}, 400, "tools", "tools must be []"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format", "this server does nothing else"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import os
 import select
 import signal
@@ -24,6 +27,7 @@ from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.serve.limits import Limits
+from colar.serve.logs import Log, LogHandler
 
 BODY = json.dumps({"model": "cot", "messages": [{"role": "user", "content": QUESTION}]}).encode()
 LIMITS = Limits(max_body=4096, head_seconds=0.6, body_seconds=0.6)
@@ -285,6 +289,109 @@ def test_a_slow_reader_is_dropped_and_its_request_cancelled():
         assert line["status"] == 499
         assert served.admission.samples == 0
         until(lambda: not served.engine.engine.busy)
+
+
+UNREAD = Limits(body_seconds=0.5)
+THINKS = Decoding(max_latents=100, max_completion_length=1)
+
+
+def thoughtful(method, n=16, stream=False):
+    """A model that thinks a hundred times, and a request for all of its thoughts: 0.1 MB for each answer."""
+    served = serve_model("slow", (tiny_lm("gpt2"), method), THINKS, slots=16)
+    body = {"model": "slow", "messages": [{"role": "user", "content": "x?"}], "n": n, "return_thoughts": True}
+    return served, json.dumps({**body, "stream": stream}).encode()
+
+
+def fast():
+    method = Slow()
+    method.pause = 0.0
+    return method
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("headers", [(), ("Connection: keep-alive",)])
+def test_a_client_that_stops_reading_holds_no_memory(stream, headers):
+    """An answer that fits into the buffers, but for some of it: the connection is dropped all the same."""
+    served, body = thoughtful(fast(), n=4, stream=stream)
+    data = post(body, *headers)
+    if headers:
+        data = data.replace(b"Connection: close\r\n", b"")
+    with running(served, limits=UNREAD, small_buffers=True) as live:
+        with live.connect_small() as sock:
+            sock.sendall(data)
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+            until(lambda: live.connections == 0)
+        until(lambda: not served.engine.engine.busy)
+        assert served.admission.samples == 0
+        (line,) = live.lines()
+        assert line.get("ended") == ("too slow" if stream else None)
+
+
+def test_a_client_that_stops_reading_in_the_middle_is_dropped_and_its_rows_cancelled():
+    """Less than `max_unsent` waits, and the rows run on: it is the time in which nothing was read that ends it."""
+    method = Slow()
+    served, body = thoughtful(method, n=4, stream=True)
+    with running(served, limits=UNREAD, small_buffers=True) as live:
+        with live.connect_small() as sock:
+            sock.sendall(post(body))
+            sock.recv(100)
+            until(lambda: len(live.lines()) == 1)
+        (line,) = live.lines()
+        assert line["ended"] == "too slow"
+        until(lambda: not served.engine.engine.busy)
+        assert method.steps < THINKS.max_latents
+
+
+def test_a_client_that_reads_slowly_gets_all_of_its_answer():
+    """Each time some was read the clock starts anew."""
+    served, body = thoughtful(fast(), n=4)
+    with running(served, limits=UNREAD, small_buffers=True) as live, live.connect_small() as sock:
+        sock.sendall(post(body))
+        found = b""
+        started = time.monotonic()
+        while part := sock.recv(8192):
+            found += part
+            if time.monotonic() - started < 4 * UNREAD.body_seconds:
+                time.sleep(0.1)
+        _, _, said = found.partition(b"\r\n\r\n")
+        assert len(json.loads(said)["choices"]) == 4
+
+
+def test_a_client_that_asks_again_and_again_and_reads_nothing():
+    """Requests in one connection, none of whose answers is read."""
+    served = serve_model("cot", cot_model())
+    with running(served, limits=UNREAD, small_buffers=True) as live, live.connect_small() as sock:
+        asked = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 400
+        with contextlib.suppress(OSError):
+            sock.sendall(asked)
+        until(live.lines)
+        until(lambda: live.connections == 0)
+        assert len(live.lines()) < 400
+
+
+def test_one_connection_more_than_allowed_is_told_so():
+    with running(serve_model("cot", cot_model()), limits=Limits(max_connections=2)) as live:
+        asked = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        with live.connect() as one, live.connect() as two:
+            for sock in (one, two):
+                sock.sendall(asked)
+                assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+            status, body = answer(live, asked)
+            assert (status, body["error"]["code"]) == (503, "too_many_connections")
+        until(lambda: live.connections == 0)
+        with live.connect() as sock:
+            sock.sendall(asked)
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_log_that_cannot_be_written_to_drops_no_answer():
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    log = Log(stream=Full())
+    log.write("request", id="x")
+    LogHandler(log).emit(logging.LogRecord("uvicorn", logging.WARNING, "", 0, "words", (), None))
 
 
 # The command

@@ -24,6 +24,10 @@ from colar import number_tokens
 VERSION = 1
 REMEMBERED = 64 * 2**20
 """Bytes of texts and their ids that are kept: steps recur between rows, rows between epochs."""
+ASKED = 2**20
+"""The same of questions that are asked of an engine: they recur as samples, not for as long as a server runs."""
+PIECES = 2000
+"""Pieces of texts, up to 256 bytes each, that a fast tokenizer remembers by itself, in each thread."""
 ENTRY = 100
 """Bytes that the dictionary needs for a text, beside it and its ids."""
 
@@ -69,8 +73,9 @@ class Template:
     def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self._known: dict[str, array[int]] = {}
-        self._known_bytes = 0
+        self._known = Memory(REMEMBERED)
+        self._asked = Memory(ASKED)
+        _bound_pieces(tokenizer)
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
         ids = self._ids(config.separator)
@@ -79,7 +84,7 @@ class Template:
             # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
             tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
             # Ids from before would still have the separator in pieces.
-            self._forget()
+            self._known.clear()
             ids = self._ids(config.separator)
         self.separator_id: int = ids[-1]
         if tokenizer.eos_token_id is None:
@@ -95,6 +100,7 @@ class Template:
         self.number_tokens = largest
         # Ids from before would still have numbers in digits.
         self._known.clear()
+        self._asked.clear()
 
     @property
     def added_ids(self) -> list[int]:
@@ -107,11 +113,12 @@ class Template:
         """The id of 10 where it is an added token."""
         return self.number_ids[0] if self.number_ids else None
 
-    def question(self, question: str, speed: str = "") -> list[int]:
-        """Ids up to and including the opening separator."""
+    def question(self, question: str, speed: str = "", asked: bool = False) -> list[int]:
+        """Ids up to and including the opening separator. `asked`: of an engine, so that it may never come again."""
         text = self.config.question.format(question=question.strip(), speed=speed).strip()
         bos = [] if self.bos_id is None else [self.bos_id]
-        return [*bos, *self._ids(text), self.separator_id]
+        ids = self._ids_asked(text) if asked else self._ids(text)
+        return [*bos, *ids, self.separator_id]
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
         """Ids of each reasoning step. ValueError where a step contains the separator: it would end the chain."""
@@ -195,22 +202,18 @@ class Template:
         """Ids of a text by itself, from memory where it was seen before."""
         known = self._known.get(text)
         if known is not None:
-            return known.tolist()
+            return known
         ids = self._tokenise(text)
-        packed = array("i", ids)
-        size = sys.getsizeof(text) + sys.getsizeof(packed) + ENTRY
-        # A text that is long is a question that somebody asked once.
-        if size > REMEMBERED // 100:
-            return ids
-        if self._known_bytes + size > REMEMBERED:
-            self._forget()
-        self._known[text] = packed
-        self._known_bytes += size
+        self._known.keep(text, ids)
         return ids
 
-    def _forget(self) -> None:
-        self._known.clear()
-        self._known_bytes = 0
+    def _ids_asked(self, text: str) -> list[int]:
+        known = self._asked.get(text)
+        if known is not None:
+            return known
+        ids = self._tokenise(text)
+        self._asked.keep(text, ids)
+        return ids
 
     def _tokenise(self, text: str) -> list[int]:
         if not text:
@@ -219,3 +222,45 @@ class Template:
         if self.tokenizer.is_fast:
             return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _bound_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have a fast tokenizer remember fewer pieces than its 10,000.
+
+    Pieces are words mostly. Where texts are not divided at spaces, as those of `tiny`, they are whole questions: 2 KiB
+    each, and a server would grow until there are 10,000.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    # Tokenizers that are no BPE have no such memory, and older ones no way to bound it.
+    resize = getattr(getattr(backend, "model", None), "_resize_cache", None)
+    if resize is not None:
+        resize(PIECES)
+
+
+class Memory:
+    """Ids of texts that were seen, up to a number of bytes; then all is forgotten."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self.ids: dict[str, array[int]] = {}
+
+    def get(self, text: str) -> list[int] | None:
+        found = self.ids.get(text)
+        return None if found is None else found.tolist()
+
+    def keep(self, text: str, ids: list[int]) -> None:
+        """Remember a text, unless it is very long."""
+        packed = array("i", ids)
+        size = sys.getsizeof(text) + sys.getsizeof(packed) + ENTRY
+        # A text that is long is a question that somebody asked once.
+        if size > self.limit // 100:
+            return
+        if self.bytes + size > self.limit:
+            self.clear()
+        self.ids[text] = packed
+        self.bytes += size
+
+    def clear(self) -> None:
+        self.ids.clear()
+        self.bytes = 0

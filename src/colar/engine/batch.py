@@ -133,7 +133,10 @@ class Batch:
             return self.runner.feed(embeds_ND[part], running.position_N[part], rows.start)
 
         parts = apart(range(len(running)), run)
-        if parts.errors:
+        if not parts.errors and len(parts.results) == 1:
+            # As nearly always: nothing to put together.
+            hidden_ND = parts.results[0][1]
+        elif parts.errors:
             hidden_ND = torch.full_like(running.hidden_ND, math.nan)
             for rows, part_ND in parts.results:
                 hidden_ND[rows.start : rows.stop] = part_ND

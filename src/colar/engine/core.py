@@ -99,7 +99,8 @@ class EngineCore:
 
     def _admit(self) -> None:
         """Take those out of the queue whose turn it is."""
-        if self.reading is not None:
+        # Nearly every step: nobody looks how wide the rows are for an empty queue.
+        if self.reading is not None or len(self.scheduler) == 0:
             return
         admitted = self.scheduler.admit(len(self.batch), self.batch.widest)
         if not admitted:
@@ -165,7 +166,8 @@ class EngineCore:
         left = self.batch.release(chosen.running, chosen.ended)
         self._events += chosen.events
         self._finish(chosen.running, chosen.ended)
-        self._feed(chosen.embeds_ND[left])
+        # Rows move only where some have ended.
+        self._feed(chosen.embeds_ND[left] if chosen.ended else chosen.embeds_ND)
         if self.batch.running is not None:
             self.batch.running.charge(time.perf_counter() - halfway)
         self.scheduler.ease()
@@ -179,9 +181,10 @@ class EngineCore:
             except Exception as error:
                 failed = memory_error(error)
             else:
-                ended = {i: Ending("error", error) for i, error in errors.items()}
-                self.batch.release(running, ended)
-                self._finish(running, ended)
+                if errors:
+                    ended = {i: Ending("error", error) for i, error in errors.items()}
+                    self.batch.release(running, ended)
+                    self._finish(running, ended)
                 return
             embeds_ND = embeds_ND[self._shed(failed)]
 

@@ -16,6 +16,8 @@ from colar.model.latent_lm import LatentLM
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
+MOST_TOP = 20
+"""Likeliest tokens that a request may ask for, OpenAI's limit."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Request:
     sample: int = 0
     keep_latents: bool = False
     """Return the embeddings that were fed, what the method says of each, and the log-probs of what was chosen."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens each answer token has beside it, up to `MOST_TOP`; needs `keep_latents`."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class Event:
 
     thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
     stop        the method ended the thinking: `info`
-    token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p
+    token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p;
+                `info["top_ids"]` and `info["top_logps"]` (K,), where the request asks for `top_logprobs`
     finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
 
     `embed`, `info` and the stop come only where the request keeps latents.
@@ -195,6 +200,7 @@ def check(method: Method, request: Request) -> None:
         request.question.encode()
         for name in ("seed", "sample"):
             _check_int64(name, getattr(request, name))
+        _check_top(request)
         if not isinstance(request.decoding, Decoding):
             raise ValueError(f"decoding must be a Decoding, got {request.decoding!r}")
         if not isinstance(request.params, method.Params):
@@ -213,9 +219,17 @@ def _check_int64(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a whole number from -2^63 to 2^63 - 1, got {value!r}")
 
 
+def _check_top(request: Request) -> None:
+    top = request.top_logprobs
+    _check_int64("top_logprobs", top)
+    checks.check_number("top_logprobs", top, 0, MOST_TOP, whole=True)
+    if top and not request.keep_latents:
+        raise ValueError(f"top_logprobs {top} needs keep_latents: log-probs are kept with them")
+
+
 def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     """The question segment. ValueError where it and the limits do not fit the model's context."""
-    ids = lm.template.question(request.question, method.prompt(request.params))
+    ids = lm.template.question(request.question, method.prompt(request.params), asked=True)
     decoding = request.decoding
     # Checked with the limits, not with what is used in the end: a request that starts can always finish.
     needed = len(ids) + decoding.positions

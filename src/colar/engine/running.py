@@ -13,6 +13,7 @@ Shape suffixes: N rows, D width, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -137,14 +138,12 @@ class Running:
         return Running(**joined)
 
     def draft(self) -> Running:
-        """The same rows, of which a step may change what it decides: who thinks, is cut, and has said how much."""
-        return dataclasses.replace(
-            self,
-            thinking_N=self.thinking_N.clone(),
-            n_tokens_N=self.n_tokens_N.clone(),
-            cut=list(self.cut),
-            said=list(self.said),
-        )
+        """The same rows, for a step that may fail: it may change the lists, and give columns a new tensor."""
+        # A copy without a look at each field, as `replace` takes it: this is done in every step.
+        draft = copy.copy(self)
+        draft.cut = list(self.cut)
+        draft.said = list(self.said)
+        return draft
 
     def stopped(self, i: int) -> Queued:
         """The request of a row that has to start anew, later."""

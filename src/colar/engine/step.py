@@ -27,7 +27,7 @@ from colar.methods.base import Method, Thought
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-from colar.ops.sampling import sample_tokens, token_logps
+from colar.ops.sampling import sample_tokens, token_logps, top_logps
 
 
 @dataclass
@@ -120,7 +120,7 @@ def _think(method: Method, chosen: Chosen, rows_B: Tensor, logits: Logits, kept:
     cut_B = running.step_N[rows_B] >= running.max_latents_N[rows_B]
     thought = method.think(lm, state)
     done_B = thought.done | cut_B
-    running.thinking_N[rows_B] = ~done_B
+    running.thinking_N = running.thinking_N.index_copy(0, rows_B, ~done_B)
 
     separator_D = lm.embed(torch.tensor(lm.template.separator_id, device=rows_B.device))
     dtype = running.hidden_ND.dtype
@@ -163,27 +163,42 @@ def _answer(chosen: Chosen, rows_B: Tensor, logits: Logits) -> Tensor:
     keys_B = noise.keys(running.seed_N[rows_B], running.sample_N[rows_B], running.step_N[rows_B], noise.TOKEN)
     uniform_B = noise.uniform(keys_B, 1)[:, 0]
     ids_B = sample_tokens(logits_BV, temperature_B, running.top_p_N[rows_B], uniform_B)
-    running.n_tokens_N[rows_B] += 1
-    full_B = running.n_tokens_N[rows_B] >= running.max_completion_length_N[rows_B]
+    n_tokens_B = running.n_tokens_N[rows_B] + 1
+    running.n_tokens_N = running.n_tokens_N.index_copy(0, rows_B, n_tokens_B)
+    full_B = n_tokens_B >= running.max_completion_length_N[rows_B]
 
     # Over the whole vocabulary: only where somebody asked for it.
     rows = rows_B.tolist()
     logps_B: Tensor | None = None
+    tops: dict[int, dict[str, Tensor]] = {}
     if any(running.entries[i].request.keep_latents for i in rows):
         logps_B = token_logps(logits_BV, temperature_B, ids_B)
+        tops = _tops([running.entries[i].request.top_logprobs for i in rows], logits_BV, temperature_B)
 
     token_ids, full = ids_B.tolist(), full_B.tolist()
     for j, i in enumerate(rows):
         entry = running.entries[i]
         info: dict[str, Tensor] = {}
         if logps_B is not None and entry.request.keep_latents:
-            info = {"logp": logps_B[j]}
+            info = {"logp": logps_B[j], **tops.get(j, {})}
         chosen.say(i, Event(entry.request, "token", token_ids[j], info=info, number=entry.number))
         if token_ids[j] == lm.template.eos_id:
             chosen.ended[i] = Ending("stop")
         elif full[j]:
             chosen.ended[i] = Ending("length")
     return lm.embed(ids_B).to(running.hidden_ND.dtype)
+
+
+def _tops(asked: list[int], logits_BV: Tensor, temperature_B: Tensor) -> dict[int, dict[str, Tensor]]:
+    """The likeliest tokens of the rows that ask for some: by row, as its event's info."""
+    rows = [j for j, k in enumerate(asked) if k]
+    if not rows:
+        return {}
+    ids_XK, logps_XK = top_logps(logits_BV[rows], temperature_B[rows], max(asked))
+    found = {}
+    for x, j in enumerate(rows):
+        found[j] = {"top_ids": ids_XK[x, : asked[j]], "top_logps": logps_XK[x, : asked[j]]}
+    return found
 
 
 class Logits:

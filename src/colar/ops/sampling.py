@@ -6,7 +6,7 @@ probable tokens whose mass reaches p (always at least one), temperature 0 is arg
 A draw is the inverse CDF over ids in ascending order (`cdf.py`). Nothing is sorted for it, unless a nucleus is too
 large for its window (`nucleus.py`).
 
-Shape suffixes: B rows, V vocabulary, N blocks of it, W tokens of a block, X some of the rows.
+Shape suffixes: B rows, V vocabulary, N blocks of it, W tokens of a block, K likeliest ones, X some of the rows.
 """
 
 from __future__ import annotations
@@ -105,11 +105,24 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
 
     At temperature 0, where there is nothing to draw, those of temperature 1.
     """
+    return _logps(logits_BV, temperature_B, ids_B[:, None])[:, 0]
+
+
+def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` likeliest ids, likeliest first, and their log-probabilities as `token_logps` has them, (B, K) each.
+
+    All of the vocabulary where that is smaller.
+    """
+    ids_BK = logits_BV.topk(min(k, logits_BV.shape[1])).indices
+    return ids_BK, _logps(logits_BV, temperature_B, ids_BK)
+
+
+def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     total_B = cdf.mass(_weights(logits_BV, scale_B))
     # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
-    behind_B = logits_BV.gather(1, ids_B[:, None])[:, 0].double() - logits_BV.amax(-1).double()
-    return (behind_B / scale_B - total_B.log()).float()
+    behind_BK = logits_BV.gather(1, ids_BK).double() - logits_BV.amax(-1, keepdim=True).double()
+    return (behind_BK / scale_B[:, None] - total_B.log()[:, None]).float()
 
 
 def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:

@@ -16,10 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colar.engine.request import Event, Request
+from colar.prompts import Template
 from colar.serve.ask import Ask
 from colar.serve.errors import ApiError
 from colar.serve.text import AnswerText
 from colar.serve.thoughts import ThoughtReader
+
+RULED_OUT = -9999.0
+"""The log-prob of a token of probability 0, in OpenAI's words."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,10 @@ class TokenLogprob:
 
     text: str
     logprob: float
+    offset: int = 0
+    """Characters of the tokens before it."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The likeliest tokens in its place, likeliest first."""
 
 
 @dataclass
@@ -207,9 +215,20 @@ def _say(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece | 
     sample.text += text
     logprobs: tuple[TokenLogprob, ...] = ()
     if ask.wants.logprobs:
-        logprobs = (TokenLogprob(template.token(event.token_id), float(event.info["logp"])),)
+        before = sample.logprobs[-1] if sample.logprobs else None
+        offset = before.offset + len(before.text) if before else 0
+        logprobs = (_logprob(template, event, offset),)
         sample.logprobs += logprobs
     return Piece(sample, text=text, logprobs=logprobs) if text or logprobs else None
+
+
+def _logprob(template: Template, event: Event, offset: int) -> TokenLogprob:
+    top = []
+    if "top_ids" in event.info:
+        pairs = zip(event.info["top_ids"].tolist(), event.info["top_logps"].tolist(), strict=True)
+        # JSON has no infinity: a model may rule tokens out.
+        top = [TokenLogprob(template.token(each), max(logp, RULED_OUT)) for each, logp in pairs]
+    return TokenLogprob(template.token(event.token_id), float(event.info["logp"]), offset, tuple(top))
 
 
 def _check(event: Event) -> None:

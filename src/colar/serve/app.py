@@ -65,6 +65,7 @@ class Api:
             n=asked.n,
             stop=asked.stop,
             logprobs=asked.logprobs,
+            top_logprobs=asked.top_logprobs,
         )
         return await self._choices(request, choices.Chat(), asked, made)
 
@@ -83,6 +84,7 @@ class Api:
             n=asked.n,
             stop=asked.stop,
             logprobs=asked.logprobs is not None,
+            top_logprobs=asked.logprobs or 0,
         )
         return await self._choices(request, choices.Completions(), asked, made)
 

@@ -29,6 +29,7 @@ class Wants:
     thoughts: bool
     """The thoughts in detail."""
     logprobs: bool
+    """Log-probs of the answer's tokens; a request's `top_logprobs` has how many others beside each."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def ask(
     n: int = 1,
     stop: str | Sequence[str] = (),
     logprobs: bool = False,
+    top_logprobs: int = 0,
 ) -> Ask:
     """Check everything that can be checked before the engine has it. ApiError 400 names the field.
 
@@ -93,7 +95,7 @@ def ask(
             raise ApiError(
                 400, f"the question has {len(question)} characters; the limit is {limits.max_prompt}"
             )
-        request = Request(id, question, params, decoding, seed, keep_latents=keep)
+        request = Request(id, question, params, decoding, seed, keep_latents=keep, top_logprobs=top_logprobs)
         try:
             check(served.method, request)
             prompt_tokens += len(prompt_ids(served.lm, served.method, request))

@@ -152,27 +152,23 @@ def _reasoning(text: str) -> dict[str, str]:
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     content = []
     for token in tokens:
-        content.append(
-            {
-                "token": token.text,
-                "logprob": token.logprob,
-                "bytes": list(token.text.encode()),
-                "top_logprobs": [],
-            }
-        )
+        content.append({**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top]})
     return {"content": content, "refusal": None}
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
 
 
 def _old_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """As /v1/completions has them."""
-    offsets = []
-    at = 0
+    tops = []
     for token in tokens:
-        offsets.append(at)
-        at += len(token.text)
+        # Likeliest last: where several tokens have one text, that of the likeliest stays.
+        tops.append({other.text: other.logprob for other in reversed(token.top)})
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": None,
-        "text_offset": offsets,
+        "top_logprobs": tops if any(tops) else None,
+        "text_offset": [token.offset for token in tokens],
     }

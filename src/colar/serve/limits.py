@@ -38,7 +38,7 @@ class Limits:
     head_seconds: float = 10.0
     """Seconds in which a client must have sent a request's head."""
     body_seconds: float = 30.0
-    """Seconds in which it must have sent the body, and read the end of an answer."""
+    """Seconds in which it must have sent the body, and read some of what waits for it."""
     drain: float = 60.0
     """Seconds that requests have to finish after SIGTERM."""
 

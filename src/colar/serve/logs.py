@@ -7,6 +7,7 @@ What a client has sent stands in JSON strings: it cannot begin a line.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -30,7 +31,9 @@ class Log:
     def write(self, event: str, level: str = "info", **fields: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": now, "level": level, "event": event, **fields})
-        print(line, file=self.stream or sys.stderr, flush=True)
+        # A disk that is full, or a pipe that nobody reads any more, is no reason to drop an answer.
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=self.stream or sys.stderr, flush=True)
 
 
 class LogHandler(logging.Handler):

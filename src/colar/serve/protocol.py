@@ -1,7 +1,10 @@
-"""uvicorn's HTTP/1.1 protocol, with a time limit for a request's head, and errors that are JSON.
+"""uvicorn's HTTP/1.1 protocol, with time limits for clients that do not send or do not read, and errors that are JSON.
 
-Without the limit a client who sends a header a minute keeps a connection for ever. An application finds
-`scope["state"]["abort"]`, which drops the connection with all that was not read from it.
+    head      a client who sends a header a minute would keep a connection for ever
+    answer    so would one who reads nothing: a connection that is closed waits until all that was written is taken
+
+An application finds `scope["state"]["abort"]`, which drops the connection with all that was not read from it, and
+`scope["state"]["unread"]()`, whether that has happened because nothing was read.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from colar.serve.errors import ApiError, to_json
+from colar.serve.limits import Limits
 
 HEAD_BYTES = 64 * 1024
 """Most of a request's head."""
@@ -21,17 +25,28 @@ TOO_LARGE = 431
 
 
 class Protocol(H11Protocol):
-    """`head_seconds` is set by `protocol`."""
+    """What stands here are the defaults of `Limits`: `protocol` sets those of a server."""
 
     head_seconds = 10.0
+    unread_seconds = 30.0
+    max_connections = 1024
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         inner = self.app
         self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._unread = False
+        """Whether the connection was dropped because its client did not read."""
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             scope["state"]["abort"] = self.transport.abort
+            scope["state"]["unread"] = lambda: self._unread
+            # uvicorn's own limit is told in plain text, and is one less.
+            if len(self.connections) > self.max_connections:
+                self.logger.warning("refused: %d connections are open", len(self.connections))
+                await _crowded().response()(scope, receive, send)
+                return
             await inner(scope, receive, send)
 
         self.app = app
@@ -42,6 +57,7 @@ class Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
+        self._forget_unread()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -52,6 +68,36 @@ class Protocol(H11Protocol):
         super().on_response_complete()
         # The next head is on time where its first byte comes within the keep-alive's.
         self._forget_timer()
+        self._watch_unread()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        # Most of it has been read.
+        self._forget_unread()
+        super().resume_writing()
+
+    def _watch_unread(self) -> None:
+        """Start the clock where something is left that the client has not read, and nothing more is written."""
+        self._forget_unread()
+        unread = self.transport.get_write_buffer_size()
+        if unread:
+            self._unread_timer = self.loop.call_later(self.unread_seconds, self._look_again, unread)
+
+    def _look_again(self, before: int) -> None:
+        """Drop the connection, unless some was read since the clock was started."""
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_unread()
+            return
+        self._unread = True
+        self.transport.abort()
+
+    def _forget_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _watch_head(self) -> None:
         """Start the clock where a head is to come, stop it where one has come."""
@@ -97,6 +143,22 @@ class Protocol(H11Protocol):
             self.transport.abort()
 
 
-def protocol(head_seconds: float) -> type[Protocol]:
+def _crowded() -> ApiError:
+    return ApiError(
+        503,
+        "too many connections are open; try again later",
+        type="overloaded_error",
+        code="too_many_connections",
+        # This one makes room.
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
+
+
+def protocol(limits: Limits) -> type[Protocol]:
     """The class for a server."""
-    return type("Protocol", (Protocol,), {"head_seconds": head_seconds})
+    changed = {
+        "head_seconds": limits.head_seconds,
+        "unread_seconds": limits.body_seconds,
+        "max_connections": limits.max_connections,
+    }
+    return type("Protocol", (Protocol,), changed)

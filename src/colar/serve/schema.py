@@ -11,9 +11,10 @@ import json
 from collections.abc import Collection
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from colar.checks import did_you_mean
+from colar.engine.request import MOST_TOP
 from colar.serve.errors import ApiError
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -96,11 +97,17 @@ class ChatRequest(Sampled):
         "modalities": (["text"],),
         "store": (False,),
         "service_tier": ("auto", "default"),
-        "top_logprobs": (0,),
     }
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP)
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        return self
 
 
 class CompletionRequest(Sampled):
@@ -115,7 +122,8 @@ class CompletionRequest(Sampled):
         "best_of": (1,),
     }
     prompt: str | list[str]
-    logprobs: Literal[0] | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP)
+    """How many of the likeliest tokens each token has beside it."""
 
 
 class Reasoning(Strict):

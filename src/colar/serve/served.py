@@ -50,7 +50,8 @@ class Served:
 
     @property
     def waiting(self) -> int:
-        return self.admission.samples - self.running
+        # Samples whose client has left give their place back before the engine's worker has heard of it.
+        return max(0, self.admission.samples - self.running)
 
     def effort(self, effort: str) -> dict[str, Any]:
         """The fields that an effort stands for. ApiError 400 where this checkpoint does not know it."""

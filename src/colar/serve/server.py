@@ -5,6 +5,7 @@ SIGTERM or SIGINT: no new connections, requests that run or wait are answered (`
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 from types import FrameType
@@ -14,6 +15,9 @@ import uvicorn
 from colar.serve.limits import Limits
 from colar.serve.logs import Log, Observed, take_over
 from colar.serve.protocol import HEAD_BYTES, protocol
+
+SPARE_FILES = 256
+"""Open files beside those of connections: models, libraries, pipes."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -30,6 +34,22 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def _allow_files(wanted: int) -> None:
+    """Raise the number of files that the process may have open, where that is below and the system allows it.
+
+    A connection is one. Shells often start processes with 1,024: one more could not even be told that it is too many.
+    """
+    # Not there on Windows.
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def url(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -38,9 +58,10 @@ def url(bound: socket.socket) -> str:
 def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
     """The server."""
     take_over(log)
+    _allow_files(limits.max_connections + SPARE_FILES)
     config = uvicorn.Config(
         app,
-        http=protocol(limits.head_seconds),
+        http=protocol(limits),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -48,7 +69,6 @@ def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
         server_header=False,
         # Whoever wants to know a client's address behind a proxy reads the proxy's log.
         proxy_headers=False,
-        limit_concurrency=limits.max_connections,
         timeout_graceful_shutdown=int(limits.drain),
         h11_max_incomplete_event_size=HEAD_BYTES,
     )

@@ -63,7 +63,8 @@ class EventStream(Response):
                 await asyncio.wait({filling, sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if filling.done() and filling.exception() is None:
                     await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            ended = _how(filling, sending)
+            # After the connection was dropped, all is sent at once: into nothing.
+            ended = TOO_SLOW if scope["state"]["unread"]() else _how(filling, sending)
         except TimeoutError:
             ended = TOO_SLOW
         finally:

@@ -1,0 +1,217 @@
+"""Requests leave nothing behind: objects are counted, since what the process has of memory says nothing so exactly."""
+
+import asyncio
+import ctypes
+import dataclasses
+import gc
+import json
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+from families import EXAMPLES, liven, tiny_lm
+from serving import colar_model, running, serve_model, until
+
+from colar.engine.async_engine import AsyncEngine
+from colar.engine.engine import Engine, QueueFull
+from colar.engine.request import Decoding, Request
+from colar.methods import pretrained, registry
+from colar.methods.base import NoParams
+from colar.methods.colar.method import Colar, ColarParams
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+
+RAISES = 77
+"""The seed of requests that raise."""
+DECODINGS = (
+    Decoding(max_latents=2, max_completion_length=2),
+    Decoding(1.0, 0.9, 1.0, max_latents=4, max_completion_length=3),
+)
+FEW = 12
+"""More objects of one type than this are a leak: it is a tenth of the requests in between."""
+ROUNDS = (range(40), range(40, 80), range(80, 200))
+"""What is made once is there after the first two; the third leaves nothing more."""
+
+
+class Allocated(ctypes.Structure):
+    """What glibc says of its heaps, in its order."""
+
+    _fields_: ClassVar = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    )]  # fmt: skip
+
+
+def allocated():
+    """Bytes that are allocated outside of Python's own memory: by the tokenizer's Rust, among others."""
+    try:
+        mallinfo = ctypes.CDLL("libc.so.6").mallinfo2
+    except (OSError, AttributeError):
+        pytest.skip("only glibc counts its allocations")
+    mallinfo.restype = Allocated
+    gc.collect()
+    found = mallinfo()
+    return found.uordblks + found.hblkhd
+
+
+class Raising(Colar):
+    def think(self, lm, state):
+        if bool((state.seed == RAISES).any()):
+            raise ArithmeticError("this request raises")
+        return super().think(lm, state)
+
+
+def objects():
+    """Objects that the collector knows, by type, when nothing is left to collect."""
+    # Twice: what has a finaliser goes in the second round.
+    gc.collect()
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects())
+
+
+def check_flat(before, after):
+    grown = {name: n - before[name] for name, n in after.items() if n - before[name] > FEW}
+    assert not grown, grown
+
+
+def forgetful(lm):
+    """Have the memory of texts, which is bounded by bytes, be full soon."""
+    lm.template._asked.limit = 4000
+    return lm
+
+
+async def ask(engine, i):
+    """Request number i: each question is new, and every seventh to tenth ends in a way of its own."""
+    question = f"{EXAMPLES[i % len(EXAMPLES)].question} {i} pens"
+    request = Request(
+        str(i), question, ColarParams(1 + i % 4), DECODINGS[i % 2], i, sample=i % 3, keep_latents=i % 4 == 0
+    )
+    if i % 10 == 7:
+        request = dataclasses.replace(request, seed=RAISES)
+    if i % 10 == 8:
+        request = dataclasses.replace(request, params=NoParams())
+    while True:
+        try:
+            stream = engine.stream(request)
+            async for _ in stream:
+                if i % 10 == 9:
+                    await stream.aclose()
+                    break
+            return
+        except QueueFull:
+            await asyncio.sleep(0.001)
+        except (ArithmeticError, ValueError):
+            return
+
+
+def test_an_engine_keeps_nothing_of_its_requests():
+    lm = forgetful(liven(tiny_lm("llama")))
+    method = registry.build("colar", {"stop": "argmax"})
+    pretrained.attach(lm, method, 1)
+    method.prepare(lm, EXAMPLES)
+    method = Raising(method.config)
+
+    async def run():
+        engine = AsyncEngine(Engine(lm, method, 8, token_budget=2000, max_waiting=4, prefill_chunk=32))
+        counts = []
+        for numbers in ROUNDS:
+            left = iter(numbers)
+
+            async def client(left=left):
+                for i in left:
+                    await ask(engine, i)
+
+            await asyncio.gather(*(client() for _ in range(16)))
+            counts.append(objects())
+        await engine.close()
+        return counts
+
+    _, before, after = asyncio.run(run())
+    check_flat(before, after)
+
+
+def test_what_the_check_finds():
+    """Something that stays for each request."""
+    before = objects()
+    kept = [Decoding() for _ in range(FEW + 1)]
+    with pytest.raises(AssertionError, match="Decoding"):
+        check_flat(before, objects())
+    assert kept
+
+
+def test_a_tokenizer_keeps_few_of_the_questions_that_are_asked():
+    """Those of `tiny` are one piece each: without a bound 3,000 of them are 6 MiB."""
+    template = LatentLM.from_backbone(backbones.load("tiny")).template
+    words = ["pens", "eggs", "boxes", "has", "buys", "and then", "how many", "twice"]
+
+    def ask_all(numbers):
+        for i in numbers:
+            chosen = [words[i >> 3 * place & 7] for place in range(4)]
+            template.question(" ".join(words + chosen), asked=True)
+        return allocated()
+
+    before = ask_all(range(4096 - 1000))
+    assert ask_all(range(1000, 4096)) - before < 2**20
+    assert template._asked.bytes <= 2**20
+
+
+def said(live, data):
+    with live.connect() as sock:
+        sock.sendall(data)
+        found = b""
+        while part := sock.recv(65536):
+            found += part
+    return int(found.split()[1])
+
+
+def head(path, body, *headers):
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Connection: close", "Content-Type: application/json"]
+    lines += [f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def request(i):
+    """The bytes of request number i, and the status that is due."""
+    body = {
+        "model": "colar",
+        "messages": [{"role": "user", "content": f"{EXAMPLES[i % len(EXAMPLES)].question} {i}"}],
+        "stream": i % 2 == 0,
+        "return_thoughts": i % 3 == 0,
+        "logprobs": True,
+        "top_logprobs": i % 4,
+        "n": 1 + i % 3,
+        "seed": i,
+        "user": f"user {i}",
+    }
+    path, due = "/v1/chat/completions", 200
+    if i % 10 == 5:
+        path, due = f"/v1/path-{i}", 404
+    elif i % 10 == 6:
+        body, due = body | {"model": f"model {i}"}, 404
+    elif i % 10 == 7:
+        body, due = body | {f"field_{i}": i}, 400
+    return head(path, json.dumps(body).encode(), f"X-{i}: {i}", f"Authorization: Bearer {i}"), due
+
+
+def test_a_server_keeps_nothing_of_its_requests():
+    """Paths, models, fields, keys and users are new in each request too: no label or cache has them."""
+    lm, method = colar_model()
+    served = serve_model("colar", (forgetful(lm), method))
+    with running(served) as live:
+
+        def ask_all(numbers):
+            for i in numbers:
+                data, due = request(i)
+                if i % 10 == 9:
+                    # Leaves at the first bytes.
+                    with live.connect() as sock:
+                        sock.sendall(data)
+                        sock.recv(10)
+                else:
+                    assert said(live, data) == due
+            until(lambda: not served.engine.engine.busy and live.connections == 0)
+            live.log.seek(0)
+            live.log.truncate()
+            return objects()
+
+        _, before, after = map(ask_all, ROUNDS)
+    check_flat(before, after)
