@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+import torch
+
 from colar import checks
 
 SCHEDULES = (
@@ -16,6 +18,7 @@ SCHEDULES = (
     "polynomial",
     "inverse_sqrt",
 )
+DEVICES = ("cuda", "mps", "cpu")
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 
 
@@ -59,6 +62,8 @@ class TrainingConfig:
     adam_beta2: float = 0.999
     """Decay of the second moment."""
     # Precision, memory, speed: the course of a run is the same up to rounding.
+    device: str | None = None
+    """cuda | mps | cpu; null: a GPU where CUDA has one, else the CPU. Apple's mps is for LoRA, and untested."""
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
     compile: bool = False
@@ -94,6 +99,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         checks.check_choice("training.lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
         checks.check_choice("training.report_to", self.report_to, TRACKERS)
+        if self.device is not None:
+            checks.check_choice("training.device", self.device, [*DEVICES, "null"])
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "save_total_limit"):
             checks.check_number(f"training.{name}", getattr(self, name), 1, whole=True)
         checks.check_number("training.draws_per_example", self.draws_per_example, 1, whole=True)
@@ -134,8 +141,19 @@ class TrainingConfig:
                 "training.warmup_steps has no effect with lr_scheduler_type constant: use constant_with_warmup"
             )
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the run trains on the CPU."""
+        if self.device is None:
+            return not torch.cuda.is_available()
+        return self.device == "cpu"
+
     def check_installed(self) -> None:
-        """ValueError where the tracker of `report_to` is not installed."""
+        """ValueError where the tracker of `report_to` is not installed, or `device` is not there."""
+        if self.device in ("cuda", "mps") and not getattr(torch, self.device).is_available():
+            raise ValueError(
+                f"training.device {self.device} is not there: use cpu, or null for what this machine has"
+            )
         if self.report_to != "none" and importlib.util.find_spec(self.report_to) is None:
             raise ValueError(
                 f"training.report_to {self.report_to} is not installed: pip install {self.report_to}, "

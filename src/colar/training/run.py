@@ -47,6 +47,7 @@ NOT_TRAINERS = {
     "reset_optimizer_at_stage",
     "report_to",
     "compile",
+    "device",
     "load_best_model_at_end",
 }
 """Keys of `TrainingConfig` that are not handed to `TrainingArguments` under their name: they are ours to act on."""
@@ -164,12 +165,12 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
         output_dir=str(folder.checkpoints),
         run_name=folder.path.name,
         save_strategy="steps",
-        # Noise and factors are float64, which MPS does not have.
-        use_cpu=not torch.cuda.is_available(),
+        # Trainer would take Apple's mps by itself: here it is asked for.
+        use_cpu=config.on_cpu,
         remove_unused_columns=False,
         # A loss that is not finite is an error here, not a gap in the log.
         logging_nan_inf_filter=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available() and not config.on_cpu,
         # TensorBoard gets a callback of ours, with a folder of its own.
         report_to="none" if config.report_to == "tensorboard" else config.report_to,
         disable_tqdm=True,
