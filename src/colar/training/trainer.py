@@ -193,8 +193,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Called once an update, before the optimiser: a number that is not finite must not reach the weights."""
         norm = super()._get_grad_norm(model, grad_norm)
         # The norm alone is not enough: a term may be infinite where its gradient is 0.
-        terms = torch.stack([term.reshape(()) for term in self.last_terms.values()])
-        if not math.isfinite(float(norm)) or not bool(torch.isfinite(terms).all()):
+        terms = [term.detach().float().reshape(()) for term in self.last_terms.values()]
+        numbers = torch.stack([torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device), *terms])
+        # One look, of which a GPU waits for each: an update may not begin before it is known to be sound.
+        if not bool(torch.isfinite(numbers).all()):
             values = ", ".join(f"{name} {float(value.detach()):g}" for name, value in self.last_terms.items())
             raise NonFiniteError(
                 f"step {self.state.global_step + 1}: {values}, gradient norm {float(norm):g}; "
