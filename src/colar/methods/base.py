@@ -250,6 +250,11 @@ class Method(ABC):
         """The text of the template's speed slot, in training and at inference alike."""
         return ""
 
+    @property
+    def unrolled(self) -> bool:
+        """Whether its loss feeds the model several times, the later times with what came out before."""
+        return False
+
     def stage(self, epoch: float) -> int:
         """The curriculum's stage at a (fractional) epoch."""
         return 0

@@ -25,10 +25,19 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(widest(tensor.device))
 
 
+def precise(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU where its device has none."""
+    return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()
+
+
+def narrow(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor as it can be moved to the device: float64 as what that has instead."""
+    return tensor.to(widest(device)) if tensor.dtype == torch.float64 else tensor
+
+
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on the device, float64 as what that has instead, without waiting for its work."""
-    if tensor.dtype == torch.float64:
-        tensor = tensor.to(widest(device))
+    tensor = narrow(tensor, device)
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -66,6 +66,9 @@ class TrainingConfig:
     """cuda | mps | cpu; null: a GPU where CUDA has one, else the CPU. Apple's mps is for LoRA, and untested."""
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
+    fsdp: bool = False
+    """Split weights, gradients and AdamW's moments between the processes (FSDP2): for models that one card does not
+    hold. SFT without validation (data.validation_size 0); docs/parallel.md."""
     compile: bool = False
     """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth less time after."""
     gradient_checkpointing: bool = False
@@ -135,6 +138,8 @@ class TrainingConfig:
         steps = self.max_steps
         checks.check_holds("training.max_steps", steps == -1 or steps > 0, steps, "above 0 or -1")
         checks.check_holds("training.adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")
+        if self.fsdp and self.compile:
+            raise ValueError("training.fsdp and training.compile exclude each other: set one of them false")
         # Trainer would ignore the warm-up without a word.
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(

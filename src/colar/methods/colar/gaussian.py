@@ -35,7 +35,7 @@ from colar.methods.colar.heads import (
 from colar.methods.colar.merging import divisor
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
-from colar.ops import groups, noise, ragged
+from colar.ops import devices, groups, noise, ragged
 from colar.ops.compress import lattice, members, pick_one, scale
 from colar.ops.sampling import is_drawn, likeliest, probability, sample_tokens, token_logps
 
@@ -79,7 +79,7 @@ class LatentPredictor:
 
     def phase(self, seeds_B: Tensor) -> Tensor:
         """No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn."""
-        return torch.zeros_like(seeds_B, dtype=torch.float64)
+        return torch.zeros_like(seeds_B, dtype=devices.widest(seeds_B.device))
 
     @property
     def loss_kind(self) -> Literal["mse", "soft_mse", "nll"]:
