@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from colar.methods.colar import group_choice
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.sampling import is_drawn, sample_tokens
+from colar.training import sft
+from colar.training.config import TrainingConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -135,6 +138,29 @@ def test_looks_are_counted() -> None:
         assert bool((known > 0).all())
         assert known.tolist() == [1.0, 2.0]
     assert len(looks) == 4
+
+
+def test_an_update_looks_once_beside_its_loss(tmp_path: Path) -> None:
+    """Rows, gradient norm, terms of the loss, hours: one look says whether the update is sound."""
+    lm, method, _ = build("gaussian")
+    config = TrainingConfig(
+        report_to="none", max_steps=3, per_device_train_batch_size=4, logging_steps=100, max_hours=1
+    )
+    with counted() as looks:
+        sft.train(lm, method, EXAMPLES, config, tmp_path)
+    places = (
+        "/training/trainer.py",
+        "/training/callbacks.py",
+        "/training/batches.py",
+        "/training/objective.py",
+    )
+    own = [line for line in looks if any(place in line for place in places)]
+    # A data loader's seed, on the CPU, at the beginning of an epoch.
+    own = [line for line in own if "get_batch_samples" not in line]
+    assert sum("isfinite" in line for line in own) == 3
+    # The one row of the log, at the end.
+    assert [line for line in own if "isfinite" not in line and "tolist" not in line] == []
+    assert sum("tolist" in line for line in own) == 1
 
 
 # What is computed instead is the same.
