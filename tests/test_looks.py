@@ -158,9 +158,9 @@ def test_an_update_looks_once_beside_its_loss(tmp_path: Path) -> None:
     # A data loader's seed, on the CPU, at the beginning of an epoch.
     own = [line for line in own if "get_batch_samples" not in line]
     assert sum("isfinite" in line for line in own) == 3
-    # The one row of the log, at the end.
+    # A row of the log is read together: here one at each save, which is each update.
     assert [line for line in own if "isfinite" not in line and "tolist" not in line] == []
-    assert sum("tolist" in line for line in own) == 1
+    assert sum("tolist" in line for line in own) <= 3
 
 
 # What is computed instead is the same.
