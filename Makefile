@@ -1,5 +1,6 @@
 # make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 5 minutes, and the installation)
 # make test   lint, types and tests
+# make test-device DEVICE=cuda   engine, SFT, GRPO and checkpoints on a device, in float32 and bfloat16 (DTYPE=... for one)
 # make table1, make c-curves, make table1-smollm2   all methods at one budget: results/arena-tiny (hours)
 #
 # Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
@@ -12,7 +13,7 @@ export COLAR_DATA_DIR ?= $(abspath ../shared/data)
 endif
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo table1 c-curves table1-smollm2 test lint install smollm2 clean
+.PHONY: demo table1 c-curves table1-smollm2 test test-device lint install smollm2 clean
 
 install: $(VENV)/.installed
 
@@ -40,6 +41,11 @@ table1-smollm2: smollm2
 # Two processes with a thread each: most tests are too small for two threads.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+DEVICE ?= cuda
+DTYPE ?=
+test-device: $(VENV)/.installed-test
+	COLAR_TEST_DEVICE=$(DEVICE) $(if $(DTYPE),COLAR_TEST_DTYPE=$(DTYPE)) $(BIN)/python -m pytest -m device tests
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -96,7 +96,8 @@ CoT-SFT with the paper's adapter (q and v, r = 128) on a frozen bfloat16 base, a
   to {hardware.PER_NODE} cards at {GPU.link_gb_per_s:.0f} GB/s, between nodes at {hardware.NETWORK_GB_PER_S:.0f} GB/s
   for each card. That part of it runs beside the backward pass is not counted.
 - **All weights.** Float32 weights, gradients and moments are 16 bytes a parameter, before any activation. Where that
-  exceeds a card ({GPU.memory_gib:.0f} GiB), weights have to be split between cards (FSDP), which colar does not do yet.
+  exceeds a card ({GPU.memory_gib:.0f} GiB), weights have to be split between cards (`training.fsdp`): each holds its
+  share of the 16 bytes, and gathers 4 bytes a parameter twice an update.
 
 ## What would limit 1,000 cards
 

@@ -9,6 +9,31 @@ from pathlib import Path
 
 import pytest
 import torch
+from device import DEVICE, DTYPES, TOLERANCES, Tolerance
+
+if DEVICE == "cpu":
+    # Training takes a GPU where it sees one: all other tests compare what a CPU computes.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """The device of the lane (tests/device.py)."""
+    if DEVICE != "cpu" and not getattr(torch, DEVICE).is_available():
+        pytest.fail(f"COLAR_TEST_DEVICE is {DEVICE}, which this machine does not have")
+    return DEVICE
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> str:
+    """Each dtype of the lane."""
+    return str(request.param)
+
+
+@pytest.fixture
+def tolerance(dtype: str) -> Tolerance:
+    """How far results may differ in this dtype."""
+    return TOLERANCES[dtype]
 
 
 @pytest.fixture(scope="session")

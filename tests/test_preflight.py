@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_grpo as reinforced
 import torch
 from families import tiny_lm
 from torch import Tensor
@@ -171,6 +172,38 @@ def test_a_run_says_what_it_will_take(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().err
     assert said.count("longest batch: 8 rows, ") == 1
     assert " GiB; an epoch takes about " in said
+
+
+class Sampled:
+    """A GRPO run of two updates with the first generation, whose rewards count how often each is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.generations: list[int] = []
+
+        def reward(completions: Any, **columns: Any) -> Any:
+            self.generations.append(len(completions))
+            return reinforced.by_tokens(completions, **columns)
+
+        config = reinforced.grpo(num_iterations=2)
+        lm, self.result = reinforced.run(folder, config, reward, lora=reinforced.LORA, max_steps=4)
+        self.curve = reinforced.curve(self.result)
+        self.weights = {name: value.clone() for name, value in lm.state_dict().items()}
+
+
+def test_reinforcement_is_checked_with_the_outputs_that_it_learns_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are sampled once, and everything is as it would be without the check."""
+    checked = Sampled(tmp_path / "with")
+    said = capsys.readouterr().err
+    assert said.count("longest batch: 8 rows, ") == 1
+    assert said.count(" outputs took ") == 1
+    monkeypatch.setattr(run.preflight, "before_training", lambda *args: None)
+    plain = Sampled(tmp_path / "without")
+    assert checked.generations == plain.generations
+    assert checked.curve == plain.curve
+    for name, value in checked.weights.items():
+        assert torch.equal(value, plain.weights[name]), name
 
 
 # Hours and stages

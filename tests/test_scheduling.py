@@ -286,7 +286,7 @@ def test_both_kinds_of_row_share_one_forward_and_one_head(colar):
             seen.clear()
             heads.clear()
             rows = engine.running
-            both = rows is not None and 0 < int(rows.thinking_N.sum()) < len(rows)
+            both = rows is not None and 0 < sum(rows.thinks) < len(rows)
             engine.step()
             decodes = [shape for shape in seen if shape[1] == 1]
             assert len(decodes) <= 1

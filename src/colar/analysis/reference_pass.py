@@ -25,7 +25,7 @@ from colar.engine.request import Request
 from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
-from colar.ops import ragged
+from colar.ops import devices, ragged
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor
     n = hidden_KD.shape[0]
     device = hidden_KD.device
     # Temperature 0 draws nothing. Step and seed say how many tokens a group has where c is not whole.
-    zeros_K = torch.zeros(n, dtype=torch.float64, device=device)
+    zeros_K = torch.zeros(n, dtype=devices.widest(device), device=device)
     params_K = base.param_columns([row.params] * n)
     return ThinkState(
         hidden=hidden_KD,
         step=torch.arange(n, device=device),
-        params={name: column.to(device) for name, column in params_K.items()},
+        params={name: devices.send(column, device) for name, column in params_K.items()},
         temperature=zeros_K,
         top_p=zeros_K + 1,
         latent_temperature=zeros_K,

@@ -148,7 +148,12 @@ def data_chains(args: argparse.Namespace) -> None:
         "keys": args.overrides,
         "dtype": args.dtype,
     }
-    limits = Limits(**limits_of(args), batch_size=args.batch_size, compile=args.compile)
+    limits = Limits(
+        **limits_of(args),
+        batch_size=args.batch_size,
+        compile=args.compile,
+        cuda_graphs=args.cuda_graphs,
+    )
     lm, method, _ = load(args.checkpoint, args)
     with files.alone(output):
         counts = own_chains.write(

@@ -95,7 +95,12 @@ def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
     from colar.model import checkpoint
 
     check_params(args)
-    limits = evaluate.Limits(**limits_of(args), batch_size=args.batch_size, compile=args.compile)
+    limits = evaluate.Limits(
+        **limits_of(args),
+        batch_size=args.batch_size,
+        compile=args.compile,
+        cuda_graphs=args.cuda_graphs,
+    )
     datasets = _datasets(args)
     checkpoints = name_checkpoints([named(text) for text in args.checkpoints], args.label)
     settings = {

@@ -100,7 +100,14 @@ def _serve(name: str, path: str, args: argparse.Namespace, limits: Any) -> Any:
     lm, method, _ = load(path, args)
     decoding = dataclasses.replace(DECODINGS[args.decoding], **limits_of(args))
     # The queue is bounded by the server, which counts all samples of a request at once.
-    engine = Engine(lm, method, args.batch_size, args.token_budget, compile=args.compile)
+    engine = Engine(
+        lm,
+        method,
+        args.batch_size,
+        args.token_budget,
+        compile=args.compile,
+        cuda_graphs=args.cuda_graphs,
+    )
     return Served(name, lm, method, engine, decoding, limits.max_waiting)
 
 

@@ -130,7 +130,8 @@ class Batch:
 
         def run(rows: range) -> Tensor:
             part = slice(rows.start, rows.stop)
-            return self.runner.feed(embeds_ND[part], running.position_N[part], rows.start)
+            span = 1 + max(running.position(i) for i in rows)
+            return self.runner.feed(embeds_ND[part], running.position_N[part], span, rows.start)
 
         parts = apart(range(len(running)), run)
         if not parts.errors and len(parts.results) == 1:
@@ -142,13 +143,16 @@ class Batch:
                 hidden_ND[rows.start : rows.stop] = part_ND
         else:
             hidden_ND = torch.cat([part_ND for _, part_ND in parts.results])
-        running.hidden_ND = hidden_ND
-        running.position_N = running.position_N + 1
-        running.step_N = running.step_N + 1
+        running.fed(hidden_ND)
         return parts.errors
 
-    def release(self, running: Running, done: Collection[int]) -> list[int]:
-        """Let `running` be the rows, without those that are done. Returns the others, in the order of their slots."""
+    def release(
+        self, running: Running, done: Collection[int], broken: Collection[int] | None = None
+    ) -> list[int]:
+        """Let `running` be the rows, without those that are done. Returns the others, in the order of their slots.
+
+        `broken` are those of the done whose numbers may not be finite; None: all of them.
+        """
         # Rows lie in the first slots, without a gap: the last ones move into the holes.
         #
         #     slot       0    1    2    3    4        done: 1 and 3
@@ -165,10 +169,9 @@ class Batch:
             left[hole] = mover
 
         # What a row leaves in its slot is masked for the next one, but a NaN goes through any mask.
-        broken_N = ~torch.isfinite(running.hidden_ND).all(-1)
-        self.cache.wipe([i for i in broken_N.nonzero()[:, 0].tolist() if i in done])
+        self.cache.wipe(list(done if broken is None else broken))
         if movers:
-            columns = int(running.position_N[movers].max())
+            columns = max(running.position(i) for i in movers)
             self.cache.copy(movers, holes, columns)
         self.running = running.take(left) if left else None
         return left

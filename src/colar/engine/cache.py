@@ -172,6 +172,8 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def wipe(self, slots: list[int]) -> None:
         """Forget what failed requests left: a NaN goes through any mask."""
+        if not slots:
+            return
         for layer in self._filled():
             layer.keys[slots] = 0
             layer.values[slots] = 0

@@ -66,7 +66,7 @@ class CompiledHidden:
         # A graph that allocates the cache would be of use only once.
         if not cache.filled:
             self._fill(embeds_NTD, position_NT, cache)
-        with _packed(self.lm):
+        with packed_heads(self.lm):
             if kind not in self.compiled:
                 self.compiled.add(kind)
                 return self._compile(kind, embeds_NTD, mask, position_NT, cache)
@@ -108,8 +108,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend as SDPA does, with less copying: query heads that share a key head become queries of that head.
 
-    transformers does the same in a plain step, but copies keys and values for each query head in a compiled one.
-    Returns (N, T, heads, d), and no attention weights.
+    transformers does the same in a plain step on a CPU, but copies keys and values for each query head in a compiled
+    one. Its older versions do so in all steps on a GPU, where SDPA's own `enable_gqa` does, too: its kernels for a mask
+    have no such heads. Returns (N, T, heads, d), and no attention weights.
     """
     #     query   (N, 6 heads, T, d)   ->   (N, 2 heads, 3 T, d)
     #     key     (N, 2 heads, C, d)        as it is, and the values too
@@ -129,7 +130,7 @@ ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
 
 
 @contextlib.contextmanager
-def _packed(lm: LatentLM) -> Iterator[None]:
+def packed_heads(lm: LatentLM) -> Iterator[None]:
     """Put `packed_attention` in the place of sdpa inside the block."""
     config = lm.config
     before = config._attn_implementation

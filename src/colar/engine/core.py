@@ -163,7 +163,8 @@ class EngineCore:
         halfway = time.perf_counter()
         chosen.running.charge(halfway - started)
         # Until they are released nothing has changed, and memory may run out.
-        left = self.batch.release(chosen.running, chosen.ended)
+        broken = [i for i, ending in chosen.ended.items() if ending.reason == "error"]
+        left = self.batch.release(chosen.running, chosen.ended, broken)
         self._events += chosen.events
         self._finish(chosen.running, chosen.ended)
         # Rows move only where some have ended.

@@ -43,7 +43,8 @@ class Engine:
     `max_waiting` bounds the queue (None: no bound). Rows that run wait for at most `prefill_chunk` positions of
     questions before their next step. With `compile` forwards are compiled when they are first taken, which lasts a
     minute or two (less when it was done before), and bfloat16 weights on a CPU are kept twice, the second time as
-    its matrix units read them; it pays from some thousand steps on, results/bench-generate has figures.
+    its matrix units read them; it pays from some thousand steps on, results/bench-generate has figures. With
+    `cuda_graphs` steps are recorded as CUDA graphs (`graphs.py`): no GPU has run that, and a CPU gains nothing by it.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose
     attention the engine does not know.
     """
@@ -57,10 +58,13 @@ class Engine:
         max_waiting: int | None = None,
         compile: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
+        cuda_graphs: bool = False,
     ) -> None:
+        if compile and cuda_graphs:
+            raise ValueError("an engine has compile or cuda_graphs, not both")
         checks.check_number("prefill_chunk", prefill_chunk, 1, whole=True)
-        self.scheduler = Scheduler(max_batch, token_budget, max_waiting, spare=compile)
-        runner = Runner(lm, compile, max_batch)
+        self.scheduler = Scheduler(max_batch, token_budget, max_waiting, spare=compile, filled=cuda_graphs)
+        runner = Runner(lm, compile, max_batch, cuda_graphs)
         self.lm = runner.lm
         self.method = method
         self.core = EngineCore(runner, method, self.scheduler, prefill_chunk)

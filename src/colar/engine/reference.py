@@ -23,6 +23,7 @@ from torch import Tensor
 from colar.engine.request import Completion, Event, Request, fold, prompt_ids
 from colar.methods.base import Method, ThinkState, param_columns
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 from colar.ops.sampling import sample_tokens, token_logps
 
 
@@ -82,7 +83,7 @@ def look(lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tens
     """Run the model over all that was fed: the state of a batch of one row, `step` embeddings after the question."""
 
     def real(value: float) -> Tensor:
-        return torch.tensor([value], device=lm.device, dtype=torch.float64)
+        return torch.tensor([value], device=lm.device, dtype=devices.widest(lm.device))
 
     def whole(value: int) -> Tensor:
         return torch.tensor([value], device=lm.device)
@@ -92,7 +93,7 @@ def look(lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tens
     return ThinkState(
         hidden=lm.hidden(fed_1TD)[:, -1],
         step=whole(step),
-        params={name: column.to(lm.device) for name, column in params.items()},
+        params={name: devices.send(column, lm.device) for name, column in params.items()},
         temperature=real(decoding.temperature),
         top_p=real(decoding.top_p),
         latent_temperature=real(decoding.latent_temperature),
@@ -100,4 +101,5 @@ def look(lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tens
         sample=whole(request.sample),
         make_logits=lm.logits,
         begun=begun,
+        asked=[request],
     )

@@ -12,30 +12,37 @@ Shape suffixes: N rows, T positions, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from colar.engine.cache import SlotCache
-from colar.engine.compiled import CompiledHidden
+from colar.engine.compiled import CompiledHidden, packed_heads
+from colar.engine.graphs import GraphedHidden, columns_of
 from colar.engine.packed import can_pack, packed_copy, refresh
+from colar.engine.shapes import filled_up
 from colar.model.latent_lm import LatentLM
 
 
 class Runner:
-    """A model, its cache and its forward, compiled or not."""
+    """A model, its cache and its forward: as it is, compiled, or recorded as CUDA graphs."""
 
-    def __init__(self, lm: LatentLM, compile: bool, max_batch: int) -> None:
+    def __init__(self, lm: LatentLM, compile: bool, max_batch: int, cuda_graphs: bool = False) -> None:
         self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
         self.cache = SlotCache(self.lm.causal_lm)
         self.hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
+        self.graphs = GraphedHidden(self.lm) if cuda_graphs else None
+        self.max_batch = max_batch
         # A compiled step of one row would be a graph of its own: a row that is alone runs beside a copy of itself.
         self.never_alone = compile and max_batch > 1
 
     def refresh(self) -> None:
         """Follow weights that were trained since the last requests."""
         refresh(self.lm)
+        if self.graphs is not None:
+            self.graphs.refresh()
 
     def read(self, questions: Sequence[Sequence[int]], slot: int, start: int, length: int) -> Tensor:
         """Feed `length` columns of the questions from column `start` on, into slots from `slot` on.
@@ -68,16 +75,26 @@ class Runner:
         hidden_ND: Tensor = hidden_NTD[row_N, last_N]
         return hidden_ND
 
-    def feed(self, embeds_ND: Tensor, position_N: Tensor, slot: int = 0) -> Tensor:
-        """Feed each row's embedding at its own column, slots from `slot` on. Returns their hidden states, (N, D)."""
+    def feed(self, embeds_ND: Tensor, position_N: Tensor, span: int, slot: int = 0) -> Tensor:
+        """Feed each row's embedding at its own column, below `span`, slots from `slot` on.
+
+        Returns their hidden states, (N, D).
+        """
         n = len(embeds_ND)
-        span = int(position_N.max()) + 1
-        copies = 0
-        if self.never_alone and n == 1:
-            embeds_ND = embeds_ND.repeat(2, 1)
-            position_N = position_N.repeat(2)
-            copies = 1
+        forward: Callable[..., Tensor] = self.hidden
+        total = max(n, 2) if self.never_alone else n
+        if self.graphs is not None and slot == 0:
+            forward = self.graphs
+            total = filled_up(n, self.max_batch)
+            span = columns_of(span, self.cache.shape.columns)
+        copies = total - n
+        if copies:
+            embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])
+            position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies, slot)
-        hidden_N1D = self.hidden(embeds_ND[:, None], mask, position_N[:, None], self.cache)
+        # On a CPU transformers itself does without copies of keys and values.
+        own = packed_heads(self.lm) if embeds_ND.device.type != "cpu" else contextlib.nullcontext()
+        with own:
+            hidden_N1D = forward(embeds_ND[:, None], mask, position_N[:, None], self.cache)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND

@@ -2,11 +2,13 @@
 
     slot of the cache      0        1        2
     entries                r7       r3       r9         the requests
-    thinking_N             True     False    True       r3 answers
-    step_N                 2        9        0          embeddings fed since the question
+    thinks                 True     False    True       r3 answers
+    step_N, steps          2        9        0          embeddings fed since the question
     position_N             14       31       11         column of the cache that is fed next
 
 Index i of every column belongs to slot i of the cache: when a row moves to another slot, its columns move along.
+
+Tensors are what the device computes with. What Python decides by is in lists: to look at a tensor is to wait for a GPU.
 
 Shape suffixes: N rows, D width, V vocabulary.
 """
@@ -26,6 +28,7 @@ from colar.engine.scheduler import Queued
 from colar.methods.base import Method, ThinkState, param_columns
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 
 
 @dataclass
@@ -39,23 +42,24 @@ class Running:
     """The hidden state after the question: another sample of it starts there."""
     position_N: Tensor
     """The column of the cache that is fed next, which is the position too."""
-    thinking_N: Tensor
-    """Whether the row thinks; it answers otherwise."""
     step_N: Tensor
     """Embeddings fed since the question. While a row thinks, these are its thoughts."""
-    n_tokens_N: Tensor
-    """Tokens of the answer that have been chosen."""
     seed_N: Tensor
     sample_N: Tensor
     temperature_N: Tensor
     top_p_N: Tensor
     latent_temperature_N: Tensor
     max_latents_N: Tensor
-    max_completion_length_N: Tensor
     params: dict[str, Tensor]
     """The requests' params, a column (N,) for each field."""
     begun: dict[str, Tensor]
     """The method's own columns (N, ...), made by its `begin`."""
+    thinks: list[bool]
+    """Whether the row thinks; it answers otherwise."""
+    steps: list[int]
+    """`step_N`, in Python."""
+    n_tokens: list[int]
+    """Tokens of the answer that have been chosen."""
     seconds: list[float]
     """Share of wall-clock time until now."""
     cut: list[bool]
@@ -81,7 +85,7 @@ class Running:
             return torch.tensor(values, device=device, dtype=torch.int64)
 
         def real(values: list[float]) -> Tensor:
-            return torch.tensor(values, device=device, dtype=torch.float64)
+            return torch.tensor(values, device=device, dtype=devices.widest(device))
 
         # Limits and temperatures become columns once, here: a step does arithmetic on tensors.
         n = len(requests)
@@ -90,18 +94,18 @@ class Running:
             hidden_ND=hidden_ND,
             first_ND=hidden_ND,
             position_N=whole([len(entry.ids) for entry in entries]),
-            thinking_N=torch.ones(n, device=device, dtype=torch.bool),
             step_N=whole([0] * n),
-            n_tokens_N=whole([0] * n),
             seed_N=whole([request.seed for request in requests]),
             sample_N=whole([request.sample for request in requests]),
             temperature_N=real([decoding.temperature for decoding in decodings]),
             top_p_N=real([decoding.top_p for decoding in decodings]),
             latent_temperature_N=real([decoding.latent_temperature for decoding in decodings]),
             max_latents_N=whole([decoding.max_latents for decoding in decodings]),
-            max_completion_length_N=whole([decoding.max_completion_length for decoding in decodings]),
-            params={name: column.to(device) for name, column in params.items()},
+            params={name: devices.send(column, device) for name, column in params.items()},
             begun=begun,
+            thinks=[True] * n,
+            steps=[0] * n,
+            n_tokens=[0] * n,
             seconds=list(seconds),
             cut=[False] * n,
             said=[0] * n,
@@ -112,7 +116,7 @@ class Running:
 
     def take(self, rows: list[int]) -> Running:
         """Only these rows, in this order."""
-        rows_N = torch.tensor(rows, device=self.hidden_ND.device, dtype=torch.int64)
+        rows_N = devices.numbers(rows, self.hidden_ND.device)
         # A loop over all fields: one that is added cannot be forgotten here, which would mix up requests.
         taken: dict[str, Any] = {}
         for name, column in vars(self).items():
@@ -141,6 +145,8 @@ class Running:
         """The same rows, for a step that may fail: it may change the lists, and give columns a new tensor."""
         # A copy without a look at each field, as `replace` takes it: this is done in every step.
         draft = copy.copy(self)
+        draft.thinks = list(self.thinks)
+        draft.n_tokens = list(self.n_tokens)
         draft.cut = list(self.cut)
         draft.said = list(self.said)
         return draft
@@ -152,6 +158,17 @@ class Running:
             return entry
         return dataclasses.replace(entry, said=self.said[i], alone=0)
 
+    def position(self, i: int) -> int:
+        """`position_N` of a row, in Python."""
+        return len(self.entries[i].ids) + self.steps[i]
+
+    def fed(self, hidden_ND: Tensor) -> None:
+        """Note that each row was fed its next embedding, and what came out."""
+        self.hidden_ND = hidden_ND
+        self.position_N = self.position_N + 1
+        self.step_N = self.step_N + 1
+        self.steps = [step + 1 for step in self.steps]
+
     def charge(self, seconds: float) -> None:
         """Divide the time of a step between the rows that ran in it."""
         share = seconds / len(self)
@@ -159,13 +176,15 @@ class Running:
 
     def think_state(
         self,
+        rows: Sequence[int],
         rows_B: Tensor,
+        hidden_ND: Tensor,
         logits: Callable[[Tensor], Tensor],
         head_rows: Callable[[tuple[int, ...]], HeadRows],
     ) -> ThinkState:
-        """Some of the rows as a method sees them."""
+        """Some of the rows, in Python and on the device, as a method sees them; `hidden_ND` is that of all rows."""
         return ThinkState(
-            hidden=self.hidden_ND[rows_B],
+            hidden=hidden_ND[rows_B],
             step=self.step_N[rows_B],
             params={name: column[rows_B] for name, column in self.params.items()},
             temperature=self.temperature_N[rows_B],
@@ -177,6 +196,7 @@ class Running:
             begun={name: column[rows_B] for name, column in self.begun.items()},
             wants_info=any(entry.request.keep_latents for entry in self.entries),
             make_head_rows=head_rows,
+            asked=[self.entries[i].request for i in rows],
         )
 
 

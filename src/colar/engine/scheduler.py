@@ -60,7 +60,12 @@ class Scheduler:
     """The queue of an engine with `slots` slots and `budget` positions in all (None: no limit but the slots)."""
 
     def __init__(
-        self, slots: int, budget: int | None = None, max_waiting: int | None = None, spare: bool = False
+        self,
+        slots: int,
+        budget: int | None = None,
+        max_waiting: int | None = None,
+        spare: bool = False,
+        filled: bool = False,
     ) -> None:
         # Named as the engine's arguments are: these are what a user gave.
         limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
@@ -69,7 +74,7 @@ class Scheduler:
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting
-        self.shapes = Shapes(slots, spare)
+        self.shapes = Shapes(slots, spare, filled)
         self.squeezed: int | None = None
         """The budget while memory is short."""
         self.calm = 0

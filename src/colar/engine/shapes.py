@@ -41,14 +41,18 @@ class Shapes:
     """Chooses shapes for `rows` rows that may come to need `widest` positions, at most `max_batch` of them.
 
     A compiled step needs spare room: a slice that reads all slots or all columns would be a case of its own to it, and
-    a row that is alone runs beside a copy, which writes into a slot that nobody reads.
+    a row that is alone runs beside a copy, which writes into a slot that nobody reads. With `filled` rows are filled up
+    to a power of 2 with such copies.
     """
 
     max_batch: int
     spare: bool = False
+    filled: bool = False
 
     def least(self, rows: int, widest: int) -> Shape:
         """The smallest one."""
+        if self.filled:
+            return Shape(filled_up(rows, self.max_batch) + 1, round_up(widest))
         if self.spare:
             return Shape(max(rows, 2) + 1, round_up(widest) + ROUND_TO)
         return Shape(rows, round_up(widest))
@@ -74,6 +78,11 @@ class Shapes:
             if limit is None or shape.positions <= limit:
                 return shape
         return least
+
+
+def filled_up(rows: int, most: int) -> int:
+    """The next power of 2, at most `most`."""
+    return min(most, 1 << (rows - 1).bit_length())
 
 
 def round_up(columns: int) -> int:

@@ -6,6 +6,8 @@
     2   answers    a1          the token's embedding
     3   answers    EOS         nothing                       stop
 
+All of it is asked of the device, and then looked at once: a GPU would wait at each look.
+
 Nothing is changed: what was chosen is a result of its own, with the rows as they are after it. A step that raises can
 be taken again.
 
@@ -23,10 +25,10 @@ from torch import Tensor
 from colar.engine.failures import apart
 from colar.engine.request import Event
 from colar.engine.running import Running
-from colar.methods.base import Method, Thought
+from colar.methods.base import Method, ThinkState, Thought, known_decoding
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
-from colar.ops import noise
+from colar.ops import devices, noise
 from colar.ops.sampling import sample_tokens, token_logps, top_logps
 
 
@@ -92,60 +94,113 @@ def choose_apart(lm: LatentLM, method: Method, running: Running, kept: KeptRows)
 def choose(lm: LatentLM, method: Method, running: Running, kept: KeptRows) -> Chosen:
     """Choose the next embedding of every row."""
     running = running.draft()
-    chosen = Chosen(running, torch.zeros_like(running.hidden_ND))
+    device = running.hidden_ND.device
+    embeds_ND = torch.zeros_like(running.hidden_ND)
+    chosen = Chosen(running, embeds_ND)
 
-    # Nothing can be thought or sampled from a NaN: such a row ends, and the others never see it.
-    broken_N = ~torch.isfinite(running.hidden_ND).all(-1)
-    for i in broken_N.nonzero()[:, 0].tolist():
-        chosen.ended[i] = Ending("error")
+    # Nothing can be thought or sampled from a NaN. Such a row ends; until Python knows of it, zeros stand in its place.
+    finite_N = torch.isfinite(running.hidden_ND).all(-1)
+    hidden_ND = torch.where(finite_N[:, None], running.hidden_ND, 0)
+    thinking = [i for i, thinks in enumerate(running.thinks) if thinks]
+    answering = [i for i, thinks in enumerate(running.thinks) if not thinks]
+    logits = Logits(lm, hidden_ND, both=bool(thinking and answering))
 
-    thinking_B = (running.thinking_N & ~broken_N).nonzero()[:, 0]
-    answering_B = (~running.thinking_N & ~broken_N).nonzero()[:, 0]
-    both = len(thinking_B) > 0 and len(answering_B) > 0
-    logits = Logits(lm, running.hidden_ND, both)
-    if len(thinking_B):
-        chosen.embeds_ND[thinking_B] = _think(method, chosen, thinking_B, logits, kept)
-    if len(answering_B):
-        chosen.embeds_ND[answering_B] = _answer(chosen, answering_B, logits)
+    # What Python wants to know of each row: is it finite, is its thinking done, which token.
+    told_3N = torch.zeros(3, len(running), dtype=torch.int64, device=device)
+    told_3N[0] = finite_N
+    thoughts: Thought | None = None
+    logps_B: Tensor | None = None
+    tops: dict[int, dict[str, Tensor]] = {}
+    if thinking:
+        rows_B = devices.numbers(thinking, device)
+        state = running.think_state(thinking, rows_B, hidden_ND, lambda _: logits(rows_B), kept)
+        thoughts, done_B = _think(method, running, rows_B, state, lm, embeds_ND)
+        told_3N[1:, rows_B] = torch.stack([done_B.long(), thoughts.token_ids])
+    if answering:
+        rows_B = devices.numbers(answering, device)
+        ids_B, logps_B, tops = _answer(running, answering, rows_B, logits, embeds_ND)
+        told_3N[2, rows_B] = ids_B
+
+    # The one look.
+    finite, done, token_ids = told_3N.tolist()
+    for i in range(len(running)):
+        if not finite[i]:
+            chosen.ended[i] = Ending("error")
+    if thoughts is not None:
+        _say_thoughts(chosen, thinking, thoughts, done, token_ids)
+    _say_tokens(chosen, answering, logps_B, tops, token_ids, lm.template.eos_id)
     return chosen
 
 
-def _think(method: Method, chosen: Chosen, rows_B: Tensor, logits: Logits, kept: KeptRows) -> Tensor:
-    """Let these rows think one step, (B, D): those that are done, or at their limit, feed the separator."""
-    lm = logits.lm
-    running = chosen.running
-    state = running.think_state(rows_B, lambda _: logits(rows_B), kept)
+def _think(
+    method: Method, running: Running, rows_B: Tensor, state: ThinkState, lm: LatentLM, embeds_ND: Tensor
+) -> tuple[Thought, Tensor]:
+    """Let these rows think one step; those that are done, or at their limit, feed the separator.
+
+    Writes what they feed into `embeds_ND`. Returns the thoughts, and which rows are done, (B,).
+    """
     # While a row thinks, each of its steps has fed one thought. The method is asked for rows at their limit too:
     # its thought for them is dropped.
     cut_B = running.step_N[rows_B] >= running.max_latents_N[rows_B]
     thought = method.think(lm, state)
     done_B = thought.done | cut_B
-    running.thinking_N = running.thinking_N.index_copy(0, rows_B, ~done_B)
+    # Filled on the device: nothing is sent.
+    separator_1D = lm.embed(rows_B.new_full((1,), lm.template.separator_id))
+    dtype = embeds_ND.dtype
+    embeds_ND[rows_B] = torch.where(done_B[:, None], separator_1D.to(dtype), thought.embeds.to(dtype))
+    return thought, done_B
 
-    separator_D = lm.embed(torch.tensor(lm.template.separator_id, device=rows_B.device))
-    dtype = running.hidden_ND.dtype
-    embeds_BD = torch.where(done_B[:, None], separator_D.to(dtype), thought.embeds.to(dtype))
 
-    # One transfer for each column: rows are told apart in Python from here on.
-    done, cut, token_ids = done_B.tolist(), cut_B.tolist(), thought.token_ids.tolist()
-    for j, i in enumerate(rows_B.tolist()):
+def _answer(
+    running: Running, rows: list[int], rows_B: Tensor, logits: Logits, embeds_ND: Tensor
+) -> tuple[Tensor, Tensor | None, dict[int, dict[str, Tensor]]]:
+    """Let these rows choose an answer token, (B,), and write what they feed into `embeds_ND`.
+
+    Returns the tokens, and where a request keeps them: their log-probs, and the likeliest tokens of rows that ask.
+    """
+    lm = logits.lm
+    logits_BV = logits(rows_B)
+    temperature_B = running.temperature_N[rows_B]
+    # A draw is a function of (seed, sample, step): batch mates change nothing.
+    keys_B = noise.keys(running.seed_N[rows_B], running.sample_N[rows_B], running.step_N[rows_B], noise.TOKEN)
+    uniform_B = noise.uniform(keys_B, 1)[:, 0]
+    requests = [running.entries[i].request for i in rows]
+    known = known_decoding(requests)
+    ids_B = sample_tokens(logits_BV, temperature_B, running.top_p_N[rows_B], uniform_B, known)
+    embeds_ND[rows_B] = lm.embed(ids_B).to(embeds_ND.dtype)
+    # Over the whole vocabulary: only where somebody asked for it.
+    if not any(request.keep_latents for request in requests):
+        return ids_B, None, {}
+    tops = _tops([request.top_logprobs for request in requests], logits_BV, temperature_B)
+    return ids_B, token_logps(logits_BV, temperature_B, ids_B), tops
+
+
+def _say_thoughts(
+    chosen: Chosen, rows: list[int], thought: Thought, done: list[int], token_ids: list[int]
+) -> None:
+    """Note what rows have thought, and which of them think no more. `done` and `token_ids` are those of all rows."""
+    running = chosen.running
+    for j, i in enumerate(rows):
+        if i in chosen.ended:
+            continue
         entry = running.entries[i]
         keeps = entry.request.keep_latents
-        if cut[j]:
+        cut = running.steps[i] >= entry.request.decoding.max_latents
+        running.thinks[i] = not done[i]
+        if cut:
             running.cut[i] = True
-        elif done[j] and keeps:
+        elif done[i] and keeps:
             chosen.say(i, Event(entry.request, "stop", info=_info(thought, j), number=entry.number))
-        elif not done[j]:
+        elif not done[i]:
             event = Event(
                 entry.request,
                 "thought",
-                token_ids[j],
+                token_ids[i],
                 embed=thought.embeds[j] if keeps else None,
                 info=_info(thought, j) if keeps else {},
                 number=entry.number,
             )
             chosen.say(i, event)
-    return embeds_BD
 
 
 def _info(thought: Thought, j: int) -> dict[str, Tensor]:
@@ -153,40 +208,29 @@ def _info(thought: Thought, j: int) -> dict[str, Tensor]:
     return {name: column[j] for name, column in thought.info.items()}
 
 
-def _answer(chosen: Chosen, rows_B: Tensor, logits: Logits) -> Tensor:
-    """Let these rows choose an answer token, (B, D): EOS or the limit ends them."""
-    lm = logits.lm
+def _say_tokens(
+    chosen: Chosen,
+    rows: list[int],
+    logps_B: Tensor | None,
+    tops: dict[int, dict[str, Tensor]],
+    token_ids: list[int],
+    eos_id: int,
+) -> None:
+    """Note the answer tokens of rows: EOS or the limit ends them. `token_ids` are those of all rows."""
     running = chosen.running
-    logits_BV = logits(rows_B)
-    temperature_B = running.temperature_N[rows_B]
-    # A draw is a function of (seed, sample, step): batch mates change nothing.
-    keys_B = noise.keys(running.seed_N[rows_B], running.sample_N[rows_B], running.step_N[rows_B], noise.TOKEN)
-    uniform_B = noise.uniform(keys_B, 1)[:, 0]
-    ids_B = sample_tokens(logits_BV, temperature_B, running.top_p_N[rows_B], uniform_B)
-    n_tokens_B = running.n_tokens_N[rows_B] + 1
-    running.n_tokens_N = running.n_tokens_N.index_copy(0, rows_B, n_tokens_B)
-    full_B = n_tokens_B >= running.max_completion_length_N[rows_B]
-
-    # Over the whole vocabulary: only where somebody asked for it.
-    rows = rows_B.tolist()
-    logps_B: Tensor | None = None
-    tops: dict[int, dict[str, Tensor]] = {}
-    if any(running.entries[i].request.keep_latents for i in rows):
-        logps_B = token_logps(logits_BV, temperature_B, ids_B)
-        tops = _tops([running.entries[i].request.top_logprobs for i in rows], logits_BV, temperature_B)
-
-    token_ids, full = ids_B.tolist(), full_B.tolist()
     for j, i in enumerate(rows):
+        if i in chosen.ended:
+            continue
         entry = running.entries[i]
+        running.n_tokens[i] += 1
         info: dict[str, Tensor] = {}
         if logps_B is not None and entry.request.keep_latents:
             info = {"logp": logps_B[j], **tops.get(j, {})}
-        chosen.say(i, Event(entry.request, "token", token_ids[j], info=info, number=entry.number))
-        if token_ids[j] == lm.template.eos_id:
+        chosen.say(i, Event(entry.request, "token", token_ids[i], info=info, number=entry.number))
+        if token_ids[i] == eos_id:
             chosen.ended[i] = Ending("stop")
-        elif full[j]:
+        elif running.n_tokens[i] >= entry.request.decoding.max_completion_length:
             chosen.ended[i] = Ending("length")
-    return lm.embed(ids_B).to(running.hidden_ND.dtype)
 
 
 def _tops(asked: list[int], logits_BV: Tensor, temperature_B: Tensor) -> dict[int, dict[str, Tensor]]:

@@ -41,10 +41,14 @@ class Limits:
     """Requests that run at once."""
     compile: bool = False
     """Compile the decode step: takes a minute, and pays off after some thousand steps."""
+    cuda_graphs: bool = False
+    """Record decode steps as CUDA graphs; not with compile. No GPU has run it yet."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
+        if self.compile and self.cuda_graphs:
+            raise ValueError("compile and cuda_graphs exclude each other: set one of them")
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,9 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
     unanswered: defaultdict[Request, deque[Question]] = defaultdict(deque)
     for question in questions:
         unanswered[question.request].append(question)
-    engine = Engine(model.lm, model.method, limits.batch_size, compile=limits.compile)
+    engine = Engine(
+        model.lm, model.method, limits.batch_size, compile=limits.compile, cuda_graphs=limits.cuda_graphs
+    )
     events = engine.stream([question.request for question in questions])
     for completion in fold(model.lm, events):
         question = unanswered[completion.request].popleft()

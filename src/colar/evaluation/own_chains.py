@@ -64,7 +64,7 @@ def write(
     missing = {example.id: example for example in examples if example.id not in done}
     requests = [_request(method, example, decoding, limits, seed) for example in missing.values()]
 
-    engine = Engine(lm, method, limits.batch_size, compile=limits.compile)
+    engine = Engine(lm, method, limits.batch_size, compile=limits.compile, cuda_graphs=limits.cuda_graphs)
     with files.append_jsonl(path) as append, progress.bar("chains", len(requests)) as bar:
         for completion in fold(lm, engine.stream(requests)):
             append(_attempt(lm.template, completion, missing[completion.request.id]))

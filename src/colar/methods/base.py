@@ -117,6 +117,23 @@ class Batch:
         return cls(**segments, params=params)
 
 
+class Asked(Protocol):
+    """The fields of a request that a method may read; `engine.request.Request` has them."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def decoding(self) -> Any: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sample(self) -> int: ...
+
+
 @dataclass
 class ThinkState:
     """One thinking step of all requests that still think, a row each.
@@ -141,6 +158,8 @@ class ThinkState:
     """Whether anybody looks at `Thought.info`: a method may leave out what is costly to say."""
     make_head_rows: Callable[[tuple[int, ...]], HeadRows] | None = None
     """The model's `head_rows` where an engine keeps them from step to step; None where nobody does."""
+    asked: Sequence[Asked] | None = None
+    """The rows' requests: what Python decides by need not be looked up on the device."""
 
     @cached_property
     def _logits(self) -> Tensor:
@@ -149,6 +168,23 @@ class ThinkState:
     def logits(self) -> Tensor:
         """LM head at `hidden`, (B, V) float32; computed when first asked for."""
         return self._logits
+
+    def known(self, name: str) -> Tensor:
+        """A request's temperature, top_p, latent_temperature or one of its params, on the CPU, float64 (B,).
+
+        A method that branches by such a column asks here: to look at a GPU's tensor is to wait for the GPU.
+        """
+        column = self.params[name] if name in self.params else getattr(self, name)
+        if column.device.type == "cpu" or self.asked is None:
+            return column.cpu()
+        if name in self.params:
+            return param_columns([request.params for request in self.asked])[name]
+        values = [getattr(request.decoding, name) for request in self.asked]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def known_decoding(self) -> tuple[Tensor, Tensor]:
+        """Temperature and top_p on the CPU, for `sample_tokens`."""
+        return self.known("temperature"), self.known("top_p")
 
     def uniform(self, stream: int = noise.TOKEN, n: int = 1) -> Tensor:
         """Numbers in [0, 1), float64: the n-th of this step's stream for each row, (B,)."""
@@ -170,21 +206,6 @@ class Thought:
     done: Tensor
     token_ids: Tensor
     info: dict[str, Tensor] = field(default_factory=dict)
-
-
-class Asked(Protocol):
-    """The fields of a request that a method may read; `engine.request.Request` has them."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def question(self) -> str: ...
-    @property
-    def params(self) -> Any: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def sample(self) -> int: ...
 
 
 class Method(ABC):
@@ -228,6 +249,11 @@ class Method(ABC):
     def prompt(self, params: Any) -> str:
         """The text of the template's speed slot, in training and at inference alike."""
         return ""
+
+    @property
+    def unrolled(self) -> bool:
+        """Whether its loss feeds the model several times, the later times with what came out before."""
+        return False
 
     def stage(self, epoch: float) -> int:
         """The curriculum's stage at a (fractional) epoch."""
@@ -310,6 +336,13 @@ def encode_row(template: Template, example: Example, params: Any, prompt: str, s
         )
     except ValueError as error:
         raise ValueError(f"{example.id}: {error}") from error
+
+
+def known_decoding(requests: Sequence[Asked]) -> tuple[Tensor, Tensor]:
+    """Temperature and top_p of requests on the CPU, float64 (B,), for `sample_tokens`."""
+    temperatures = [request.decoding.temperature for request in requests]
+    top_ps = [request.decoding.top_p for request in requests]
+    return torch.tensor(temperatures, dtype=torch.float64), torch.tensor(top_ps, dtype=torch.float64)
 
 
 def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:

@@ -70,6 +70,10 @@ class Coconut(base.Method):
     Config: ClassVar[type] = CoconutConfig
     latent: ClassVar[bool] = True
 
+    @property
+    def unrolled(self) -> bool:
+        return True
+
     def stage(self, epoch: float) -> int:
         """0 while plain CoT is trained, then 1 .. n_stages, and n_stages + 1 to the end."""
         since = epoch - self.config.cot_epochs

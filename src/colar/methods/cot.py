@@ -63,7 +63,8 @@ class Cot(base.Method):
         return {"ce": losses.token_loss(lm, hidden_BND, labels_BN, mask_BN)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform())
+        known = state.known_decoding()
+        ids_B = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform(), known)
         info = {}
         if state.wants_info:
             info["logp"] = token_logps(state.logits(), state.temperature, ids_B)

@@ -86,6 +86,10 @@ class Distill(base.Method):
     Config: ClassVar[type] = DistillConfig
     latent: ClassVar[bool] = True
 
+    @property
+    def unrolled(self) -> bool:
+        return True
+
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return {"projection": Projection(lm.width)} if self.config.projection else {}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from colar.methods import registry
 from colar.methods.base import Method
@@ -21,11 +21,18 @@ from colar.model import added_rows, backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
 
 
-def save(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
-    """Write model and method as a checkpoint folder."""
+def save(
+    lm: LatentLM,
+    method: Method,
+    folder: str | Path,
+    run: dict[str, Any],
+    card: str,
+    gathered: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write model and method as a checkpoint folder; `gathered` as for `checkpoint.save_weights`."""
     config = json.loads(json.dumps(dataclasses.asdict(method.config)))
     saved = {"name": method.name, "config": config}
-    return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only)
+    return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
 
 
 def load(

@@ -53,15 +53,16 @@ def save(
     run: dict[str, Any],
     card: str,
     leave_out: Collection[str] = (),
+    gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write `lm` as a checkpoint folder, replacing what was there. Returns the folder.
 
     `method` is {"name", "config"}, kept as it is; `run` says how it was trained (JSON); `card` is README.md. The
-    method's modules named in `leave_out` are not written.
+    method's modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share.
     """
     folder = Path(folder)
     with files.replace_folder(folder) as partial:
-        save_weights(lm, partial, leave_out)
+        save_weights(lm, partial, leave_out, gathered)
         lm.tokenizer.save_pretrained(partial)
         files.write_json(partial / "template.json", lm.template.to_json())
         files.write_text(partial / "README.md", card)
@@ -78,25 +79,40 @@ def save(
     return folder
 
 
-def save_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
+def save_weights(
+    lm: LatentLM,
+    folder: Path,
+    leave_out: Collection[str] = (),
+    gathered: dict[str, Tensor] | None = None,
+) -> None:
     """Write the trained weights: the adapter, or all weights once (tied ones not twice), and the modules.
 
-    Modules named in `leave_out` are not written.
+    Modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share of each, by
+    the names of its state dict (`sharded.py`).
     """
+    weights = None if gathered is None else _under("lm.", gathered)
     if isinstance(lm.lm, PeftModel):
         # peft would write the path at which this machine keeps the backbone.
         for config in lm.lm.peft_config.values():
             config.base_model_name_or_path = backbones.HUB_IDS.get(lm.name, lm.name)
-        lm.lm.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
+        lm.lm.save_pretrained(
+            str(folder), safe_serialization=True, save_embedding_layers=False, state_dict=weights
+        )
     else:
-        lm.causal_lm.save_pretrained(folder)
+        lm.causal_lm.save_pretrained(folder, state_dict=weights)
     state = {}
-    for key, value in lm.extra.state_dict().items():
+    modules = lm.extra.state_dict() if gathered is None else _under("extra.", gathered)
+    for key, value in modules.items():
         module_name = key.split(".")[0]
         if module_name not in leave_out:
             state[key] = value.contiguous()
     if state:
         save_file(state, folder / MODULES, metadata={"format": "pt"})
+
+
+def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one part, by their names in it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:

@@ -33,7 +33,7 @@ from colar.checks import check_holds
 from colar.model import added_rows, chunks, masks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
-from colar.ops import trees
+from colar.ops import devices, trees
 from colar.prompts import Template, TemplateConfig
 
 
@@ -263,7 +263,7 @@ class LatentLM(nn.Module):
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
         for start in range(0, rows, 8192):
             ids = torch.arange(start, min(start + 8192, rows), device=self.device)
-            values = self.embed(ids).double()
+            values = devices.precise(self.embed(ids))
             total += values.sum().item()
             squares += values.square().sum().item()
             count += values.numel()

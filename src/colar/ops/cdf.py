@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from colar.ops import devices
+
 BLOCK = 256
 """Tokens that are added up at a time."""
 
@@ -26,10 +28,10 @@ def first_above(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """
     blocks_BNG = split(weights_BV, BLOCK)
     # First the block: `behind` is how far behind its beginning the number lies, as a share of the block's sum.
-    sums_BN = blocks_BNG.sum(-1).double()
+    sums_BN = devices.wide(blocks_BNG.sum(-1))
     block_B, behind_B = _find(sums_BN, uniform_B)
     row_B = torch.arange(len(block_B), device=block_B.device)
-    place_B, _ = _find(blocks_BNG[row_B, block_B].double(), behind_B)
+    place_B, _ = _find(devices.wide(blocks_BNG[row_B, block_B]), behind_B)
     index_B: Tensor = block_B * blocks_BNG.shape[2] + place_B
     return index_B
 
@@ -39,7 +41,7 @@ def _find(weights_BX: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     cdf_BX = weights_BX.cumsum(-1)
     # Below the end, also by rounding: some weight above 0 then ends behind it, and none of 0 is the first to.
     end_B1 = torch.nextafter(cdf_BX[:, -1:], torch.zeros_like(cdf_BX[:, -1:]))
-    at_B1 = torch.minimum(uniform_B.double()[:, None] * cdf_BX[:, -1:], end_B1)
+    at_B1 = torch.minimum(devices.wide(uniform_B)[:, None] * cdf_BX[:, -1:], end_B1)
     # The clamp is for a row of NaN, which has no such index.
     index_B1 = torch.searchsorted(cdf_BX, at_B1, right=True).clamp(max=weights_BX.shape[1] - 1)
     found_B1 = weights_BX.gather(1, index_B1)
@@ -49,7 +51,7 @@ def _find(weights_BX: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
 
 def mass(weights_BV: Tensor) -> Tensor:
     """The sum of each row's weights, (B,) float64, taken in one fixed order."""
-    return split(weights_BV, BLOCK).sum(-1).double().sum(-1)
+    return devices.wide(split(weights_BV, BLOCK).sum(-1)).sum(-1)
 
 
 def split(weights_BV: Tensor, size: int) -> Tensor:

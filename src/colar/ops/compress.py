@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from colar.ops import groups
+from colar.ops import devices, groups
 
 Divisor = Literal["sqrt", "mean"]
 
@@ -92,18 +92,21 @@ def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:
     return one_BKG & real_BKG
 
 
-def lattice(probs_BV: Tensor, c_B: Tensor, choose: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, Tensor]:
+def lattice(
+    probs_BV: Tensor, c_B: Tensor, choose: Callable[[Tensor, int], Tensor], most: int | None = None
+) -> tuple[Tensor, Tensor]:
     """The c tokens that a distribution over a group's tokens stands for: ids (B, G), and which are real (B, G) bool.
 
     The label of a group is a distribution whose masses are multiples of 1/c, so latents lie on a lattice: the sums
     of c embeddings. A token is chosen by `choose(masses (B, V), g)` (argmax, or a draw), 1/c is taken off its mass,
     and this is repeated c times (the method of largest remainders). A probability of 1 is the same token c times.
+    `most` is the largest of the c, where it is known without a look at them.
     """
-    size_B = torch.ceil(c_B.double())
+    size_B = torch.ceil(devices.wide(c_B))
     share_B1 = (1 / size_B[:, None]).to(probs_BV.dtype)
     left_BV = probs_BV.clone()
     ids: list[Tensor] = []
-    for g in range(int(size_B.max())):
+    for g in range(int(size_B.max()) if most is None else most):
         chosen_B = choose(left_BV, g)
         left_BV.scatter_add_(1, chosen_B[:, None], -share_B1)
         left_BV.clamp_(min=0)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from colar.ops import noise
+from colar.ops import devices, noise
 
 PHASES = 2**20
 """Phases are multiples of 1 / PHASES: so close to 1 that k c + u would be rounded up, there is none."""
@@ -36,7 +36,7 @@ def phase(seed_B: Tensor, sample_B: Tensor | int = 0) -> Tensor:
 def most(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
     """The tokens that group number `step` (from 0) has where nothing ends it before: int64, of the arguments' shape."""
     # float64: at float32 a fractional factor would move groups of long chains by a token.
-    c = c.double()
+    c = devices.wide(c)
     return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
 
 
@@ -45,8 +45,8 @@ def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tens
 
     `lengths_B` are the reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
     """
-    c_B = c_B.double()
-    phase_B = torch.as_tensor(phase_B, dtype=torch.float64, device=c_B.device).expand_as(c_B)
+    c_B = devices.wide(c_B)
+    phase_B = torch.as_tensor(phase_B, dtype=c_B.dtype, device=c_B.device).expand_as(c_B)
     n_groups = _most_groups(lengths_B, c_B)
     # Where each group starts; the one behind the last starts at the chain's end, or later.
     step_K1 = torch.arange(n_groups + 1, device=c_B.device)
@@ -91,7 +91,7 @@ def _most_groups(lengths_B: Tensor, c_B: Tensor) -> int:
     """An upper bound of any row's groups: a phase only makes them fewer."""
     if not lengths_B.numel():
         return 0
-    return int(torch.ceil(lengths_B.double() / c_B).max())
+    return int(torch.ceil(devices.wide(lengths_B) / c_B).max())
 
 
 def _used(sizes_BK: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Counter-based random numbers: a draw is a function of (seed, sample, step, stream, index) and of nothing else.
 
-There is no generator state to share: a request gets the same draws whoever its batch mates are, in
-whatever order rows run, after a resume, and on every device. Each counter goes through the finaliser of
-SplitMix64 (Steele, Lea and Flood 2014), in int64 arithmetic that wraps the same way everywhere.
+There is no generator state to share: a request gets the same draws whoever its batch mates are, in whatever order rows
+run, after a resume, and on every device (Apple's mps has them rounded to float32). Each counter goes through the
+finaliser of SplitMix64 (Steele, Lea and Flood 2014), in int64 arithmetic that wraps the same way everywhere.
 
 Shape suffixes: B rows, N draws a row.
 """
@@ -14,6 +14,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from colar.ops import devices
 
 # SplitMix64's constants are unsigned 64-bit numbers; torch has no such type, so each is written as the int64 with
 # the same bits. Sums, products and xors of these agree with the unsigned ones modulo 2^64.
@@ -50,7 +52,15 @@ def keys(seed_B: Tensor, *counters: Tensor | int) -> Tensor:
 
 
 def uniform(key_B: Tensor, n: int) -> Tensor:
-    """(B, n) float64 in [0, 1), 53 bits each."""
+    """(B, n) float64 in [0, 1), 53 bits each; float32 on a device without float64, made on the CPU."""
+    if key_B.device.type in devices.WITHOUT_FLOAT64:
+        # Rounding to float32 could make a 1 of the largest.
+        drawn_BN = _uniform(key_B.cpu(), n).float().clamp(max=1 - 2.0**-24)
+        return drawn_BN.to(key_B.device)
+    return _uniform(key_B, n)
+
+
+def _uniform(key_B: Tensor, n: int) -> Tensor:
     # SplitMix64 itself: draw i is the mix of the state after i steps, and a step adds GOLDEN.
     index_N = torch.arange(1, n + 1, device=key_B.device, dtype=torch.int64)
     bits_BN = _mix(key_B[:, None] + index_N * GOLDEN)
@@ -59,10 +69,16 @@ def uniform(key_B: Tensor, n: int) -> Tensor:
 
 
 def normal(key_B: Tensor, n: int) -> Tensor:
-    """(B, n) float32 standard normals by Box-Muller."""
+    """(B, n) float32 standard normals by Box-Muller, made on the CPU where the device has no float64."""
+    if key_B.device.type in devices.WITHOUT_FLOAT64:
+        return _normal(key_B.cpu(), n).to(key_B.device)
+    return _normal(key_B, n)
+
+
+def _normal(key_B: Tensor, n: int) -> Tensor:
     # Two uniforms make two normals, so an odd n draws one more and drops it.
     half = (n + 1) // 2
-    uniform_BN = uniform(key_B, 2 * half)
+    uniform_BN = _uniform(key_B, 2 * half)
     # log(1 - u) where the textbook has log(u): u may be 0 and is never 1.
     radius = torch.sqrt(-2.0 * torch.log1p(-uniform_BN[:, :half]))
     angle = 2.0 * math.pi * uniform_BN[:, half:]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from colar.ops import cdf
+from colar.ops import cdf, devices
 
 WINDOW = 64
 """Tokens of the window: a trained model's nucleus at p = 0.9 is smaller."""
@@ -64,7 +64,7 @@ def _likeliest(weights_BV: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
     found = candidates.topk(min(window, candidates.shape[1]), sorted=False)
     ids_BW, order_BW = candidate_ids.gather(1, found.indices).sort(-1)
-    return ids_BW, found.values.gather(1, order_BW).double()
+    return ids_BW, devices.wide(found.values.gather(1, order_BW))
 
 
 def kept_mass(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
     likelier_BV = above(weights_BV, smallest_B1)
     # Of the equals at the edge as many as are needed, by their ids. Bools as numbers here too.
     missing_B1 = goal_B[:, None] - cdf.mass(likelier_BV)[:, None]
-    needed_B1 = torch.ceil(missing_B1 / smallest_B1.double()).clamp(min=1).float()
+    needed_B1 = torch.ceil(missing_B1 / devices.wide(smallest_B1)).clamp(min=1).float()
     equal_BV = equal(weights_BV, smallest_B1)
     rank_BV = equal_BV.cumsum(-1)
     needed_BV = torch.le(rank_BV, needed_B1, out=rank_BV)

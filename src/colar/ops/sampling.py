@@ -16,33 +16,45 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from colar.ops import cdf, nucleus
+from colar.ops import cdf, devices, nucleus
 
 BLOCK = 256
 """Tokens that `likeliest` compares at a time."""
 
 
+Known = tuple[Tensor, Tensor]
+"""Temperature and top_p on the CPU, (B,) each."""
+
+
 @torch.no_grad()
-def sample_tokens(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
+def sample_tokens(
+    logits_BV: Tensor,
+    temperature_B: Tensor,
+    top_p_B: Tensor,
+    uniform_B: Tensor,
+    known: Known | None = None,
+) -> Tensor:
     """(B,) int64 ids drawn by `uniform_B` in [0, 1); rows of temperature 0 take the argmax.
 
-    A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn.
+    A row's token is a function of the row alone. One of probability 0, or outside the nucleus, is never drawn. With
+    `known` the device is not looked at, unless rows have a top-p below 1.
     """
-    drawn_B = temperature_B > 0
-    cut_B = drawn_B & (top_p_B < 1)
+    known_temperature_B, known_top_p_B = (temperature_B, top_p_B) if known is None else known
+    drawn_B = known_temperature_B > 0
+    cut_B = drawn_B & (known_top_p_B < 1)
     ways: tuple[tuple[Tensor, Callable[..., Tensor]], ...] = (
         (~drawn_B, lambda logits_XV, *_: likeliest(logits_XV)),
         (drawn_B & ~cut_B, _drawn),
         (cut_B, _drawn_from_nucleus),
     )
-    # One look at the columns: on a GPU each look waits for all that was asked of it before.
+    # One look at the columns, which is free where they are on the CPU.
     counts = torch.stack([rows_B.sum() for rows_B, _ in ways]).tolist()
     ids_B = torch.zeros(len(logits_BV), dtype=torch.int64, device=logits_BV.device)
     for (rows_B, choose), count in zip(ways, counts, strict=True):
         if count == len(logits_BV):
             return choose(logits_BV, temperature_B, uniform_B, top_p_B)
         if count:
-            at = rows_B.nonzero()[:, 0]
+            at = devices.send(rows_B.nonzero()[:, 0], logits_BV.device)
             ids_B[at] = choose(logits_BV[at], temperature_B[at], uniform_B[at], top_p_B[at])
     return ids_B
 
@@ -69,7 +81,12 @@ def likeliest(logits_BV: Tensor) -> Tensor:
 
 @torch.no_grad()
 def is_drawn(
-    token_id: int, logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor
+    token_id: int,
+    logits_BV: Tensor,
+    temperature_B: Tensor,
+    top_p_B: Tensor,
+    uniform_B: Tensor,
+    known: Known | None = None,
 ) -> Tensor:
     """(B,) bool: whether this one token is drawn, at temperatures above 0, where it does not matter which other is.
 
@@ -77,8 +94,10 @@ def is_drawn(
     """
     weights_BV = _weights(logits_BV, temperature_B)
     total_B = cdf.mass(weights_BV)
-    mine_B = weights_BV[:, token_id].double()
+    mine_B = devices.wide(weights_BV[:, token_id])
     drawn_B = uniform_B * total_B < mine_B
+    if known is not None and bool((known[1] >= 1).all()):
+        return drawn_B
     # Below a top-p of 1 the total is the nucleus's mass, which is no less than its goal: most rows are decided by that.
     cut_B = top_p_B < 1
     goal_B = top_p_B * total_B
@@ -121,7 +140,8 @@ def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     total_B = cdf.mass(_weights(logits_BV, scale_B))
     # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
-    behind_BK = logits_BV.gather(1, ids_BK).double() - logits_BV.amax(-1, keepdim=True).double()
+    mine_BK = devices.wide(logits_BV.gather(1, ids_BK))
+    behind_BK = mine_BK - devices.wide(logits_BV.amax(-1, keepdim=True))
     return (behind_BK / scale_B[:, None] - total_B.log()[:, None]).float()
 
 

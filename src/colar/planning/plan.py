@@ -58,13 +58,20 @@ class Lengths:
     answer: float
 
 
-def plan(recipe: Recipe, gpu: str, count: int = 1) -> Estimate:
-    """The table of a recipe on `count` cards. ValueError where its data or its backbone's shapes are not there."""
+Rows = tuple[list[Example], list[Example]]
+"""A recipe's rows to train on and to validate with."""
+
+
+def plan(recipe: Recipe, gpu: str, count: int = 1, rows: Rows | None = None) -> Estimate:
+    """The table of a recipe on `count` cards. ValueError where its data or its backbone's shapes are not there.
+
+    `rows` are the recipe's own, where they are loaded already.
+    """
     card = hardware.find(gpu, count)
     name = backbone_of(recipe)
     shape = shapes.find(name)
     method = build_method(recipe)
-    examples, held_out = load_examples(recipe.data)
+    examples, held_out = load_examples(recipe.data) if rows is None else rows
     template = Template(recipe.template, shapes.tokenizer_of(name, shape))
     lengths = lengths_of(recipe, method, template, examples, count)
 

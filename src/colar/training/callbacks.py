@@ -18,11 +18,10 @@ import math
 import time
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from colar import progress
+from colar import processes, progress
 from colar.methods.base import Method
 from colar.training.batches import Schedule
 
@@ -134,11 +133,9 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         if math.isinf(self.limit):
             return
-        out_of_time = [self.seconds >= self.limit]
-        # Clocks differ between processes, but all must stop at the same step: the main process decides.
-        if args.world_size > 1:
-            broadcast_object_list(out_of_time)
-        if out_of_time[0]:
+        # Clocks differ between processes, but all must stop at the same step: the main process decides. Told on the
+        # CPU: no GPU waits for it.
+        if processes.from_main(lambda: self.seconds >= self.limit):
             # A validation and a checkpoint of the last step: with a longer limit the run resumes from it.
             control.should_training_stop = True
             control.should_evaluate = True

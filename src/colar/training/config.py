@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+import torch
+
 from colar import checks
 
 SCHEDULES = (
@@ -16,6 +18,7 @@ SCHEDULES = (
     "polynomial",
     "inverse_sqrt",
 )
+DEVICES = ("cuda", "mps", "cpu")
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 
 
@@ -59,8 +62,13 @@ class TrainingConfig:
     adam_beta2: float = 0.999
     """Decay of the second moment."""
     # Precision, memory, speed: the course of a run is the same up to rounding.
+    device: str | None = None
+    """cuda | mps | cpu; null: a GPU where CUDA has one, else the CPU. Apple's mps is for LoRA, and untested."""
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast); weights keep their dtype."""
+    fsdp: bool = False
+    """Split weights, gradients and AdamW's moments between the processes (FSDP2): for models that one card does not
+    hold. SFT without validation (data.validation_size 0); docs/parallel.md."""
     compile: bool = False
     """Compile the backbone's layers (torch.compile): half a minute at the start, a fifth less time after."""
     gradient_checkpointing: bool = False
@@ -94,6 +102,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         checks.check_choice("training.lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
         checks.check_choice("training.report_to", self.report_to, TRACKERS)
+        if self.device is not None:
+            checks.check_choice("training.device", self.device, [*DEVICES, "null"])
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "save_total_limit"):
             checks.check_number(f"training.{name}", getattr(self, name), 1, whole=True)
         checks.check_number("training.draws_per_example", self.draws_per_example, 1, whole=True)
@@ -128,14 +138,27 @@ class TrainingConfig:
         steps = self.max_steps
         checks.check_holds("training.max_steps", steps == -1 or steps > 0, steps, "above 0 or -1")
         checks.check_holds("training.adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")
+        if self.fsdp and self.compile:
+            raise ValueError("training.fsdp and training.compile exclude each other: set one of them false")
         # Trainer would ignore the warm-up without a word.
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(
                 "training.warmup_steps has no effect with lr_scheduler_type constant: use constant_with_warmup"
             )
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the run trains on the CPU."""
+        if self.device is None:
+            return not torch.cuda.is_available()
+        return self.device == "cpu"
+
     def check_installed(self) -> None:
-        """ValueError where the tracker of `report_to` is not installed."""
+        """ValueError where the tracker of `report_to` is not installed, or `device` is not there."""
+        if self.device in ("cuda", "mps") and not getattr(torch, self.device).is_available():
+            raise ValueError(
+                f"training.device {self.device} is not there: use cpu, or null for what this machine has"
+            )
         if self.report_to != "none" and importlib.util.find_spec(self.report_to) is None:
             raise ValueError(
                 f"training.report_to {self.report_to} is not installed: pip install {self.report_to}, "

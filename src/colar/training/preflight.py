@@ -3,6 +3,8 @@
 What would go wrong later is found now: memory that does not suffice, and a limit of hours that ends a curriculum before
 its last stage. Weights, random numbers and gradients are as before.
 
+Under GRPO it is the longest batch of generation 0, which is sampled now and not again.
+
     peak       weights + AdamW's moments + what the tensors of the longest batch hold at most
     an epoch   seconds of that batch a position, times all positions of an epoch, padding included
 """
@@ -160,19 +162,38 @@ def before_training(trainer: LatentTrainer, curriculum: Curriculum, hours: float
     epochs = curriculum.max_steps / curriculum.steps_per_epoch
     batch = longest_batch(trainer, epochs)
     if batch is None:
-        return None
-    # Compiled layers would be compiled for this one batch.
-    with torch.compiler.set_stance("force_eager"):
-        found = measure(trainer, batch)
+        return _before_reinforcement(trainer)
+    found = _measure_once(trainer, batch)
     seconds = epoch_seconds(trainer, found)
-    progress.say(
-        f"longest batch: {found.rows} rows, {found.positions} positions at once, "
-        f"{found.peak_bytes / 2**30:.2f} GiB; an epoch takes about {clock(seconds)}"
-    )
+    progress.say(f"{_longest(found)}; an epoch takes about {clock(seconds)}")
     problem = too_few_hours(curriculum, seconds, hours)
     if problem is not None:
         progress.say(f"warning: {problem}")
     return found
+
+
+def _before_reinforcement(trainer: LatentTrainer) -> Measured | None:
+    """The same of the outputs that the first updates learn from: they are sampled now."""
+    sampled = trainer.longest_sampled()
+    if sampled is None:
+        return None
+    batch, took = sampled
+    found = _measure_once(trainer, batch)
+    accumulate = trainer.args.gradient_accumulation_steps
+    update = clock(found.seconds * accumulate)
+    progress.say(f"{_longest(found)}; {took}, an update with the longest of them takes about {update}")
+    return found
+
+
+def _measure_once(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
+    # Compiled layers would be compiled for this one batch.
+    with torch.compiler.set_stance("force_eager"):
+        return measure(trainer, batch)
+
+
+def _longest(found: Measured) -> str:
+    size = f"{found.peak_bytes / 2**30:.2f} GiB"
+    return f"longest batch: {found.rows} rows, {found.positions} positions at once, {size}"
 
 
 def clock(seconds: float) -> str:

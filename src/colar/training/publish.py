@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from colar import files, processes
@@ -38,8 +39,11 @@ class Publisher:
     info: dict[str, Any]
     clock: Clock
 
-    def publish(self, state: TrainerState) -> None:
-        """Write model, method and model card; the old folder stays until the new one is whole."""
+    def publish(self, state: TrainerState, gathered: dict[str, Tensor] | None = None) -> None:
+        """Write model, method and model card; the old folder stays until the new one is whole.
+
+        `gathered` are the weights where the model has only a share of each.
+        """
         # Enough to say later where these weights come from.
         run = {
             **self.info,
@@ -50,7 +54,7 @@ class Publisher:
             "provenance": files.provenance(),
         }
         text = card.text(self.lm, self.method.name, run, asdict(self.method.Params()))
-        pretrained.save(self.lm, self.method, self.folder.best, run, text)
+        pretrained.save(self.lm, self.method, self.folder.best, run, text, gathered)
 
     def load(self) -> dict[str, float]:
         """Put the published weights into the model of every process, and return their metrics. All call it together.

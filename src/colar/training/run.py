@@ -26,7 +26,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
 from colar import checks, files, processes
-from colar.model import checkpoint
+from colar.model import checkpoint, sharded
 from colar.training import preflight, recompute, run_folder
 from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves
 from colar.training.compiled_layers import compiled_layers
@@ -47,6 +47,8 @@ NOT_TRAINERS = {
     "reset_optimizer_at_stage",
     "report_to",
     "compile",
+    "device",
+    "fsdp",
     "load_best_model_at_end",
 }
 """Keys of `TrainingConfig` that are not handed to `TrainingArguments` under their name: they are ours to act on."""
@@ -82,7 +84,9 @@ def run_trainer(
     `callbacks` come beside ours. `stopped_for_good` says of a saved state that its run has ended and must not resume.
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ValueError("training runs on one device or by DDP (torchrun), not by FSDP or DeepSpeed")
+        raise ValueError(
+            "training runs on one device, by DDP (torchrun), or by training.fsdp; not by accelerate's FSDP or DeepSpeed"
+        )
     writes = trainer.args.should_save
     # One process for each disk: where the folder is shared, the main process alone.
     owner = processes.owns(folder.path)
@@ -150,7 +154,8 @@ def _train_or_load(
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):
         # A resumed run has made steps already.
-        if resume_from is None:
+        # Before its weights are split the model would have to fit into one device.
+        if resume_from is None and not trainer.shards:
             preflight.before_training(trainer, curriculum, config.max_hours)
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
@@ -164,12 +169,12 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
         output_dir=str(folder.checkpoints),
         run_name=folder.path.name,
         save_strategy="steps",
-        # Noise and factors are float64, which MPS does not have.
-        use_cpu=not torch.cuda.is_available(),
+        # Trainer would take Apple's mps by itself: here it is asked for.
+        use_cpu=config.on_cpu,
         remove_unused_columns=False,
         # A loss that is not finite is an error here, not a gap in the log.
         logging_nan_inf_filter=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available() and not config.on_cpu,
         # TensorBoard gets a callback of ours, with a folder of its own.
         report_to="none" if config.report_to == "tensorboard" else config.report_to,
         disable_tqdm=True,
@@ -236,12 +241,14 @@ def _finish(
     trainer: LatentTrainer, publisher: Publisher, state: TrainerState, publish_last: bool
 ) -> TrainResult:
     """Publish the last weights where they are asked for or nothing else was; leave the published ones in the model."""
+    # All take part: each has a share of every weight.
+    gathered = sharded.gathered(publisher.lm) if sharded.is_sharded(publisher.lm) else None
     if trainer.is_world_process_zero():
         nothing_published = state.best_metric is None or not publisher.folder.best.exists()
         if publish_last or nothing_published:
-            publisher.publish(state)
-    # All processes end with the published weights.
-    metrics = publisher.load()
+            publisher.publish(state, gathered)
+    # All processes end with the published weights; where they are split, these are the last ones.
+    metrics = publisher.load() if gathered is None else {}
     publisher.lm.eval()
     return TrainResult(
         best=publisher.folder.best,

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from colar import files
 from colar.data.example import Example
 from colar.methods.base import Method
+from colar.model import sharded
 from colar.model.latent_lm import LatentLM
 from colar.training.batches import RowSchedule, TrainingRows
 from colar.training.config import TrainingConfig
@@ -73,8 +74,14 @@ def make_trainer(
 ) -> LatentTrainer:
     """The trainer of `train`, before a step is made and a file written. ValueError for wrong rows or configuration."""
     args = arguments(config, folder)
-    lm.to(args.device)
+    if config.fsdp:
+        check_fsdp(lm, method, args.world_size, validate is not None)
+    else:
+        # Where weights are split, each device gets its share when training begins.
+        lm.to(args.device)
     examples = list(method.prepare(lm, examples))
+    if config.fsdp:
+        sharded.check(lm)
     n_draws = config.draws_per_example
     rows = TrainingRows(lm, method, examples, config.seed, n_draws)
     # The rows of one update on all devices: together they are of like length.
@@ -92,4 +99,22 @@ def make_trainer(
         validate,
         held_out_rows,
         config.tokens_per_batch,
+        config.fsdp,
     )
+
+
+def check_fsdp(lm: LatentLM, method: Method, world_size: int, validates: bool) -> None:
+    """ValueError for what training.fsdp cannot do."""
+    if world_size == 1:
+        raise ValueError("training.fsdp splits weights between processes: start them with torchrun")
+    if validates:
+        raise ValueError(
+            "training.fsdp trains without validation, as no process has all weights to answer with: set "
+            "data.validation_size 0, and evaluate the published weights afterwards"
+        )
+    # A layer's weights are dropped behind the backward pass of one of its forwards, while another still needs them;
+    # and processes must have equally many.
+    if method.unrolled:
+        raise ValueError(
+            f"training.fsdp cannot train {method.name} as configured: its loss feeds the model several times"
+        )

@@ -8,6 +8,7 @@
 | a learning rate for the method's modules | they start from nothing, the backbone does not |
 | weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |
 | validation by generation | as at test time |
+| weights split between processes (`training.fsdp`) | models that one card does not hold (`model/sharded.py`) |
 | each term of the loss in the logs | |
 | a stop at a loss or gradient that is not finite | before it reaches the weights |
 
@@ -16,21 +17,25 @@ Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from colar import processes
-from colar.methods.base import Batch, Method
-from colar.model import added_rows, checkpoint
+from colar.methods.base import Batch, Method, Row
+from colar.model import added_rows, checkpoint, sharded
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 from colar.training.batches import (
     Schedule,
     TrainingRows,
@@ -40,6 +45,7 @@ from colar.training.batches import (
     part_indices,
     take,
 )
+from colar.training.compiled_layers import decoder_layers
 from colar.training.objective import Objective
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
@@ -79,8 +85,8 @@ class LossTermSums:
     def means(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> dict[str, float]:
         """Mean of each term over the summed rows of all processes, and rows a second."""
         # One vector [sum of term 1, sum of term 2, ..., rows] and one gather, for every gather waits for all processes.
-        parts = [value.double().reshape(()) for value in self.sums.values()]
-        parts.append(torch.tensor(float(self.rows), dtype=torch.float64, device=device))
+        parts = [devices.wide(value).reshape(()) for value in self.sums.values()]
+        parts.append(torch.tensor(float(self.rows), dtype=devices.widest(device), device=device))
         local = torch.stack(parts)
         *totals, rows = gather(local[None]).sum(0).tolist()
         rows = max(rows, 1)
@@ -109,8 +115,11 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         validate: Validate | None = None,
         held_out: TrainingRows | None = None,
         tokens_per_batch: int | None = None,
+        shards: bool = False,
     ) -> None:
-        super().__init__(model=objective, args=args, train_dataset=rows, data_collator=collate)
+        # Before Trainer's own: it would move the whole model to the device.
+        self.shards = shards
+        super().__init__(model=objective, args=args, train_dataset=rows, data_collator=self._collate)
         self.objective = objective
         self.schedule = schedule
         self.modules_learning_rate = modules_learning_rate
@@ -120,7 +129,64 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
 
+    # Weights that are split
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        if not self.shards:
+            super()._move_model_to_device(model, device)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self.shards and not sharded.is_sharded(self.objective):
+            layers = decoder_layers(self.objective.lm)
+            sharded.shard(self.objective, layers, self.args.device)
+            # Trainer's word for a model that is placed already: it is not wrapped into DDP.
+            self.is_distributed_loading_by_transformers = True
+        return super()._prepare_for_training(*args, **kwargs)
+
+    def _defer_fsdp_gradient_reduction(self) -> contextlib.AbstractContextManager[None]:
+        # Gradients are split batch by batch: until an update's last batch they would be there whole, in each process.
+        return contextlib.nullcontext()
+
+    def _as_many(self, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """The parts of a batch, as many as in every other process: all gather weights together, part by part."""
+        most = max(processes.everyones(len(parts)))
+        while len(parts) < most:
+            parts.sort(key=lambda part: int(self.positions(part).max()) * len(self.positions(part)))
+            longest = parts.pop()
+            rows = torch.arange(len(self.positions(longest)))
+            half = len(rows) // 2
+            parts += [take(longest, rows[:half]), take(longest, rows[half:])]
+        return parts
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.shards:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        # Whole, as one process saves it: a run may resume on another number of them.
+        state = sharded.whole_state(self.optimizer.state_dict())
+        if self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.shards or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True, mmap=True)
+        self.optimizer.load_state_dict(sharded.share_state(state, self.optimizer))
+        schedule = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
+        self.lr_scheduler.load_state_dict(schedule)
+
     # Data
+
+    def _collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        return {name: devices.narrow(column, self.args.device) for name, column in collate(rows).items()}
+
+    def _prepare_input(self, data: Any) -> Any:
+        # Tensors of a generation come this way.
+        if isinstance(data, Tensor):
+            data = devices.narrow(data, self.args.device)
+        return super()._prepare_input(data)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Schedule:
         return self.schedule
@@ -152,6 +218,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         columns = {name: column for name, column in inputs.items() if name != "counted"}
         return Batch.from_tensors(columns).positions()
 
+    def longest_sampled(self) -> tuple[dict[str, Tensor], str] | None:
+        """The longest batch of outputs that the run begins with, and a sentence about them; None without sampling."""
+        return None
+
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """A batch in parts of at most `tokens_per_batch` positions; the batch itself where it fits."""
         if self.tokens_per_batch is None:
@@ -165,7 +235,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's."""
-        *earlier, last = self.parts(inputs)
+        parts = self.parts(inputs)
+        *earlier, last = self._as_many(parts) if self.shards else parts
         total: Tensor | float = 0.0
         for part in earlier:
             # Processes have different numbers of parts: their gradients meet at the last.
@@ -192,9 +263,13 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Called once an update, before the optimiser: a number that is not finite must not reach the weights."""
         norm = super()._get_grad_norm(model, grad_norm)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         # The norm alone is not enough: a term may be infinite where its gradient is 0.
-        terms = torch.stack([term.reshape(()) for term in self.last_terms.values()])
-        if not math.isfinite(float(norm)) or not bool(torch.isfinite(terms).all()):
+        terms = [term.detach().float().reshape(()) for term in self.last_terms.values()]
+        numbers = torch.stack([torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device), *terms])
+        # One look, of which a GPU waits for each: an update may not begin before it is known to be sound.
+        if not bool(torch.isfinite(numbers).all()):
             values = ", ".join(f"{name} {float(value.detach()):g}" for name, value in self.last_terms.items())
             raise NonFiniteError(
                 f"step {self.state.global_step + 1}: {values}, gradient norm {float(norm):g}; "
@@ -320,10 +395,12 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        lm = self.objective.lm
+        gathered = sharded.gathered(lm) if sharded.is_sharded(lm) else None
         # One process writes. The base class would save the whole model, frozen weights included.
         if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.save_weights(self.objective.lm, folder)
+            checkpoint.save_weights(lm, folder, gathered=gathered)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoint.load_weights(self.objective.lm, Path(resume_from_checkpoint))

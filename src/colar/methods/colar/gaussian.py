@@ -13,6 +13,7 @@ positions of all rows, L thoughts of all rows, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -34,7 +35,7 @@ from colar.methods.colar.heads import (
 from colar.methods.colar.merging import divisor
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
-from colar.ops import groups, noise, ragged
+from colar.ops import devices, groups, noise, ragged
 from colar.ops.compress import lattice, members, pick_one, scale
 from colar.ops.sampling import is_drawn, likeliest, probability, sample_tokens, token_logps
 
@@ -78,7 +79,7 @@ class LatentPredictor:
 
     def phase(self, seeds_B: Tensor) -> Tensor:
         """No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn."""
-        return torch.zeros_like(seeds_B, dtype=torch.float64)
+        return torch.zeros_like(seeds_B, dtype=devices.widest(seeds_B.device))
 
     @property
     def loss_kind(self) -> Literal["mse", "soft_mse", "nll"]:
@@ -242,13 +243,13 @@ class LatentPredictor:
         # The next latent, in units of sigma_e: the mean, or a draw.
         latent_BD = mean_BD
         spread_BD = torch.zeros_like(mean_BD)
-        if self.explores and bool((state.latent_temperature > 0).any()):
+        if self.explores and bool((state.known("latent_temperature") > 0).any()):
             spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
             latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
         embeds_BD = latent_BD * self.sigma_e
         # Rows that snap share the batch with rows that do not.
         snap_B = state.params["snap"] > 0
-        if bool(snap_B.any()):
+        if bool((state.known("snap") > 0).any()):
             embeds_BD = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds_BD)
 
         info = {}
@@ -273,8 +274,8 @@ class LatentPredictor:
 
     def _stop_logp(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
         """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
-        plain = (state.temperature == 0) | (state.temperature == 1)
-        if bool(plain.all()):
+        temperature_B = state.known("temperature")
+        if bool(((temperature_B == 0) | (temperature_B == 1)).all()):
             return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
         separator_B = torch.full_like(state.step, lm.template.separator_id)
         return token_logps(logits_BV, state.temperature, separator_B)
@@ -286,15 +287,17 @@ class LatentPredictor:
         """
         separator_id = lm.template.separator_id
         greedy_B = state.temperature == 0
+        is_greedy_B = state.known("temperature") == 0
         stops_B = torch.zeros_like(greedy_B)
-        if bool(greedy_B.any()):
+        if bool(is_greedy_B.any()):
             if self.config.stop == "majority":
                 stops_B = probability(separator_id, logits_BV) > 0.5
             else:
                 stops_B = likeliest(logits_BV) == separator_id
-        if bool(greedy_B.all()):
+        if bool(is_greedy_B.all()):
             return stops_B
-        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform())
+        known = state.known_decoding()
+        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), known)
         return torch.where(greedy_B, stops_B, drawn_B)
 
     def _snapped(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
@@ -302,9 +305,11 @@ class LatentPredictor:
 
         def choose(mass_BV: Tensor, g: int) -> Tensor:
             uniform_B = state.uniform(noise.SNAP, g + 1)
-            return sample_tokens(mass_BV.log(), state.temperature, state.top_p, uniform_B)
+            return sample_tokens(mass_BV.log(), state.temperature, state.top_p, uniform_B, known)
 
+        known = state.known_decoding()
+        most = math.ceil(state.known("compression_factor").max())
         probs_BV = without_separator(logits_BV, lm.template.separator_id)
-        ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose)
+        ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose, most)
         total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
         return total_BD / scale(real_BG.sum(-1, keepdim=True), divisor(self.config.merge))

@@ -10,8 +10,8 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from colar.methods.colar.group_decoder import NOTHING, without
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
-from colar.ops.sampling import likeliest, sample_tokens, token_logps
+from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,13 @@ class Rules:
     """The draws for a place of the group, (B,)."""
     shortlist: HeadRows | None = None
     """What the tokens behind the first are chosen among; the whole vocabulary by default."""
+    known: Mapping[str, Tensor] = field(default_factory=dict)
+    """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""
+
+    def look(self, name: str) -> Tensor:
+        """A column on the CPU, if it is known there."""
+        column: Tensor = self.known.get(name, getattr(self, name))
+        return column
 
 
 def choose_first(
@@ -46,17 +53,21 @@ def choose_first(
     latent_temperature_B: Tensor,
     top_p_B: Tensor,
     uniform: Callable[[int], Tensor],
+    known: Known,
+    known_latent_temperature_B: Tensor,
 ) -> Tensor:
     """The first token of each group, (B,); the separator where the thinking stops.
 
     `uniform(1)` are the draws that decide whether to stop, (B,), and `uniform(2)` those for a token that is drawn at
-    another temperature.
+    another temperature. What is `known` of the temperatures is on the CPU.
     """
     # No draw: its noise would cost more than the choice.
-    if bool((temperature_B == 0).all()) and bool((latent_temperature_B == 0).all()):
+    if bool((known[0] == 0).all()) and bool((known_latent_temperature_B == 0).all()):
         return likeliest(logits_BV)
-    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1))
+    first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1), known)
     # Where both temperatures are one, the draw that decided has chosen the token, too.
+    if bool((known[0] == known_latent_temperature_B).all()):
+        return first_B
     again_B = (temperature_B != latent_temperature_B) & (first_B != separator_id)
     at = again_B.nonzero()[:, 0]
     if not len(at):
@@ -86,24 +97,33 @@ def first_logps(
 
 
 def choose(
-    lm: LatentLM, hidden_BD: Tensor, first_B: Tensor, rules: Rules, wants_logps: bool = True
+    lm: LatentLM,
+    hidden_BD: Tensor,
+    first_B: Tensor,
+    rules: Rules,
+    wants_logps: bool = True,
+    compact: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The groups that begin with `first_B`: ids (B, G), `NOTHING` behind a group's end, and their log-probs (B, G).
 
     G is the most tokens that a row may have. The separator that ends a group early is among its ids. A row whose first
     token is the separator has no more places. Log-probs are 0 at the first place, and everywhere if nobody wants them.
+    With `compact` only rows whose group goes on are computed, which takes a look at each place; the result is the same.
+    By default on the CPU, where a look costs nothing.
     """
+    if compact is None:
+        compact = first_B.device.type == "cpu"
     decoder = lm.extra["group_decoder"]
     separator_id = lm.template.separator_id
     shortlist = rules.shortlist
-    G = int(rules.most.max())
+    G = int(rules.look("most").max())
     ids_BG = torch.full((len(first_B), G), NOTHING, device=first_B.device)
     ids_BG[:, 0] = first_B
     logps_BG = torch.zeros(ids_BG.shape, device=first_B.device)
-    greedy = bool((rules.temperature == 0).all())
-    gated = bool((rules.confidence_threshold > 0).any())
+    greedy = bool((rules.look("temperature") == 0).all())
+    gated = bool((rules.look("confidence_threshold") > 0).any())
 
-    # The rows whose group goes on, and their columns: the others cost nothing more.
+    # Compact: the rows whose group goes on, and their columns. The others cost nothing more.
     #
     #     place     1    2    3
     #     row 0     t1   t2   t3       c = 3
@@ -114,9 +134,9 @@ def choose(
     token_X = first_B
     going_X = (first_B != separator_id) & (rules.most > 1)
     for place in range(1, G):
-        if not bool(going_X.all()):
+        if compact and not bool(going_X.all()):
             at = going_X.nonzero()[:, 0]
-            rows_X, state_XD, token_X = rows_X[at], state_XD[at], token_X[at]
+            rows_X, state_XD, token_X, going_X = rows_X[at], state_XD[at], token_X[at], going_X[at]
         if not len(rows_X):
             break
         state_XD = decoder(state_XD, lm.embed(token_X))
@@ -128,17 +148,16 @@ def choose(
             index_X = likeliest(logits_XV)
         else:
             uniform_X = rules.uniform(place)[rows_X]
-            index_X = sample_tokens(logits_XV, temperature_X, rules.top_p[rows_X], uniform_X)
+            # Rows are fewer than those that `known` is of, once some have ended.
+            known = None if compact else (rules.look("temperature"), rules.look("top_p"))
+            index_X = sample_tokens(logits_XV, temperature_X, rules.top_p[rows_X], uniform_X, known)
         token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
-        going_X = (token_X != separator_id) & (rules.most[rows_X] > place + 1)
 
         # A softmax over the vocabulary: only where somebody looks at it.
         if gated or wants_logps:
             logps_X = token_logps(logits_XV, temperature_X, index_X)
-            kept_X = logps_X.exp() >= rules.confidence_threshold[rows_X]
-            ids_BG[rows_X, place] = torch.where(kept_X, token_X, NOTHING)
-            logps_BG[rows_X, place] = torch.where(kept_X, logps_X, 0)
-            going_X = going_X & kept_X
-        else:
-            ids_BG[rows_X, place] = token_X
+            going_X = going_X & (logps_X.exp() >= rules.confidence_threshold[rows_X])
+            logps_BG[rows_X, place] = torch.where(going_X, logps_X, 0)
+        ids_BG[rows_X, place] = torch.where(going_X, token_X, NOTHING)
+        going_X = going_X & (token_X != separator_id) & (rules.most[rows_X] > place + 1)
     return ids_BG, logps_BG

@@ -64,6 +64,11 @@ class Colar(base.Method):
             TokenPredictor(self.config) if self.config.head == "sequential" else LatentPredictor(self.config)
         )
 
+    @property
+    def unrolled(self) -> bool:
+        # Where groups end before unsure tokens, the model is asked first how sure it is.
+        return any(self.config.confidence_thresholds)
+
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return self.predictor.modules(lm)
 

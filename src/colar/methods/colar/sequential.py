@@ -182,8 +182,16 @@ class TokenPredictor:
         separator_id = lm.template.separator_id
         logits_BV = state.logits()
         temperatures = (state.temperature, state.latent_temperature)
+        known_temperature_B, known_top_p_B = state.known_decoding()
+        known_latent_temperature_B = state.known("latent_temperature")
         first_B = group_choice.choose_first(
-            logits_BV, separator_id, *temperatures, state.top_p, lambda n: state.uniform(noise.TOKEN, n)
+            logits_BV,
+            separator_id,
+            *temperatures,
+            state.top_p,
+            lambda n: state.uniform(noise.TOKEN, n),
+            (known_temperature_B, known_top_p_B),
+            known_latent_temperature_B,
         )
         rules = Rules(
             most=self._most(state),
@@ -192,6 +200,12 @@ class TokenPredictor:
             confidence_threshold=state.params["confidence_threshold"],
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
+            known={
+                "most": state.known("compression_factor").ceil().long(),
+                "temperature": known_latent_temperature_B,
+                "top_p": known_top_p_B,
+                "confidence_threshold": state.known("confidence_threshold"),
+            },
         )
         ids_BG, logps_BG = group_choice.choose(lm, state.hidden, first_B, rules, state.wants_info)
         embeds_BD = self._merged(lm, ids_BG)
@@ -228,6 +242,7 @@ class TokenPredictor:
         """The tokens that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
-        if bool((c_B == c_B.floor()).all()):
+        known_c_B = state.known("compression_factor")
+        if bool((known_c_B == known_c_B.floor()).all()):
             return c_B.long()
         return groups.most(state.step, c_B, groups.phase(state.seed, state.sample))

@@ -103,6 +103,10 @@ def make_trainer(
     validate: Validate | None = None,
 ) -> GrpoTrainer:
     """The trainer of `train`, before anything is sampled. ValueError for wrong questions or configuration."""
+    if config.fsdp:
+        raise ValueError(
+            "training.fsdp is for SFT: grpo samples from the model, of which no process would have all weights"
+        )
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     if len(funcs) != len(grpo.weights()):

@@ -1,0 +1,48 @@
+"""What a device other than the CPU asks for: few looks at its numbers, and on Apple's no float64.
+
+A GPU works behind Python. Whoever looks at a number (`item`, `tolist`, `nonzero`, an `if` over a tensor) waits until
+all that was asked of it is done, and then the GPU waits for Python. To send it numbers waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+WITHOUT_FLOAT64 = ("mps",)
+"""Types of devices that have no float64."""
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The dtype of sums and temperatures on this device: float64, where it has that."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in the widest dtype of its device."""
+    return tensor.to(widest(tensor.device))
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU where its device has none."""
+    return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()
+
+
+def narrow(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor as it can be moved to the device: float64 as what that has instead."""
+    return tensor.to(widest(device)) if tensor.dtype == torch.float64 else tensor
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on the device, float64 as what that has instead, without waiting for its work."""
+    tensor = narrow(tensor, device)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def numbers(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 numbers that Python knows, on the device, without waiting for its work."""
+    return send(torch.tensor(values, dtype=torch.int64), device)

@@ -1,0 +1,76 @@
+"""Counts looks: whatever makes Python wait for a GPU. On a CPU they cost nothing, and can be counted all the same.
+
+A tensor that was made of numbers which Python had, by `torch.tensor` without a device, and all that is computed of such tensors alone,
+stays on the CPU where a GPU computes: to look at it is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+LOOKS = {
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.cpu,
+    Tensor.numpy,
+    Tensor.nonzero,
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__index__,
+    Tensor.__contains__,
+    Tensor.masked_select,
+    Tensor.unique,
+    torch.nonzero,
+    torch.masked_select,
+    torch.unique,
+    torch.equal,
+    torch.allclose,
+}
+"""What reads numbers, or makes a tensor whose size depends on them."""
+
+
+class Looks(TorchFunctionMode):
+    """Where looks were taken: the line of our code that took each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_mask = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask(args[1])
+        if (func in LOOKS or by_mask) and not _is_known(args[0]):
+            frames = traceback.extract_stack()[:-1]
+            own = [frame for frame in frames if "/src/colar/" in frame.filename] or frames
+            self.lines.append(f"{own[-1].filename}:{own[-1].lineno} {own[-1].line}")
+        result = func(*args, **(kwargs or {}))
+        # Made of numbers that Python has, and of no other tensor: on a GPU's side this is another tensor.
+        if isinstance(result, Tensor):
+            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            made = func is torch.tensor and (kwargs or {}).get("device") is None
+            result._known = made or (len(read) > 0 and all(map(_is_known, read)))
+        return result
+
+
+def _has_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
+
+
+def _is_known(tensor: Any) -> bool:
+    return not isinstance(tensor, Tensor) or bool(getattr(tensor, "_known", False))
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[str]]:
+    """The looks of the block, one a line."""
+    with Looks() as mode:
+        yield mode.lines

@@ -1,0 +1,321 @@
+"""What a GPU would wait for: a decode step looks at the device once. Counted on the CPU (looks.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, liven, tiny_lm
+from looks import counted
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from colar.engine import graphs, shapes
+from colar.engine.compiled import packed_heads
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request, fold
+from colar.evaluation.evaluate import Limits
+from colar.methods import pretrained, registry
+from colar.methods.base import Method, ThinkState, param_columns
+from colar.methods.colar import group_choice
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.ops import devices
+from colar.ops.sampling import is_drawn, sample_tokens
+from colar.training import sft
+from colar.training.config import TrainingConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GREEDY = Decoding(max_latents=12, max_completion_length=12)
+SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=12, max_completion_length=12)
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "cot": ("cot", {}, {}),
+    "gaussian": ("colar", {}, {}),
+    "argmax": ("colar", {"stop": "argmax"}, {}),
+    "anchored": ("colar", {"head": "anchored"}, {}),
+    "snapped": ("colar", {}, {"snap": True}),
+    "sequential": ("colar", {"head": "sequential"}, {"compression_factor": 3}),
+    "any c": (
+        "colar",
+        {"head": "sequential", "compression_factors": "1.0..5.0"},
+        {"compression_factor": 1.5},
+    ),
+    "coconut": ("coconut", {}, {}),
+    "pause": ("pause", {}, {}),
+}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns on the device are looked up in the requests, what is sent is another tensor, all places are computed."""
+
+    def known(state: ThinkState, name: str) -> Tensor:
+        assert state.asked is not None
+        if name in state.params:
+            return param_columns([request.params for request in state.asked])[name]
+        values = [getattr(request.decoding, name) for request in state.asked]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def send(tensor: Tensor, device: torch.device) -> Tensor:
+        sent: Any = tensor.clone()
+        sent._known = False
+        return sent
+
+    monkeypatch.setattr(ThinkState, "known", known)
+    monkeypatch.setattr(devices, "send", send)
+    monkeypatch.setattr(group_choice, "choose", functools.partial(group_choice.choose, compact=False))
+
+
+def build(name: str) -> tuple[LatentLM, Method, Any]:
+    kind, config, params = CASES[name]
+    lm = tiny_lm("llama")
+    method = registry.build(kind, config)
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    return lm, method, registry.make_params(method, params)
+
+
+def steps(engine: Engine, requests: list[Request]) -> list[tuple[bool, list[str]]]:
+    """For each step in which nobody joins or ends: whether rows of both kinds run, and its looks."""
+    for request in requests:
+        engine.submit(request)
+    found = []
+    while engine.busy:
+        before = engine.running
+        both = before is not None and len(set(before.thinks)) == 2
+        n = 0 if before is None else len(before)
+        with counted() as looks:
+            events = engine.step()
+        after = engine.running
+        if not any(event.kind == "finished" for event in events) and after is not None and len(after) == n:
+            found.append((both, looks))
+    return found
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("decoding", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_decode_step_looks_once(name: str, decoding: Decoding) -> None:
+    lm, method, params = build(name)
+    requests = []
+    for i, example in enumerate(EXAMPLES):
+        # Some answer while others think.
+        own = Decoding(
+            decoding.temperature, 1.0, decoding.latent_temperature, 2 + 4 * (i % 2), 8 + 4 * (i // 2 % 2)
+        )
+        requests.append(Request(example.id, example.question, params, own, seed=i))
+    found = steps(Engine(lm, method, 8), requests)
+    assert len(found) > 3
+    for _, looks in found:
+        assert len(looks) == 1, looks
+    assert name in ("coconut", "pause") or any(both for both, _ in found)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_greedy_and_drawn_rows_share_a_step_that_looks_once() -> None:
+    lm, method, params = build("cot")
+    requests = []
+    for i, example in enumerate(EXAMPLES):
+        requests.append(Request(example.id, example.question, params, (GREEDY, SAMPLED)[i % 2], seed=i))
+    for _, looks in steps(Engine(lm, method, 8), requests):
+        assert len(looks) == 1, looks
+
+
+def test_looks_are_counted() -> None:
+    """What cannot be missed: else the tests above could not fail."""
+    column = torch.arange(4.0)
+    with counted() as looks:
+        bool((column > 2).any())
+        column[column > 1]
+        column.tolist()
+        (column > 3).nonzero()
+        known = torch.tensor([1.0, 2.0])
+        assert bool((known > 0).all())
+        assert known.tolist() == [1.0, 2.0]
+    assert len(looks) == 4
+
+
+def test_an_update_looks_once_beside_its_loss(tmp_path: Path) -> None:
+    """Rows, gradient norm, terms of the loss, hours: one look says whether the update is sound."""
+    lm, method, _ = build("gaussian")
+    config = TrainingConfig(
+        report_to="none", max_steps=3, per_device_train_batch_size=4, logging_steps=100, max_hours=1
+    )
+    with counted() as looks:
+        sft.train(lm, method, EXAMPLES, config, tmp_path)
+    places = (
+        "/training/trainer.py",
+        "/training/callbacks.py",
+        "/training/batches.py",
+        "/training/objective.py",
+    )
+    own = [line for line in looks if any(place in line for place in places)]
+    # A data loader's seed, on the CPU, at the beginning of an epoch.
+    own = [line for line in own if "get_batch_samples" not in line]
+    assert sum("isfinite" in line for line in own) == 3
+    # A row of the log is read together: here one at each save, which is each update.
+    assert [line for line in own if "isfinite" not in line and "tolist" not in line] == []
+    assert sum("tolist" in line for line in own) <= 3
+
+
+# What is computed instead is the same.
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_what_is_known_of_temperatures_changes_no_token(top_p: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(12, 700, generator=generator)
+    temperature = torch.tensor([0.0, 1.0, 0.5]).repeat(4).double()
+    column = torch.full((12,), top_p, dtype=torch.float64)
+    uniform = torch.rand(12, generator=generator, dtype=torch.float64)
+    known = (temperature.clone(), column.clone())
+    wanted = sample_tokens(logits, temperature, column, uniform)
+    assert torch.equal(sample_tokens(logits, temperature, column, uniform, known), wanted)
+    drawn = temperature + 1
+    for token in wanted.unique().tolist():
+        assert torch.equal(
+            is_drawn(token, logits, drawn, column, uniform, known),
+            is_drawn(token, logits, drawn, column, uniform),
+        )
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.01])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_groups_are_the_same_where_all_places_are_computed(temperature: float, threshold: float) -> None:
+    lm, _, _ = build("sequential")
+    n = 12
+    hidden = lm.hidden(lm.embed(torch.arange(n)[None]))[0].detach()
+    first = torch.randint(0, lm.vocabulary_size, (n,), generator=torch.Generator().manual_seed(0))
+    first[3] = lm.template.separator_id
+    columns = torch.ones(n, dtype=torch.float64)
+    uniform = torch.rand(5, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rules = group_choice.Rules(
+        torch.tensor([1, 2, 3, 4] * 3),
+        temperature * columns,
+        columns,
+        threshold * columns,
+        lambda place: uniform[place],
+    )
+    for wants_logps in (True, False):
+        wanted_ids, wanted_logps = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=True)
+        ids, logps = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=False)
+        assert torch.equal(ids, wanted_ids)
+        torch.testing.assert_close(logps, wanted_logps)
+    assert (wanted_ids >= 0).sum(-1).unique().numel() > 2
+
+
+# Steps in fixed shapes
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "wanted"), [(1, 32, 1), (2, 32, 2), (3, 32, 4), (5, 32, 8), (17, 32, 32), (9, 12, 12)]
+)
+def test_rows_are_filled_up(rows: int, most: int, wanted: int) -> None:
+    assert shapes.filled_up(rows, most) == wanted
+    shape = shapes.Shapes(most, filled=True).least(rows, 50)
+    assert (shape.slots, shape.columns) == (wanted + 1, 64), "the last slot is for copies"
+
+
+def test_columns_are_read_in_a_few_widths() -> None:
+    assert [graphs.columns_of(span, 512) for span in (1, 64, 65, 128, 129, 300, 512)] == [
+        *(64, 64, 128, 128, 256, 512, 512)
+    ]
+    assert graphs.columns_of(50, 48) == 48
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "lora", [None, LoraSettings(r=4, target_modules="all-linear")], ids=["full", "adapter"]
+)
+def test_recorded_steps_are_the_steps(family: str, lora: LoraSettings | None) -> None:
+    """Rows come and go in an engine of 5: they are filled up, and what is fed is copied to where a graph reads it."""
+    torch.manual_seed(0)
+    lm = liven(tiny_lm(family, lora=lora))
+    method = registry.build("colar", {"stop": "argmax"})
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    requests = []
+    for i, example in enumerate(EXAMPLES * 2):
+        decoding = (GREEDY, SAMPLED)[i % 2]
+        requests.append(
+            Request(f"{i}", example.question, method.Params(), decoding, seed=i, keep_latents=True)
+        )
+    engine = Engine(lm, method, 5, cuda_graphs=True)
+    recorded = engine.core.batch.runner.graphs
+    assert recorded is not None
+    # The second time an adapter is folded in: what was recorded before it computes something else.
+    earlier: list[Any] = []
+    for merged in (False, True):
+        shapes_met = set()
+        with lm.merged() if merged else contextlib.nullcontext():
+            wanted = Engine(lm, method, 5).generate(requests)
+            for request in requests:
+                engine.submit(request)
+            events = []
+            while engine.busy:
+                events += engine.step()
+                shapes_met |= set(recorded.recorded)
+        found = sorted(fold(lm, events), key=lambda completion: int(completion.request.id))
+        assert len({rows for rows, _ in shapes_met}) > 1
+        now = list(recorded.recorded.values())
+        kept = [graph for graph in now if any(graph is other for other in earlier)]
+        assert not (kept and lora), "an adapter that is folded in has graphs of its own"
+        earlier = now
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert (mine.text, mine.thought_ids) == (theirs.text, theirs.thought_ids)
+            if theirs.latents is not None and mine.latents is not None:
+                torch.testing.assert_close(mine.latents, theirs.latents, rtol=1e-3, atol=1e-4)
+
+
+def test_an_engine_is_compiled_or_recorded() -> None:
+    lm, method, _ = build("cot")
+    with pytest.raises(ValueError, match="compile or cuda_graphs, not both"):
+        Engine(lm, method, compile=True, cuda_graphs=True)
+    with pytest.raises(ValueError, match="compile and cuda_graphs exclude each other"):
+        Limits(compile=True, cuda_graphs=True)
+
+
+# Query heads that share a key head
+
+
+class LargestCopies(TorchDispatchMode):
+    """The most numbers of a key or value that an operation inside the block has made."""
+
+    def __init__(self, columns: int, width: int) -> None:
+        super().__init__()
+        self.shape = (columns, width)
+        self.heads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.dim() == 4 and tuple(tensor.shape[2:]) == self.shape:
+                self.heads = max(self.heads, tensor.shape[1])
+        return result
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["transformers", "packed"])
+def test_a_step_copies_no_keys_for_query_heads(own: bool) -> None:
+    """Four query heads share two key heads: in no step are there keys, or values, for four."""
+    lm, method, params = build("cot")
+    requests = [Request(f"{i}", e.question, params, GREEDY) for i, e in enumerate(EXAMPLES)]
+    engine = Engine(lm, method, 8)
+    for request in requests:
+        engine.submit(request)
+    seen = 0
+    while engine.busy:
+        rows = engine.running
+        span = 0 if rows is None else shapes.round_up(1 + max(map(rows.position, range(len(rows)))))
+        waits = len(engine.scheduler) > 0 or engine.core.reading is not None
+        with packed_heads(lm) if own else contextlib.nullcontext(), LargestCopies(span, 8) as copies:
+            engine.step()
+        if rows is not None and not waits:
+            # A step in which all rows end feeds none.
+            assert copies.heads in (0, 2)
+            seen += copies.heads == 2
+    assert seen > 3
