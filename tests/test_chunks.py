@@ -389,6 +389,24 @@ def test_rows_that_fit_are_one_part_in_their_order() -> None:
     assert [part.tolist() for part in batches.part_indices(lengths, 95)] == [[1, 2], [0]]
 
 
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.data())
+def test_divided_parts_hold_the_same_rows(lengths: list[int], data: st.DataObject) -> None:
+    rows = {"length": torch.tensor(lengths), "row": torch.arange(len(lengths))}
+    # One row is far longer than all others together: it cannot be cut.
+    rows["length"][0] = 100_000
+    n = data.draw(st.integers(1, len(lengths)))
+    parts = batches.divide([rows], n, lambda part: part["length"])
+    assert len(parts) == n
+    assert all(len(part["row"]) for part in parts)
+    assert sorted(row for part in parts for row in part["row"].tolist()) == list(range(len(lengths)))
+    for part in parts:
+        assert torch.equal(part["length"], rows["length"][part["row"]])
+    with pytest.raises(
+        ValueError, match=f"{len(lengths)} rows cannot be divided into {len(lengths) + 1} parts"
+    ):
+        batches.divide([rows], len(lengths) + 1, lambda part: part["length"])
+
+
 def test_rows_are_taken_with_their_own_padding() -> None:
     lm, method = made(METHODS["colar"])
     rows = [method.encode(lm.template, each, Random(7), 0.0) for each in EXAMPLES]

@@ -27,7 +27,7 @@ The parts' losses add up to the batch's, so rows, updates and the course of a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -228,6 +228,31 @@ def part_indices(lengths_B: Tensor, most: int | None) -> list[Tensor]:
         end = min(B, start + max(1, most // widths[start]))
         parts.append(order_B[start:end])
         start = end
+    return parts
+
+
+def divide(
+    parts: list[dict[str, Tensor]], n: int, positions: Callable[[dict[str, Tensor]], Tensor]
+) -> list[dict[str, Tensor]]:
+    """The same rows in `n` parts or more: the largest part with two rows is cut in half until there are as many.
+
+    `positions` gives the length of each row of a part. ValueError for fewer rows than parts.
+    """
+
+    def size(part: dict[str, Tensor]) -> tuple[bool, int]:
+        lengths_B = positions(part)
+        # A part of one row cannot be divided, however long it is.
+        return len(lengths_B) > 1, int(lengths_B.max()) * len(lengths_B)
+
+    parts = list(parts)
+    while len(parts) < n:
+        sizes = [size(part) for part in parts]
+        largest = parts.pop(sizes.index(max(sizes)))
+        B = len(positions(largest))
+        if B < 2:
+            raise ValueError(f"{len(sizes)} rows cannot be divided into {n} parts")
+        rows_B = torch.arange(B)
+        parts += [take(largest, rows_B[: B // 2]), take(largest, rows_B[B // 2 :])]
     return parts
 
 

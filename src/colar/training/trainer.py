@@ -41,6 +41,7 @@ from colar.training.batches import (
     TrainingRows,
     collate,
     count_rows,
+    divide,
     mark_copies,
     part_indices,
     take,
@@ -147,17 +148,6 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         # Gradients are split batch by batch: until an update's last batch they would be there whole, in each process.
         return contextlib.nullcontext()
 
-    def _as_many(self, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """The parts of a batch, as many as in every other process: all gather weights together, part by part."""
-        most = max(processes.everyones(len(parts)))
-        while len(parts) < most:
-            parts.sort(key=lambda part: int(self.positions(part).max()) * len(self.positions(part)))
-            longest = parts.pop()
-            rows = torch.arange(len(self.positions(longest)))
-            half = len(rows) // 2
-            parts += [take(longest, rows[:half]), take(longest, rows[half:])]
-        return parts
-
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.shards:
             super()._save_optimizer_and_scheduler(output_dir)
@@ -236,7 +226,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     ) -> Tensor:
         """Forward and backward of a batch, part by part: their losses and gradients add up to the batch's."""
         parts = self.parts(inputs)
-        *earlier, last = self._as_many(parts) if self.shards else parts
+        if self.shards:
+            # All gather weights together, part by part.
+            parts = divide(parts, max(processes.everyones(len(parts))), self.positions)
+        *earlier, last = parts
         total: Tensor | float = 0.0
         for part in earlier:
             # Processes have different numbers of parts: their gradients meet at the last.
