@@ -36,3 +36,4 @@ colar generate "$out/colar/best" --input "$out/problems/test.jsonl" --compressio
 echo
 echo "table    $out/report/report.md"
 echo "picture  $out/report/accuracy_vs_length.png"
+echo "page     $out/colar/inside.html"

@@ -1,6 +1,6 @@
 """Pictures of a page of `colar inspect`, for README.md and docs: the opening and one question, wide and narrow.
 
-python scripts/inspect_pictures.py inside.html --output docs/images
+python scripts/inspect_pictures.py inside.html docs/images
 """
 
 from __future__ import annotations
