@@ -32,7 +32,11 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for name, (scheme, width) in PICTURES.items():
-            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page = browser.new_page(
+                viewport={"width": width, "height": 900},
+                color_scheme=scheme,
+                reduced_motion="reduce",  # not in the middle of an animation
+            )
             page.goto(args.page.resolve().as_uri())
             if args.question:
                 page.evaluate("id => { location.hash = `#q=${encodeURIComponent(id)}`; }", args.question)
