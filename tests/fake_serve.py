@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(200, {"object": "list", "data": self.server.models})
             return
         name = "index.html" if path == "/" else path.removeprefix("/static/")
-        file = (VIEWER if name.startswith("viewer.") else PAGE) / name
+        file = (PAGE if (PAGE / name).is_file() else VIEWER) / name
         if file.parent not in (PAGE, VIEWER) or not file.is_file():
             self._error(404, f"no {path}")
             return

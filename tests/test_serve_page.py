@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from fake_serve import CHAIN, HOSTILE, PAGE, VIEWER, FakeServe, thoughts
 
+from colar.show import viewer
+
 playwright_api = pytest.importorskip(
     "playwright.sync_api",
     reason="SKIPPED LOUDLY: the page is tested in Chromium, and playwright is not installed",
@@ -466,8 +468,10 @@ def test_the_real_server_is_asked_and_understood(browser, real, name):
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    files = sorted([*PAGE.iterdir(), VIEWER / "viewer.css", VIEWER / "viewer.js"])
-    assert {"index.html", "page.css", "page.js", "viewer.css", "viewer.js"} <= {path.name for path in files}
+    files = sorted([*PAGE.iterdir(), *viewer.FILES])
+    assert {"index.html", "page.css", "page.js", "frame.css", "theme.js", "viewer.css", "viewer.js"} <= {
+        path.name for path in files
+    }
     for path in files:
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "//" not in re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE).replace(" // ", ""), path

@@ -67,13 +67,10 @@ def published(path: str) -> str:
 
 def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
     """Every checkpoint at every per-request value: the fields that name its rows, model, method, params."""
-    from colar.methods.base import variant
+    from colar.analysis.inspection import key_of
 
     for text in args.checkpoints:
         name, path = named(text)
         lm, method, _ = load(published(path), args)
         for params in param_grid(method, args):
-            # Only some methods have one; the row shows null for the others.
-            factor = getattr(params, "compression_factor", None)
-            key = {"model": name, "compression_factor": factor, "variant": variant(params)}
-            yield key, lm, method, params
+            yield key_of(name, params), lm, method, params

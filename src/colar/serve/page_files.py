@@ -22,13 +22,13 @@ HEADERS = {
 
 
 class Page:
-    """The files of a folder by name, and those of the chain viewer; none where there is no folder."""
+    """The files of a folder by name, and those that pages share; none where there is no folder."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         if self.files:
-            # The chain viewer is not this page's own: `colar inspect` shows it too.
+            # The chain viewer and the theme are not this page's own: `colar inspect` has them too.
             self.files |= {path.name: path.read_bytes() for path in viewer.FILES}
 
     def response(self, name: str) -> Response:

@@ -143,14 +143,8 @@ def choose(
         # (X, S) with a shortlist of S tokens.
         logits_XV = lm.logits(state_XD, shortlist)
         temperature_X = rules.temperature[rows_X]
-        if greedy:
-            # No draw: its noise would cost more than the choice.
-            index_X = likeliest(logits_XV)
-        else:
-            uniform_X = rules.uniform(place)[rows_X]
-            # Rows are fewer than those that `known` is of, once some have ended.
-            known = None if compact else (rules.look("temperature"), rules.look("top_p"))
-            index_X = sample_tokens(logits_XV, temperature_X, rules.top_p[rows_X], uniform_X, known)
+        # No draw where all are greedy: its noise would cost more than the choice.
+        index_X = likeliest(logits_XV) if greedy else _drawn(logits_XV, rows_X, place, rules, compact)
         token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
 
         # A softmax over the vocabulary: only where somebody looks at it.
@@ -161,3 +155,11 @@ def choose(
         ids_BG[rows_X, place] = torch.where(going_X, token_X, NOTHING)
         going_X = going_X & (token_X != separator_id) & (rules.most[rows_X] > place + 1)
     return ids_BG, logps_BG
+
+
+def _drawn(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact: bool) -> Tensor:
+    """The draws of some rows for a place of their groups: indices into the columns, (X,)."""
+    # Rows are fewer than those that `known` is of, once some have ended.
+    known = None if compact else (rules.look("temperature"), rules.look("top_p"))
+    uniform_X = rules.uniform(place)[rows_X]
+    return sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, known)

@@ -1,4 +1,4 @@
-// Wires the page: form, theme, link, export, and the runs of a question.
+// Wires the page: form, link, export, and the runs of a question.
 
 import { Run } from "./card.js";
 import * as settings from "./settings.js";
@@ -155,11 +155,6 @@ async function copyLink() {
   }
 }
 
-function showTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  document.querySelector(`input[name=theme][value=${theme}]`).checked = true;
-}
-
 // Storage may be closed (a private window, a policy): then nothing is kept.
 function stored(storage, key, fallback) {
   try {
@@ -178,12 +173,6 @@ function store(storage, key, value) {
 }
 
 function wire() {
-  const theme = stored(() => localStorage, "colar-theme", "auto");
-  showTheme(["light", "dark"].includes(theme) ? theme : "auto");
-  $("theme").addEventListener("change", (event) => {
-    showTheme(event.target.value);
-    store(() => localStorage, "colar-theme", event.target.value);
-  });
   $("key").value = stored(() => sessionStorage, KEY, "");
   $("key").addEventListener("change", () => {
     store(() => sessionStorage, KEY, $("key").value);

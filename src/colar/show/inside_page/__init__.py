@@ -29,7 +29,7 @@ from colar.show.inside_page.reading import CAUSES, causes_section, retrieval_sec
 from colar.show.inside_page.states import attention_section, layers_section, probes_section
 
 FOLDER = Path(__file__).parent
-STYLES = (viewer.STYLE, FOLDER / "page.css", FOLDER / "charts.css", FOLDER / "questions.css")
+STYLES = (*viewer.STYLES, FOLDER / "page.css", FOLDER / "charts.css", FOLDER / "questions.css")
 SECTIONS = (
     causes_section,
     retrieval_section,
@@ -39,7 +39,7 @@ SECTIONS = (
     causal_section,
     probes_section,
 )
-SCRIPTS = (viewer.SCRIPT, FOLDER / "unpack.js", FOLDER / "questions.js", FOLDER / "page.js")
+SCRIPTS = (*viewer.SCRIPTS, FOLDER / "unpack.js", FOLDER / "questions.js", FOLDER / "page.js")
 
 
 def render(

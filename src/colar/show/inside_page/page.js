@@ -1,39 +1,9 @@
-// Wires the page: theme, which controls the charts show, and the questions.
+// Wires the page: which controls the charts show, and the questions.
 
 "use strict";
 
 (() => {
   const $ = (id) => document.getElementById(id);
-  const KEY = "colar-theme";
-
-  function showTheme(theme) {
-    document.documentElement.dataset.theme = theme;
-    document.querySelector(`input[name=theme][value=${theme}]`).checked = true;
-  }
-
-  // Storage may be closed (a frame, a private window): then nothing is kept.
-  function storedTheme() {
-    try {
-      return localStorage.getItem(KEY);
-    } catch {
-      return null;
-    }
-  }
-
-  function keepTheme(theme) {
-    try {
-      localStorage.setItem(KEY, theme);
-    } catch {
-      // Kept for this page alone.
-    }
-  }
-
-  const theme = storedTheme();
-  showTheme(["light", "dark"].includes(theme) ? theme : "auto");
-  $("theme").addEventListener("change", (event) => {
-    showTheme(event.target.value);
-    keepTheme(event.target.value);
-  });
 
   for (const box of document.querySelectorAll("#variants input")) {
     // A control that no system has is no choice.

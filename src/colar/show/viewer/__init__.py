@@ -1,7 +1,11 @@
-"""The chain viewer: thoughts as chips of their tokens, for any page. `viewer.js` says what it can do."""
+"""What the pages share: the chain viewer (thoughts as chips of their tokens), their looks, the switch for the theme.
+
+`viewer.js` says what the viewer can do. A page needs `frame.css` before styles of its own.
+"""
 
 from pathlib import Path
 
-SCRIPT = Path(__file__).parent / "viewer.js"
-STYLE = Path(__file__).parent / "viewer.css"
-FILES = (SCRIPT, STYLE)
+FOLDER = Path(__file__).parent
+STYLES = (FOLDER / "frame.css", FOLDER / "viewer.css")
+SCRIPTS = (FOLDER / "viewer.js", FOLDER / "theme.js")
+FILES = (*STYLES, *SCRIPTS)
