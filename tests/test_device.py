@@ -173,12 +173,18 @@ def test_neither_order_nor_batch_mates_matter(
     asked = requests(method)
     alone = {done.request.id: done for done in Engine(lm, method, 1).generate(asked)}
     together = Engine(lm, method, 64).generate(asked[::-1])
+    compared = 0
     for done in together:
-        for mine, theirs in zip(done.info[:1], alone[done.request.id].info[:1], strict=False):
-            for key in mine:
-                # Of a draw that fell elsewhere the log-prob is another.
-                if key in ("mu", "sigma", "stop_probability"):
-                    tolerance.close(mine[key], theirs[key], f"{done.request.id} {key}")
+        other = alone[done.request.id]
+        alike = {"mu", "sigma", "stop_probability"}
+        # Of a draw that fell elsewhere the log-prob is another.
+        if done.thought_ids[:1] == other.thought_ids[:1]:
+            alike.add("logp")
+        for key in alike & done.info[0].keys():
+            tolerance.close(done.info[0][key], other.info[0][key], f"{done.request.id} {key}")
+            compared += 1
+    # Rounding moves few draws.
+    assert compared >= len(together) // 2
 
 
 def test_a_compiled_step_is_the_same_step(device: str, dtype: str, tolerance: Tolerance) -> None:
