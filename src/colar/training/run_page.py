@@ -57,11 +57,12 @@ class RunPage:
     def log_retrieval(self, lm: LatentLM, method: Method, step: int) -> None:
         """Append a row for each of the params: the step, and the share of tokens found by kind (in set)."""
         with harmless("retrieval"), as_asked(lm), files.append_jsonl(self.folder.retrieval) as write:
-            for params in self.params:
-                if not compares(lm, method, self.examples, params):
-                    continue
-                with_steps = [example for example in self.examples if example.steps]
-                directions_VD = directions(lm)
+            with_steps = [example for example in self.examples if example.steps]
+            compared = [params for params in self.params if compares(lm, method, self.examples, params)]
+            if not compared:
+                return
+            directions_VD = directions(lm)
+            for params in compared:
                 ranks = []
                 for each in reference_passes(lm, method, with_steps, params):
                     ranks += written_ranks(each, directions_VD)
