@@ -172,6 +172,27 @@ def _steps(made: recipe.Recipe, n: int) -> Any:
     return dataclasses.replace(made.training, max_steps=n, report_to="none")
 
 
+# Rows that are elsewhere
+
+
+def test_a_part_of_the_rows_stands_for_all_of_them() -> None:
+    """Ten times the rows, of the same lengths: ten times the time (less padding, by wider pools), the same memory."""
+    made = recipe.load("tiny/cot", [*SMALL, "--training.per_device_train_batch_size", "8"])
+    part = planning.plan(made, "h100")
+    whole = planning.plan(made, "h100", as_many=640)
+    assert whole.numbers["an epoch"] == pytest.approx(10 * part.numbers["an epoch"], rel=0.1)
+    assert whole.peak_bytes == pytest.approx(part.peak_bytes, rel=0.02)
+    lines = [line.split() for line in whole.text()]
+    assert "rows 640 as long as the 64 at hand".split() in lines
+    assert not any(line[:1] == ["rows"] for line in (each.split() for each in part.text()))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_number_of_rows_is_checked(count: int) -> None:
+    with pytest.raises(ValueError, match="rows must be a whole number, 1 or more"):
+        planning.plan(recipe.load("tiny/cot", SMALL), "h100", as_many=count)
+
+
 # What does not fit
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +23,7 @@ import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from colar import files, recipes
+from colar.checks import check_number
 from colar.data.example import Example
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
@@ -62,16 +64,23 @@ Rows = tuple[list[Example], list[Example]]
 """A recipe's rows to train on and to validate with."""
 
 
-def plan(recipe: Recipe, gpu: str, count: int = 1, rows: Rows | None = None) -> Estimate:
+def plan(
+    recipe: Recipe, gpu: str, count: int = 1, rows: Rows | None = None, as_many: int | None = None
+) -> Estimate:
     """The table of a recipe on `count` cards. ValueError where its data or its backbone's shapes are not there.
 
-    `rows` are the recipe's own, where they are loaded already.
+    `rows` are the recipe's own, where they are loaded already. Where only a part of them is at hand, `as_many` is how
+    many there are to train on: as long as these.
     """
     card = hardware.find(gpu, count)
     name = backbone_of(recipe)
     shape = shapes.find(name)
     method = build_method(recipe)
     examples, held_out = load_examples(recipe.data) if rows is None else rows
+    at_hand = len(examples)
+    if as_many is not None:
+        check_number("rows", as_many, 1, whole=True)
+        examples = list(islice(cycle(examples), as_many))
     template = Template(recipe.template, shapes.tokenizer_of(name, shape))
     lengths = lengths_of(recipe, method, template, examples, count)
 
@@ -95,6 +104,8 @@ def plan(recipe: Recipe, gpu: str, count: int = 1, rows: Rows | None = None) -> 
     trained = peak.trained(lm)
     kept = recipe.training.save_total_limit
     estimate.add_bytes("checkpoints on disk", disk(trained, kept, peak.ADAM_MOMENTS))
+    if as_many is not None:
+        estimate.add("rows", f"{as_many:,}", f"as long as the {at_hand:,} at hand")
     share = f"{100 * hardware.TRAINING_SHARE:.0f}% of the peak"
     estimate.add("assumed", share, "where many rows are short, or texts hold rare words, it takes longer")
     return estimate
