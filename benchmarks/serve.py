@@ -10,15 +10,15 @@ SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `benchmarks/gen
     cot             colar serve, the chain in tokens
     engine          the engine of colar5 alone, the same clients without HTTP: what HTTP costs
     transformers    `transformers serve` with continuous batching, the chain in tokens
-    llama-cpp       llama-cpp-python's server, the chain in tokens; it answers one request after another
+    llama-cpp       llama.cpp's own server, the chain in tokens, continuous batching
 
 Each server runs in a process of its own, the clients in another one. Clients ask one question after another, streamed,
 for `--seconds`; what has begun by then is finished and counted. Times are to the first event and to the whole answer.
 All systems run in turns, `--rounds` times; cells are medians over the rounds. All of it is a quarter of an hour on two
 cores with AMX.
 
-llama-cpp-python needs no place beside ours: `--llama-python VENV/bin/python` names an interpreter that has it
-(pip install 'llama-cpp-python[server]'). What fails is a cell with an error, and the rest goes on. Each run is a line
+llama.cpp comes as a wheel: pip install xllamacpp gguf. (llama-cpp-python is compiled for an hour on two cores, and its
+server answers one request after another.) What fails is a cell with an error, and the rest goes on. Each run is a line
 of `runs.jsonl`: the same command again does what is left, and again what has failed. The table goes to stdout, then one
 JSON line.
 """
@@ -285,11 +285,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS), help="clients at a time")
     parser.add_argument("--seconds", type=float, default=4, help="how long clients of a cell ask")
     parser.add_argument("--compile", action="store_true", help="compile our decode step")
-    parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny, one round, a second a cell, 1 and 2 clients"
     )
-    parser.add_argument("--server", choices=OURS, help=argparse.SUPPRESS)
+    parser.add_argument("--server", choices=(*OURS, "llama-cpp"), help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.smoke:

@@ -14,6 +14,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,10 +59,8 @@ def body_of(system: str, model: str, question: str) -> tuple[str, dict[str, Any]
         fixed = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": -1}
         return "/v1/completions", {**body, "prompt": question, "generation_config": json.dumps(fixed)}
     if system == "llama-cpp":
-        # The tokens that end a text, 0 and 2, are never chosen.
-        never = {"0": -100, "2": -100}
-        more = {"prompt": question, "max_tokens": TOKENS, "temperature": 0, "logit_bias": never}
-        return "/v1/completions", {**body, **more}
+        more = {"prompt": question, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        return "/v1/completions", {**body, **more, "stream_options": {"include_usage": True}}
     body |= {"messages": [{"role": "user", "content": question}], "stream_options": {"include_usage": True}}
     if system == "colar5-hidden":
         body["include_reasoning"] = False
@@ -101,15 +100,8 @@ def what_is_wrong(system: str, said: bytes) -> str:
         return "no status 200"
     if re.search(rb'data: \{"error"', said):
         return "an error in the stream"
-    if system == "llama-cpp":
-        # Its streams have no usage: a text for each token, but where characters are incomplete.
-        return (
-            ""
-            if b'"finish_reason": "length"' in said or b'"finish_reason":"length"' in said
-            else "ended early"
-        )
     found = re.findall(rb'"completion_tokens": ?(\d+)', said)
-    want = TOKENS if system == "transformers" else THOUGHTS[system] + ANSWER
+    want = THOUGHTS[system] + ANSWER if system in THOUGHTS else TOKENS
     if not found or int(found[-1]) != want:
         return f"not {want} tokens"
     return ""
@@ -138,12 +130,6 @@ def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
 def _command(system: str, port: int, args: argparse.Namespace) -> list[str]:
     if system == "transformers":
         return _transformers(port, args)
-    if system == "llama-cpp":
-        from llama_cpp import bfloat16_model
-
-        threads = ["--n_threads", str(args.threads), "--n_threads_batch", str(args.threads)]
-        options = ["--model", str(bfloat16_model()), "--model_alias", "model", "--port", str(port)]
-        return [args.llama_python, "-m", "llama_cpp.server", *options, "--n_ctx", str(POSITIONS), *threads]
     more = ["--compile"] if args.compile else []
     options = ["--server", system, "--port", str(port), "--threads", str(args.threads), *more]
     serve = str(Path(__file__).with_name("serve.py"))
@@ -238,7 +224,10 @@ class Fixed(Unending):
 
 
 def serve(system: str, args: argparse.Namespace) -> None:
-    """Be the server of one of ours, as `colar serve` is."""
+    """Be the server of llama.cpp, or of one of ours as `colar serve` is."""
+    if system == "llama-cpp":
+        _serve_llama_cpp(args)
+        return
     from colar.serve import app, server
     from colar.serve.keys import Keys
     from colar.serve.limits import Limits
@@ -250,3 +239,22 @@ def serve(system: str, args: argparse.Namespace) -> None:
     served = Served("model", made.lm, Fixed(method), made, decoding, limits.max_waiting)
     bound = server.bind("127.0.0.1", args.port)
     server.run(server.make(app.build([served], limits, Keys([]), log), limits, log), bound)
+
+
+def _serve_llama_cpp(args: argparse.Namespace) -> None:
+    """llama.cpp's own server, with as many rows at a time as ours; it ends with the process."""
+    import xllamacpp
+    from llama_cpp import bfloat16_model
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(bfloat16_model())
+    params.model_alias = {"model"}
+    params.hostnames = ["127.0.0.1"]
+    params.port = args.port
+    params.n_parallel = SLOTS
+    params.n_ctx = SLOTS * POSITIONS  # shared by all rows
+    params.cpuparams.n_threads = args.threads
+    params.cpuparams_batch.n_threads = args.threads
+    listening = xllamacpp.Server(params)  # without the name it would end here
+    print(listening.listening_address, flush=True)
+    threading.Event().wait()
