@@ -27,11 +27,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -70,7 +72,7 @@ def main() -> None:
     report = {
         "benchmark": "serve",
         "setting": setting(args) | {"rounds": args.rounds, "positions": servers.POSITIONS},
-        "provenance": shared.provenance(),
+        "provenance": shared.provenance() | versions(),
         **ratios(cells),
         "cells": cells,
         "runs": runs,
@@ -91,6 +93,16 @@ def setting(args: argparse.Namespace) -> dict[str, Any]:
         "threads": args.threads,
         "compile": args.compile,
     }
+
+
+def versions() -> dict[str, str]:
+    """Of the servers that are not ours, where they are installed."""
+    packages = ("transformers", "xllamacpp")
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 # Runs

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from work import ANSWER, FACTOR, Unending, load_model
 
@@ -156,7 +157,7 @@ def _transformers(port: int, args: argparse.Namespace) -> list[str]:
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Until the server accepts connections. RuntimeError where it does not."""
+    """Until the server says that it is ready: llama.cpp accepts connections before. RuntimeError where it does not."""
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -164,7 +165,8 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             raise RuntimeError(
                 f"the server ended with {process.returncode}: {' '.join(last)[:300]} (see {log})"
             )
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        # An HTTP error, too, is an OSError.
+        with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
             return
         time.sleep(0.2)
     raise RuntimeError(f"the server was not ready after {READY_SECONDS:.0f} s: see {log}")
