@@ -143,6 +143,7 @@ def data_chains(args: argparse.Namespace) -> None:
     output = files.require_writable(args.output)
     examples, _ = recipe.load_examples(recipe.load(args.recipe, args.overrides).data)
     asked = {
+        # A digest, not a path: other weights may lie there when the command is given again.
         "checkpoint": checkpoint_digest(checkpoint.resolve(args.checkpoint)),
         "recipe": args.recipe,
         "keys": args.overrides,

@@ -172,6 +172,7 @@ def _requests(
 
     requests = []
     for row in rows:
+        # By the row's id, not its place: an answer does not depend on the other rows of the file.
         seed = seed_from(args.seed, row["id"])
         for params in grid:
             request = Request(

@@ -22,6 +22,7 @@ def add_parser(commands: Any) -> None:
 
 def arguments(words: list[str]) -> list[str]:
     """The words of a command line that argparse must leave alone: all behind `lm-eval`."""
+    # Behind "--" argparse takes no word for an option of its own: --help is lm-eval's.
     return [words[0], "--", *words[1:]] if words[:1] == ["lm-eval"] else words
 
 

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = Keys.read(args.api_key_file)
     models = _named(args.checkpoints)
+    # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
     try:
         if not keys and not _is_loopback(bound.getsockname()[0]):
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> None:
         served = [_serve(name, path, args, limits) for name, path in models.items()]
         made = server.make(app.build(served, limits, keys, log), limits, log)
         log.write("started", url=server.url(bound), models=list(models), keys=bool(keys))
+        # With --port 0 this is how a caller learns the port.
         print(server.url(bound), flush=True)
         server.run(made, bound)
         log.write("stopped")

@@ -251,6 +251,7 @@ def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> l
             names.append(name)
 
     grid = []
+    # Without names there is one empty combination: the method's defaults.
     for values in itertools.product(*(getattr(args, name) for name in names)):
         chosen = dict(zip(names, values, strict=True))
         grid.append(registry.make_params(method, chosen))

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
         processes.leave()
         return
     result = recipe.run(made, resume=not args.no_resume)
+    # The path is printed when all processes are done.
     processes.leave()
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():

@@ -97,6 +97,7 @@ class ColarLM(LM):  # type: ignore[misc]
         engine = Engine(self.lm, self.method, min(self.batch_size, max(1, len(asked))))
         answers = []
         for instance, completion, until in zip(requests, self._complete(engine, asked), stops, strict=True):
+            # The engine knows no stop texts: an answer is made in full and cut afterwards.
             answer = cut(completion.text, until)
             self.cache_hook.add_partial("generate_until", instance.args, answer)
             answers.append(answer)
@@ -109,6 +110,7 @@ class ColarLM(LM):  # type: ignore[misc]
             for completion in fold(self.lm, engine.stream(asked)):
                 completions.append(completion)
                 bar.advance()
+        # They finish in any order; lm-eval wants that of its requests.
         return sorted(completions, key=lambda completion: completion.number)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
@@ -138,6 +140,7 @@ def place(device: str | None) -> str:
 
 def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
     """Rows that run at a time, from lm-eval's two options."""
+    # lm-eval also has "auto:N" (measure the size anew N times): nothing is measured here.
     if batch_size is None or str(batch_size).startswith("auto"):
         return max_batch_size or BATCH_SIZE
     try:

@@ -28,10 +28,12 @@ def documents(
     named = source or data
     if named is None:
         raise ValueError("task colar_file needs its file: --metadata data=questions.jsonl")
+    # `data` is a file: the loader would take the name of a source as well.
     if data is not None and source is None and not Path(data).exists():
         raise ValueError(f"--metadata data={data}: no such file")
     rows = sources.load(named, split, data_dir=others.get("data_dir"))
     table = [{column: getattr(row, column) for column in COLUMNS} for row in rows]
+    # "test" whatever the split is: the task files have `test_split: test`.
     return {"test": datasets.Dataset.from_list(table)}
 
 

@@ -55,6 +55,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"{path}: {wrapped}") from error
 
     recipe = Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
+    # Built for its checks alone: a run builds its method in `load_model`.
     build_method(recipe)
     check_attention(recipe)
     if recipe.grpo is not None:
@@ -85,6 +86,7 @@ def build_method(recipe: Recipe) -> Method:
     config = dict(recipe.method)
     name = str(config.pop("name", ""))
     method = registry.build(name, config)
+    # A value that the method lacks fails here, and not at the first validation.
     for values in recipe.validation.params:
         registry.make_params(method, values)
     return method

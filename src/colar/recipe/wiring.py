@@ -32,6 +32,7 @@ from colar.training.sft import TrainResult, train
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
+    # Joined first: which process owns the folder is settled among all of them.
     processes.join(recipe.training.ddp_timeout)
     # One lock for a run on each disk: under torchrun one process holds it for all.
     owner = processes.owns(output)
@@ -185,6 +186,7 @@ def _renumbered(
     questions = sources.held_out_questions(
         source, split, data_dir=data.data_dir, skip_malformed=data.skip_malformed
     )
+    # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
     found = renumber.renumbered(rows, versions, seed, questions)
     renumber.say(found, len(rows))
@@ -239,6 +241,7 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
 def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     model = recipe.model
     seed = recipe.training.seed
+    # Before the method's modules are made: their shapes follow from its config.
     if recipe.grpo is not None:
         _take_config(recipe, method)
     # peft draws an adapter's first weights from the global generator.

@@ -97,6 +97,7 @@ async def pieces(ask: Ask) -> Pieces:
                 yield piece
         return
 
+    # Unbounded: the engine waits for no reader, and the limits of the requests bound what can pile up.
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(ask, i, queue)) for i in range(len(ask.requests))]
     try:
@@ -110,6 +111,7 @@ async def pieces(ask: Ask) -> Pieces:
             else:
                 yield said
     finally:
+        # Waited for, so that the engine is told to cancel before the ask gives its places in the queue back.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,6 +123,7 @@ async def _pump(ask: Ask, index: int, queue: asyncio.Queue[Piece | Exception | N
             async for piece in mine:
                 queue.put_nowait(piece)
         queue.put_nowait(None)
+    # Not BaseException: a pump is cancelled by `pieces`, which reads the queue no more.
     except Exception as error:
         queue.put_nowait(error)
 
@@ -143,6 +146,7 @@ async def _sample(ask: Ask, index: int) -> Pieces:
                 thoughts.append(event)
                 # An answer of one piece has its thoughts read together: that is one look at the vocabulary.
                 if not ask.stream:
+                    # Said although it is empty: the time to the first event is measured at the first piece.
                     yield Piece(sample)
                     continue
             for piece in await _read(ask, sample, reader, thoughts):
@@ -150,6 +154,7 @@ async def _sample(ask: Ask, index: int) -> Pieces:
             thoughts.clear()
             if event.kind == "thought":
                 continue
+            # The thinking is over: bytes that are no character yet will not become one.
             kept = reader.end()
             if kept:
                 sample.reasoning += kept
@@ -167,6 +172,7 @@ async def _sample(ask: Ask, index: int) -> Pieces:
                 sample.finish = event.reason
     rest = answer.end()
     sample.text += rest
+    # A stop string leaves the loop before the engine's last event, which has the reason otherwise.
     sample.finish = sample.finish or "stop"
     sample.ended = True
     yield Piece(sample, text=rest)
@@ -204,6 +210,7 @@ async def _read(ask: Ask, sample: Sample, reader: ThoughtReader, thoughts: Seque
 
 def _say(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece | None:
     """The piece of an answer's token; None where it says nothing (yet)."""
+    # EOS counts too: each token comes out of one pass, the first out of the separator's.
     sample.forward_passes += 1
     if sample.answer_began is None:
         sample.answer_began = event.at

@@ -52,6 +52,7 @@ class Api:
     async def chat(self, request: Request) -> Response:
         asked, params = parse(ChatRequest, await self._body(request), registry.param_names())
         served = self._served(request, asked.model)
+        # max_tokens is OpenAI's old name for the same limit: the new name goes before it.
         most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         made = ask(
             served,
@@ -125,6 +126,7 @@ class Api:
     # What all of them share
 
     async def _body(self, request: Request) -> bytes:
+        # Set before the body is read: a body that comes slowly spends its request's time.
         request.state.deadline = asyncio.get_running_loop().time() + self.limits.deadline
         return await read_body(request, self.limits)
 
@@ -139,6 +141,7 @@ class Api:
             raise ApiError(
                 404, f"no model {name!r}; there are {known}", param="model", code="model_not_found"
             )
+        # Noted once it is known to exist: the name becomes a label of the metrics.
         request.state.noted["model"] = name
         return self.served[name]
 
@@ -151,6 +154,7 @@ class Api:
         return json_response(self._served(request, request.path_params["name"]).card())
 
     async def health(self, request: Request) -> Response:
+        # An engine that has stopped never starts again: 503 from then on, for as long as the process lives.
         closed = [name for name, each in self.served.items() if each.engine.closed]
         if closed:
             return json_response({"status": "failed", "models": closed}, 503)
@@ -173,6 +177,7 @@ def build(served: Sequence[Served], limits: Limits, keys: Keys, log: Log) -> Obs
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        # Reached when all answers are sent or the drain is over: streams still open end with an error.
         for each in served:
             await each.engine.close()
 
@@ -183,6 +188,7 @@ def build(served: Sequence[Served], limits: Limits, keys: Keys, log: Log) -> Obs
         "/v1/completions": ("POST", api.completions),
         "/v1/responses": ("POST", api.responses),
         "/v1/models": ("GET", api.models),
+        # `path`, because NAME=CHECKPOINT may give a name with slashes.
         "/v1/models/{name:path}": ("GET", api.model),
         "/metrics": ("GET", api.metrics_text),
     }
@@ -230,6 +236,7 @@ async def _told_by_http(request: Request, error: Exception) -> Response:
 
 async def _told_nothing(request: Request, error: Exception) -> Response:
     """A defect of ours: the log has it, the client is told that it is none of its own."""
+    # Starlette raises the error again behind this answer, and uvicorn logs it with its traceback.
     return failed().response()
 
 

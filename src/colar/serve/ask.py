@@ -73,6 +73,7 @@ def ask(
     `given` are the method's values; they go before those of an `effort`.
     """
     stands_for = dict(served.effort(effort)) if effort is not None else {}
+    # The effort "none" is a limit on thoughts, which `params` would refuse: it is no value of the method.
     budget = stands_for.pop("thinking_token_budget", None)
     if asked.thinking_token_budget is not None:
         budget = asked.thinking_token_budget
@@ -82,6 +83,7 @@ def ask(
         raise ApiError(400, f"n times the prompts must be {limits.max_samples} or less", param="n")
 
     wants = Wants(asked.include_reasoning, asked.return_thoughts, logprobs)
+    # A method that thinks in tokens shows these as its reasoning: no embeddings need to be kept.
     latent = wants.reasoning and served.method.latent
     keep = wants.thoughts or wants.logprobs or latent
     # Draws without a seed differ from request to request.
@@ -101,6 +103,7 @@ def ask(
             prompt_tokens += len(prompt_ids(served.lm, served.method, request))
         except ValueError as error:
             raise refused(error) from error
+        # They share the seed: `sample` is what makes their draws differ.
         requests += [replace(request, sample=sample) for sample in range(n)]
     warning = served.method.trained(params)
     return Ask(id, served, requests, prompt_tokens, _stops(stop), wants, warning, asked.stream)
@@ -145,6 +148,7 @@ def _decoding(default: Decoding, asked: Asked, budget: int | None, max_answer: i
     try:
         return replace(default, **changes)
     except ValueError as error:
+        # `Decoding` begins each of its messages with the field's name.
         raise refused(error, str(error).split()[0]) from error
 
 

@@ -58,6 +58,7 @@ class Chat:
             delta |= _reasoning(piece.reasoning)
         if piece.thought is not None:
             delta["colar"] = {"thought": piece.thought}
+        # A token may have a log-prob before it has text: bytes of a character that is not complete.
         if piece.text or piece.logprobs:
             delta["content"] = piece.text
         logprobs = _logprobs(piece.logprobs) if piece.logprobs else None
@@ -108,6 +109,7 @@ class Completions:
 
 def whole(form: Form, ask: Ask, samples: Sequence[Sample]) -> dict[str, Any]:
     """An answer in one piece."""
+    # Samples are collected in the order of their first pieces, which differs from run to run.
     choices = [form.choice(ask, sample) for sample in sorted(samples, key=lambda sample: sample.index)]
     return {**_head(ask, form.object), "choices": choices, "usage": usage(ask, samples)}
 

@@ -53,6 +53,7 @@ class Delivery:
                 samples = await unless_gone(request, deadline, _collect(first, found))
                 return json_response(shape.whole(samples))
         except BaseException:
+            # A generator that nobody closes holds its places in the queue until it is collected.
             await found.aclose()
             raise
         frames = _frames(shape.stream(_after(first, found)), shape.frame, deadline)
@@ -70,6 +71,7 @@ class Delivery:
         samples: dict[int, Sample] = {}
         if self.prompts:
             noted["prompts"] = sorted({each.question for each in made.requests})
+        # Entered at the first `anext`, before any header is sent: a full queue is still a 429.
         with served.admission.enter(len(made.requests)):
             try:
                 async with contextlib.aclosing(pieces(made)) as found:
@@ -125,6 +127,7 @@ async def _frames(
     async with contextlib.aclosing(values):
         try:
             while True:
+                # Not around the `yield`: the deadline would then interrupt whatever the consumer is doing.
                 async with asyncio.timeout_at(deadline):
                     value = await anext(values)
                 yield frame(value)

@@ -41,6 +41,7 @@ class Keys:
         """ApiError 401 unless the request has one of the keys, or none is wanted."""
         if not self:
             return
+        # Starlette reads headers as Latin-1: encoded so again, a key is the bytes that were sent.
         scheme, _, given = headers.get("authorization", "").partition(" ")
         # All are compared, in a time that does not depend on what they are: it says nothing about a key.
         digest = _digest(given.strip().encode("latin-1", "replace"))

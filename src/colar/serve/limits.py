@@ -63,6 +63,7 @@ class Admission:
     @contextlib.contextmanager
     def enter(self, n: int) -> Iterator[None]:
         """Hold `n` places inside the block. ApiError 429 where there are not as many."""
+        # 400 and not 429: another try would fail as well.
         if n > self.most:
             raise ApiError(
                 400, f"{n} choices are more than this server takes at once: {self.most}", param="n"
@@ -98,6 +99,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     if kind != "application/json":
         raise ApiError(415, f"Content-Type must be application/json, got {kind or 'none'}")
     too_large = ApiError(413, f"the body is larger than {limits.max_body} bytes")
+    # A chunked body says no length: the loop below counts its bytes.
     length = request.headers.get("content-length", "0")
     # The length is checked by the HTTP library: digits.
     if int(length) > limits.max_body:

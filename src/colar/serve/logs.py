@@ -52,10 +52,12 @@ class LogHandler(logging.Handler):
 
 def take_over(log: Log) -> None:
     """Have uvicorn's messages written as lines of ours."""
+    # uvicorn.access is not among them: `Observed` writes a line for each request.
     for name in ("uvicorn", "uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers = [LogHandler(log)]
         logger.propagate = False
+    # Below this uvicorn says that it starts and stops, which `colar serve` logs itself.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
@@ -83,6 +85,7 @@ class Observed:
         noted: dict[str, Any] = {}
         scope.setdefault("state", {})["noted"] = noted
         scope["state"]["request_id"] = request_id
+        # What is logged where no response begins: the end of the drain cancels a request, say.
         status = 500
 
         async def observe(message: Message) -> None:
@@ -96,6 +99,7 @@ class Observed:
             await self.app(scope, receive, observe)
         finally:
             seconds = time.perf_counter() - started
+            # A stream that broke off was sent as 200: `noted` has the status that is true.
             self._note(scope, noted, noted.pop("status", status), seconds, request_id)
 
     def _note(

@@ -17,6 +17,7 @@ class Metrics:
     """The numbers of one server."""
 
     def __init__(self, served: Iterable[Served]) -> None:
+        # Its own: the global registry refuses a second server's metrics of the same names in one process.
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "colar_requests",

@@ -50,6 +50,7 @@ class Nearest:
         """The `k` nearest tokens of an embedding, and its cosine with each of `ids`."""
         answer: asyncio.Future[Near] = asyncio.get_running_loop().create_future()
         self._questions.append(_Question(embed_D, k, ids, answer))
+        # One task at a time: questions that come while it computes are its next batch.
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         return await answer
@@ -69,6 +70,7 @@ class Nearest:
                     if not question.answer.done():
                         question.answer.set_result(near)
         finally:
+            # Nothing is awaited between the last look at the questions and here, so none is left behind.
             self._task = None
 
     @torch.no_grad()

@@ -39,6 +39,7 @@ class Protocol(H11Protocol):
         self._unread = False
         """Whether the connection was dropped because its client did not read."""
 
+        # One for each connection: only its protocol object has the transport that `abort` drops.
         async def app(scope: Any, receive: Any, send: Any) -> None:
             scope["state"]["abort"] = self.transport.abort
             scope["state"]["unread"] = lambda: self._unread
@@ -161,4 +162,5 @@ def protocol(limits: Limits) -> type[Protocol]:
         "unread_seconds": limits.body_seconds,
         "max_connections": limits.max_connections,
     }
+    # A class, not an instance: uvicorn makes an object of it for each connection.
     return type("Protocol", (Protocol,), changed)

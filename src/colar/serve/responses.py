@@ -55,6 +55,7 @@ async def _events(ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], No
         item: _Item | None = None
         if thinks and ask.wants.reasoning:
             item = reasoning
+        # The sample's end opens the message too: an answer without text is still an item of the output.
         elif piece.text or sample.ended:
             item = message
         if item is None:

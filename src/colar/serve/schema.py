@@ -105,6 +105,7 @@ class ChatRequest(Sampled):
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatRequest:
+        # Pydantic collects ValueErrors and AssertionErrors; an ApiError passes through it as it is.
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         return self
@@ -186,6 +187,7 @@ def parse(kind: type[T], body: bytes, param_names: Collection[str]) -> tuple[T, 
 def _object(body: bytes) -> dict[str, Any]:
     """The JSON object of a body."""
     try:
+        # By itself Python's parser takes NaN and Infinity, which are no JSON.
         given = json.loads(body.decode(), parse_constant=_no_constant)
         # Text that could not be sent back, or logged.
         json.dumps(given, ensure_ascii=False).encode()
@@ -238,6 +240,7 @@ def _first(error: ValidationError, known: Collection[str]) -> ApiError:
     place = ".".join(str(part) for part in mistake["loc"])
     if mistake["type"] == "extra_forbidden":
         last = str(mistake["loc"][-1])
+        # Inside a message or an option other names are allowed than `known` has.
         near = did_you_mean(last, known) if len(mistake["loc"]) == 1 else ""
         return ApiError(400, f"unknown field {place!r}{near}", param=place, code="unknown_parameter")
     if mistake["type"] == "missing":

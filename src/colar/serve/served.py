@@ -70,6 +70,7 @@ class Served:
             params = registry.make_params(self.method, {**self.defaults, **values})
             self.method.trained(params)
         except ValueError as error:
+            # The checks' messages have the field's name in them: it becomes `param` of the error object.
             named = [name for name in values if name in str(error)]
             raise refused(error, named[0] if named else None) from error
         return params

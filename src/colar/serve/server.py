@@ -26,6 +26,7 @@ def bind(host: str, port: int) -> socket.socket:
     family, kind, number, _, address = found[0]
     bound = socket.socket(family, kind, number)
     try:
+        # A server that is started again need not wait until the system forgets its old connections.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError:
@@ -64,6 +65,7 @@ def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
         http=protocol(limits),
         ws="none",
         lifespan="on",
+        # `take_over` has set up the loggers: uvicorn's own configuration would undo that.
         log_config=None,
         access_log=False,
         server_header=False,

@@ -70,6 +70,7 @@ class EventStream(Response):
         finally:
             for task in (filling, sending, leaving):
                 task.cancel()
+            # Awaited first: a generator cannot be closed while `_fill` is inside it.
             await asyncio.gather(filling, sending, leaving, return_exceptions=True)
             await self.frames.aclose()
             self._unsent.clear()
@@ -77,6 +78,7 @@ class EventStream(Response):
         if ended != COMPLETE:
             # A socket that is closed still waits for what was written to it.
             scope["state"]["abort"]()
+            # Lets the loop drop the connection: else uvicorn would log a response that was not completed.
             await asyncio.sleep(0)
 
     async def _fill(self) -> None:
@@ -99,6 +101,7 @@ class EventStream(Response):
                 body = b"".join(self._unsent)
                 self._unsent.clear()
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+                # After `send`, which waits while the socket is full: what waits there counts as unsent.
                 self._bytes -= len(body)
             if self._complete:
                 break
@@ -148,6 +151,7 @@ async def unless_gone(request: Request, deadline: float, work: Awaitable[T]) -> 
     finally:
         for task in (working, leaving):
             task.cancel()
+        # Awaited: the caller closes the generator next, which must not run any more.
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 

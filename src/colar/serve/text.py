@@ -72,6 +72,7 @@ class AnswerText:
 
     def _say(self, new: str, unsure: Callable[[str], int]) -> str:
         text = self._kept + new
+        # `Template.decode` strips the whole answer: its front is stripped until something is said.
         if not self._begun:
             text = text.lstrip()
         at = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
@@ -80,6 +81,7 @@ class AnswerText:
             said = text[: min(at)].rstrip()
             self._kept = ""
         else:
+            # White space at the end is kept back: it is said with the text behind it, or never.
             sure = text[: len(text) - unsure(text)]
             said = sure.rstrip()
             self._kept = text[len(said) :]

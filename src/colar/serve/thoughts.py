@@ -49,6 +49,7 @@ class ThoughtReader:
 
     async def _near(self, event: Event, ids: list[int]) -> Near | None:
         """What a thought is near to; None where that is not looked at."""
+        # Chosen tokens are their own text: without details nobody looks at their cosines.
         if event.embed is None or (ids and not self.detailed):
             return None
         size = group_size(self.params)
@@ -66,6 +67,7 @@ class ThoughtReader:
             assert near is not None, "latents are kept where they are to be read"
             ids = near.ids[: group_size(self.params)]
             cosines, logprobs = list(near.cosines[: len(ids)]), [None] * len(ids)
+            # One by one: nearest tokens have no order in which they could be decoded as a text.
             text = "".join(map(self.lm.template.token, ids))
 
         index = self.count
