@@ -41,6 +41,7 @@ class AttentionMass(Measured):
 
 def thought_mass(weights_HTT: Tensor, n_question: int) -> Tensor:
     """Sums over the thoughts of one sequence, means over heads: question, earlier, itself, first, (4,)."""
+    # In float64: sums over many positions in half precision would lose the small weights.
     weights_HKT = weights_HTT[:, n_question:].double()
     own_HK = weights_HKT[:, :, n_question:].diagonal(dim1=1, dim2=2)
     question_HK = weights_HKT[:, :, :n_question].sum(-1)
@@ -71,6 +72,7 @@ def attention_of(lm: LatentLM, passes: Sequence[ReferencePass]) -> AttentionMass
 @torch.no_grad()
 def attention_weights(lm: LatentLM, fed_TD: Tensor) -> list[Tensor]:
     """The weights of each layer, (H, T, T); call it inside `eager`."""
+    # The base model alone: nobody looks at the LM head's logits here.
     output = lm.causal_lm.base_model(inputs_embeds=fed_TD[None], use_cache=False, output_attentions=True)
     weights = output.attentions
     if not weights or any(each is None for each in weights):

@@ -107,6 +107,7 @@ def sigma_calibration(mean_ND: Tensor, sigma_ND: Tensor, true_ND: Tensor) -> Sig
         n_thoughts=mean_ND.shape[0],
         n_values=mean_ND.numel(),
         z_mean=z_ND.mean().item(),
+        # Not divided by n - 1: one value alone would give NaN.
         z_std=z_ND.std(correction=0).item(),
         within=within,
         expected=expected,
@@ -142,6 +143,7 @@ def stop_of(passes: Sequence[ReferencePass]) -> StopCalibration | None:
     probability = [each.thought.info["stop_probability"] for each in passes]
     is_end = []
     for each in passes:
+        # The method is asked at K + 1 positions; only behind the last thought does the chain end.
         end_N = torch.zeros(each.n_thoughts + 1, dtype=torch.bool)
         end_N[-1] = True
         is_end.append(end_N)
@@ -153,8 +155,10 @@ def sigma_of(method: Method, passes: Sequence[ReferencePass]) -> SigmaCalibratio
     if not passes or not has_sigma(method, passes[0].thought.info):
         return None
     sigma_e = float(method.config.sigma_e)
+    # At the last position the method should stop: no true latent is there to compare with.
     mean = [each.thought.info["mu"][:-1] for each in passes]
     sigma = [each.thought.info["sigma"][:-1] for each in passes]
+    # mu and sigma are in units of sigma_e already, the latents are embeddings.
     true = [each.latents_KD.float() / sigma_e for each in passes]
     return sigma_calibration(torch.cat(mean), torch.cat(sigma), torch.cat(true))
 

@@ -107,6 +107,7 @@ class Prefixed(Forced):
 
     def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
         own = self.method.begin(lm, requests)
+        # A name of its own: an inner method that is a control has a column `row` too.
         return {**own, "prefix_row": super().begin(lm, requests)["row"]}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
@@ -121,6 +122,7 @@ class Prefixed(Forced):
         return replace(
             thought,
             embeds=torch.where(given_B[:, None], given_BD, thought.embeds),
+            # The inner method may want to stop where a given thought is still to be fed.
             done=thought.done & ~given_B,
             token_ids=thought.token_ids.masked_fill(given_B, -1),
         )
@@ -180,6 +182,7 @@ def think(
         sigma_RKD = torch.zeros_like(thoughts.embeds_RKD)
         for r, completion in enumerate(kept):
             sigma_KD = torch.stack([info["sigma"] for info in completion.info])
+            # The head says sigma in units of sigma_e; the noise is added to embeddings.
             sigma_RKD[r, : len(sigma_KD)] = sigma_KD * method.config.sigma_e
     return Own(examples_kept, requests_kept, kept, right, thoughts, sigma_RKD)
 
@@ -213,6 +216,7 @@ def noised(own: Own, position_R: Tensor, scale_RD: Tensor, seed: int) -> Thought
     device = position_R.device
     seed_R = torch.tensor([request.seed for request in own.requests], dtype=torch.int64, device=device)
     sample_R = torch.tensor([request.sample for request in own.requests], dtype=torch.int64, device=device)
+    # A counter more than the head's own draws have: the noise is independent of those.
     keys_R = noise.keys(seed_R, sample_R, seed, position_R, noise.LATENT)
     drawn_RD = noise.normal(keys_R, own.thoughts.embeds_RKD.shape[-1])
     row_R = torch.arange(len(position_R), device=device)
@@ -226,6 +230,8 @@ def dropped(own: Own, position_R: Tensor) -> Thoughts:
     embeds_RKD = own.thoughts.embeds_RKD
     K = embeds_RKD.shape[1]
     place_K = torch.arange(K, device=position_R.device)
+    # What stands behind the dropped thought moves up by one. The last column has nothing behind it:
+    # it repeats itself, and lies beyond every count.
     source_RK = place_K + (place_K >= position_R[:, None]).long()
     index_RK1 = source_RK.clamp(max=K - 1)[..., None]
     shifted_RKD = embeds_RKD.gather(1, index_RK1.expand_as(embeds_RKD))
@@ -239,6 +245,7 @@ def changed_thoughts(own: Own, change: Change, position_R: Tensor, seed: int) ->
     if change.kind == "drop":
         return dropped(own, position_R)
     if change.kind == "swap":
+        # `shuffled` rejects a single question; here it only means that there is no such row.
         alone = len({request.question for request in own.requests}) < 2
         return None if alone else swapped(own, position_R, seed)
     row_R = torch.arange(len(position_R), device=position_R.device)

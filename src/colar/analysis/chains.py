@@ -143,6 +143,7 @@ def _chain(
     if groups is None:
         cause = "right" if verdict.correct else "wrong" if parsed else "unparsable"
         for thought in thoughts:
+            # The page reads both keys of every thought, compared or not.
             thought |= {"mark": None, "reference": []}
     else:
         cause = diagnosis.classify(groups, read_as, parsed, verdict.correct)
@@ -189,6 +190,7 @@ def thought_objects(
         return []
     size = group_size(params)
     template = lm.template
+    # At a large c a thought stands for more tokens than are shown as neighbours.
     near_K = nearest_tokens(lm, completion.latents, max(NEIGHBOURS, size), directions_VD)
     thoughts = []
     for k, token_id in enumerate(completion.thought_ids):

@@ -79,6 +79,7 @@ class Forced(Method):
         row_B = state.begun["row"]
         n_given = self.given.embeds_RKD.shape[1]
         embeds_BD = torch.zeros_like(state.hidden)
+        # Where nobody had a thought the table has no columns, and cannot be indexed.
         if n_given:
             # A row that is done reads beyond its thoughts; its embedding is ignored.
             step_B = state.step.clamp(max=n_given - 1)
@@ -208,6 +209,7 @@ def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> Thoughts:
     """The thoughts of completions that kept them, in one table."""
     counts = [completion.length for completion in completions]
     # Padded with zeros to the most thoughts of any request.
+    # In float32, which holds bfloat16 exactly too: fed again, `own` must answer token for token as before.
     embeds_RKD = torch.zeros(len(completions), max(counts), lm.width, device=lm.device)
     for r, completion in enumerate(completions):
         if completion.latents is not None:
@@ -232,6 +234,7 @@ def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
     by_question: dict[str, list[int]] = {}
     for r, request in enumerate(requests):
         by_question.setdefault(request.question, []).append(r)
+    # Sorted before it is shuffled: the order of the requests must not decide who gets whose thoughts.
     questions = sorted(by_question)
     if len(questions) < 2:
         raise ValueError("thoughts can be shuffled between two questions or more, there is only one")
@@ -260,6 +263,7 @@ def randomised(own: Thoughts, requests: Sequence[Request], seed: int) -> Thought
         position_R = sample_R * 2**32 + k
         drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, seed, position_R, noise.LATENT), D)
     unit_RKD = torch.nn.functional.normalize(drawn_RKD, dim=-1)
+    # Padding has length 0, and stays zero.
     norm_RK1 = own.embeds_RKD.norm(dim=-1, keepdim=True)
     return Thoughts(unit_RKD * norm_RK1, own.counts_R)
 

@@ -96,6 +96,7 @@ def _controls(
 ) -> list[tuple[str, list[Request], Method]]:
     """Each control: its requests, and the method that answers them."""
     made: list[tuple[str, list[Request], Method]] = []
+    # A chain of tokens has no latents to replace, and neither has a model that never thought.
     if method.latent and any(completion.length for completion in completions):
         own = controls.thoughts_of(lm, completions)
         questions = {request.question for request in requests}
@@ -107,6 +108,7 @@ def _controls(
     if "none" in kinds:
         at_once = []
         for request in requests:
+            # At this limit the engine feeds the closing separator at once, whatever the method chooses.
             at_once.append(replace(request, decoding=replace(request.decoding, max_latents=0)))
         made.append(("none", at_once, method))
     return made

@@ -100,6 +100,7 @@ def classify(groups: Sequence[Sequence[Token]], read: Sequence[set[int]], parsed
     if not parsed:
         return "unparsable"
     # Only the first: whatever comes after a wrong thought may be right about it.
+    # The chains may differ in length, which is judged below.
     for group, read_as in zip(groups, read, strict=False):
         lost = missing(group, read_as)
         if lost:
@@ -185,6 +186,7 @@ def write(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
                 judged.append(places(lm, tokens[start:], ids, before))
             if not missing(asked, read_as[k]):
                 right += 1
+            # By the reference's group, not by what was chosen: the pass has fed the right prefix.
             start += len(group)
         stops = [False] * len(groups) + [True]
         yield {

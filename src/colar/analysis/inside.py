@@ -78,6 +78,7 @@ def look_inside(
     `completions` are the model's own of all `examples`, if it has answered them already (`chains.requests_of`).
     Without `causal` no thoughts are changed, which takes longest.
     """
+    # As indices: `completions` belong to all examples, those without steps too.
     kept = [i for i, example in enumerate(examples) if example.steps]
     own = None if completions is None else [completions[i] for i in kept]
     examples = [examples[i] for i in kept]
@@ -85,6 +86,7 @@ def look_inside(
     if own is None:
         own = answer_all(lm, method, requests_of(examples, params, limits))
     n = len(examples)
+    # A list: all measurements but `causal` read the same passes.
     passes = list(progress.track(reference_passes(lm, method, examples, params), "read", n))
     retrieval = _retrieval(lm, passes, own)
     first = passes[:look]

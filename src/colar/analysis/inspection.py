@@ -87,6 +87,7 @@ def system_of(
 
 def compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
     """Whether thoughts can be compared with reference chains."""
+    # `require_groups` raises for an empty list too: without a reference chain nothing is compared.
     with_steps = [example for example in examples if example.steps]
     try:
         require_groups(lm, method, with_steps, params)
@@ -187,6 +188,7 @@ def inspect(
         examples.append(question)
     if not examples:
         raise ValueError("questions must hold at least one question, got none")
+    # The engine switches dropout off by itself, the reference passes do not.
     lm.eval()
     has_speed = any(each.name == "compression_factor" for each in fields(method.Params))
     asked = [method.Params()]
@@ -206,5 +208,6 @@ def _unjudge(system: System, without_answer: Set[str]) -> None:
     for answer in system.numbers["answers"]:
         if answer["id"] in without_answer:
             answer["right"] = answer["cause"] = None
+    # Its accuracies count answers that were compared with the placeholder.
     if without_answer:
         system.numbers["cost"] = None

@@ -100,6 +100,7 @@ def layer_norms(states_LND: Tensor, questions: Sequence[int]) -> LayerNorms:
     difference_LN = (norm_LN[1:] - before_LN) / before_LN
     update_LN = (states_LND[1:] - states_LND[:-1]).norm(dim=-1) / before_LN
     errors = []
+    # All layers have the same questions: either each of them has an error or none has.
     for difference_N in difference_LN.tolist():
         error = stats.mean(difference_N, questions).se
         if error is not None:
@@ -157,6 +158,7 @@ def _lens_sums(logits_NV: Tensor, wanted: Sequence[set[int]]) -> tuple[float, fl
     mass = 0.0
     for logp_V, ids in zip(logp_NV, wanted, strict=True):
         mass += logp_V[sorted(ids)].exp().sum().item()
+    # entr(0) is 0; p log p would be NaN where a logit is -inf.
     entropy_N = torch.special.entr(logp_NV.exp()).sum(-1)
     return float(right), mass, entropy_N.sum().item()
 
@@ -192,9 +194,11 @@ def layer_states(lm: LatentLM, fed_TD: Tensor) -> LayerStates:
         kept.append(args[0] if args else kwargs["hidden_states"])
 
     def keep_output(module: nn.Module, args: Any, output: Any) -> None:
+        # The layers of some families return a tuple, with the state first.
         kept.append(output if isinstance(output, Tensor) else output[0])
 
     def note_behind(module: nn.Module, args: Any, output: Any) -> None:
+        # All layers have run: what is called from now on works on the last one's output.
         if len(kept) == len(layers) + 1:
             behind.append(module)
 
@@ -204,6 +208,7 @@ def layer_states(lm: LatentLM, fed_TD: Tensor) -> LayerStates:
         for layer in layers:
             hooks.append(layer.register_forward_hook(keep_output))
         for module in lm.causal_lm.base_model.modules():
+            # Leaves only: the module around a leaf would be noted as well, and its work done twice.
             if id(module) not in inside and not list(module.children()):
                 hooks.append(module.register_forward_hook(note_behind))
         hidden_TD = lm.hidden(fed_TD[None])[0]
@@ -211,6 +216,7 @@ def layer_states(lm: LatentLM, fed_TD: Tensor) -> LayerStates:
         for hook in hooks:
             hook.remove()
 
+    # Each state is (1, T, D): one sequence was fed, so its axis becomes that of the layers.
     read = LayerStates(torch.cat(kept), tuple(behind))
     if len(kept) != len(layers) + 1 or not torch.allclose(
         read.through_final(read.states_LTD[-1]).float(), hidden_TD.float(), rtol=1e-3, atol=1e-3

@@ -72,6 +72,7 @@ def write_shares(groups: Sequence[Sequence[Place]]) -> dict[str, Any]:
         for each in group:
             by_place[each.place].append(each.right)
             by_kind[each.kind].append(each.right)
+        # A group is never empty: its first token, or the separator in its place, is always judged.
         behind = "behind_number" if group[0].behind_number else "else"
         first[behind].append(group[0].right)
         joint.append(all(each.right for each in group))

@@ -83,6 +83,7 @@ def probe_of(lm: LatentLM, passes: Sequence[ReferencePass], layer: int | None = 
         labels_N = torch.tensor([result.label for result in here], dtype=torch.float64)
         for name in FEATURES:
             states = [result.states[name] for result in here]
+            # A step between others may have no result in any chain; its scores are then None.
             features_ND = torch.stack(states).double() if states else torch.zeros(0, lm.width)
             label_sets = [labels_N, *shuffles(labels_N, seed)]
             r2, *shuffled = held_out_r2s(features_ND, label_sets, questions, seed)
@@ -111,6 +112,7 @@ def results_of(lm: LatentLM, each: ReferencePass, layer: int | None = None) -> l
         if not places or value is None:
             continue
         states = {
+            # Thought k is predicted at position n_question - 1 + k, and fed at the one behind it.
             "before": states_TD[each.n_question - 1 + thought_of[places[0]]],
             "after": states_TD[each.n_question + thought_of[places[-1]]],
             "question": states_TD[each.n_question - 1],
@@ -146,9 +148,11 @@ def held_out_r2s(
     squared_total = [0.0] * len(label_sets)
     for fold in range(FOLDS):
         held_N = fold_N == fold
+        # A ridge chosen on the rows that are held out would flatter the probe.
         chosen_on_N = fold_N == (fold + 1) % FOLDS
         fit_N = ~held_N & ~chosen_on_N
         chooser = Ridge(features_ND[fit_N])
+        # Fitted again with the rows that chose: in units of the singular values a ridge keeps its meaning.
         fitted = Ridge(features_ND[~held_N])
         for i, labels_N in enumerate(label_sets):
             ridge = _best_ridge(chooser, labels_N[fit_N], features_ND[chosen_on_N], labels_N[chosen_on_N])
@@ -178,6 +182,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def folds(questions: Sequence[str], seed: int = 0) -> list[int]:
     """The fold of each row: that of its question."""
+    # Sorted before it is shuffled: a set of texts has another order in every process.
     distinct = sorted(set(questions))
     Random(seed).shuffle(distinct)
     fold_of = {question: i % FOLDS for i, question in enumerate(distinct)}
@@ -200,6 +205,7 @@ class Ridge:
         squared_P = self.singular_P.square()
         # Features that are all constant have no singular value above 0.
         penalty = ridge * squared_P.mean().clamp(min=1e-12)
+        # Labels are centred as features are: the ridge then shrinks the slopes and not the mean.
         along_P = self.left_NP.T @ (labels_N - labels_N.mean())
         weights_D = self.right_PD.T @ (self.singular_P / (squared_P + penalty) * along_P)
         labels_M: Tensor = (features_MD - self.mean_D) / self.spread_D @ weights_D + labels_N.mean()

@@ -39,6 +39,7 @@ class Token:
 def kind_of(text: str, after_equals: bool) -> Kind:
     """The kind of a token by its text; `after_equals`: it stands behind its step's last "="."""
     stripped = text.strip()
+    # Before the test for a result: the brackets that close an equation stand behind its "=" too.
     if stripped.strip("<>") == "":
         return "bracket"
     if after_equals:
@@ -57,6 +58,7 @@ def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     for example in examples:
         # What `encode` draws are params, and these are given: any generator will do.
         row = method.encode(lm.template, example, Random(0), 0.0)
+        # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
         question = lm.template.question(example.question, method.prompt(params))
         seed = noise.seed_from(0, example.id)
         rows.append(replace(row, question=question, params=params, seed=seed))

@@ -60,12 +60,14 @@ def reference_passes(
 ) -> Iterator[ReferencePass]:
     """The passes of examples whose thoughts stand for the chain's tokens (`require_groups` says whether they do)."""
     for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
+        # A row at a time: without padding, positions are those of its own question and thoughts.
         batch = Batch.collate([row])
         embeds_1KD, counts_1 = method.thoughts(lm, batch)
         question_1QD = lm.embed(batch.question_ids)
         fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
         hidden_TD = lm.hidden(fed_1TD)[0]
         begun = method.begin(lm, [Request(example.id, example.question, params, seed=row.seed)])
+        # K + 1 rows: the question's last position, and that of each thought.
         asked_KD = hidden_TD[len(row.question) - 1 :]
         thought = method.think(lm, _state(lm, asked_KD, row, begun))
         groups = reference_groups(lm, method, row)
@@ -89,5 +91,6 @@ def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor
         seed=torch.full((n,), row.seed, dtype=torch.int64, device=device),
         sample=torch.zeros(n, dtype=torch.int64, device=device),
         make_logits=lm.logits,
+        # There is one request behind all positions: its columns are repeated.
         begun={name: column.expand(n, *column.shape[1:]) for name, column in begun.items()},
     )

@@ -96,6 +96,7 @@ def rank_tokens(
     ranks = []
     for cosine_V, group in zip(cosine_KV, groups, strict=True):
         own_G = cosine_V[list(group)]
+        # Strictly nearer: the token itself, and one with the very same embedding, do not count.
         nearer_G = (cosine_V[None] > own_G[:, None]).sum(-1)
         ranks.append(tuple(nearer_G.tolist()))
     return ranks
@@ -106,6 +107,7 @@ def rank_tokens(
 
 def written_ranks(each: ReferencePass, directions_VD: Tensor) -> list[ThoughtRanks]:
     """Thoughts that the method writes after a right prefix."""
+    # At the last position the method should stop: its embedding there stands for no group.
     embeds_KD = each.thought.embeds[:-1]
     chosen = []
     for k in range(each.n_thoughts):
@@ -181,6 +183,7 @@ def _of_tokens(thoughts: Sequence[ThoughtRanks], kind: str | None = None) -> Sha
 def _of_thoughts(thoughts: Sequence[ThoughtRanks]) -> Shares:
     return Shares(
         n=len(thoughts),
+        # A thought has one nearest token, so the best rank decides; a whole group is found by its worst.
         top1=_share(min(each.ranks) == 0 for each in thoughts),
         top5=_share(max(each.ranks) < FIVE for each in thoughts),
         in_set=_share(max(each.ranks) < each.size for each in thoughts),

@@ -38,6 +38,7 @@ def check(recipe: Recipe) -> Estimate:
         cache.check(lm.causal_lm)
     params = [registry.make_params(method, values) for values in recipe.validation.params]
     require_fit(lm, method, held_out, params, recipe.validation.limits)
+    # A trainer wants a run's folder: this one is gone at the end, with whatever was written to it.
     with tempfile.TemporaryDirectory() as folder:
         if recipe.grpo is None:
             trainer = sft.make_trainer(lm, method, examples, recipe.training, RunFolder(Path(folder)))
@@ -55,6 +56,7 @@ def _sft(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Est
     loader = trainer.get_train_dataloader()
     _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
     curriculum = Curriculum(trainer.objective.method, per_epoch, max_steps)
+    # The run's length in epochs: a curriculum's last stage may have the longer rows.
     batch = preflight.longest_batch(trainer, max_steps / per_epoch)
     assert batch is not None, "rows are there before training"
     found = _measured(trainer, batch, training.gradient_checkpointing)
@@ -80,11 +82,13 @@ def _grpo(recipe: Recipe, trainer: GrpoTrainer, held_out: list[Example]) -> Esti
     )
     lengths = fed_positions(generation.tensors)
     longest = lengths.argsort(descending=True)[: plan.batch]
+    # The batch below names outputs by their slots in it: the trainer must not sample another.
     trainer.generation = generation
     batch = {"generations": torch.zeros_like(longest), "slots": longest}
     found = _measured(trainer, batch, recipe.training.gradient_checkpointing)
     _memory(estimate, trainer, found)
     updates = plan.updates_per_generation
+    # A generation is sampled once, and learnt from in several updates.
     step = seconds / updates + found.seconds * plan.accumulate
     estimate.add_seconds("an update", step, "its share of the generation included")
     epoch = step * updates * trainer.sampler.schedule.generations_per_epoch
@@ -104,6 +108,7 @@ def _begun(trainer: LatentTrainer) -> Estimate:
 def _measured(
     trainer: LatentTrainer, batch: dict[str, torch.Tensor], checkpoints: bool
 ) -> preflight.Measured:
+    # A run switches it on before it trains; here no training begins.
     if checkpoints:
         recompute.enable(trainer.objective.lm)
     return preflight.measure(trainer, batch)
@@ -124,6 +129,7 @@ def _memory(estimate: Estimate, trainer: LatentTrainer, found: preflight.Measure
 def memory_of(device: torch.device) -> int:
     """Bytes of the device's memory, whoever uses them."""
     if device.type == "cuda":
+        # (free, total): what others use now is not counted as lost.
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

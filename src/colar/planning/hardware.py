@@ -62,5 +62,6 @@ def all_reduce_seconds(gpu: Gpu, count: int, size: float) -> float:
     """A ring's all-reduce of `size` bytes: each card sends and receives 2 (n - 1) / n of them."""
     if count == 1:
         return 0.0
+    # All cards of a ring send at once: its slowest link sets the pace.
     slowest = gpu.link_gb_per_s if count <= PER_NODE else min(gpu.link_gb_per_s, NETWORK_GB_PER_S)
     return 2 * (count - 1) / count * size / (slowest * 1e9)

@@ -39,6 +39,7 @@ class Replayed:
 
 def replay(lm: LatentLM, work: Work, bf16: bool, mode: FakeTensorMode) -> Replayed:
     """Do the work on the shapes of `lm` (made in `mode`)."""
+    # In eval mode layers would not recompute: checkpoints work in training alone.
     lm.train()
     with mode, TensorPeak() as counted, Products() as products:
         _forward_and_backward(lm, work, bf16)
@@ -64,9 +65,11 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _forward_and_backward(lm: LatentLM, work: Work, bf16: bool) -> None:
+    # The shapes say that they are on the CPU (`shapes.without_memory`), whatever card they stand for.
     with torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext():
         results = _forward(lm, work)
     total: Tensor = torch.stack([result.float().sum() for result in results]).sum()
+    # Held by this list, they would count as memory all through the backward pass.
     del results
     torch.autograd.backward(total)
     for weight in lm.parameters():

@@ -26,6 +26,7 @@ def rollout_work(twin: Twin, method: Method, recipe: Recipe, examples: Sequence[
     size = recipe.training.per_device_train_batch_size
     # As many whole groups as a batch has, at least one.
     groups = max(1, -(-size // config.num_generations))
+    # A generation of one batch: no more is sampled than is measured.
     plan = Plan(groups * config.num_generations, 1, 1, 1, config.num_generations)
     schedule = QuestionSchedule(list(examples), recipe.training.seed, plan)
     sampler = RolloutSampler(
@@ -33,8 +34,10 @@ def rollout_work(twin: Twin, method: Method, recipe: Recipe, examples: Sequence[
     )
     tensors = sampler.generate(0).tensors
     lengths = fed_positions(tensors)
+    # The longest rows, and of their parts the first, which has the longest again.
     batch = lengths.argsort(descending=True)[:size]
     first = part_indices(lengths[batch], recipe.training.tokens_per_batch)[0]
+    # What sampling has noted is dropped: a batch's work is that of its loss.
     twin.work = Work()
     with torch.no_grad():
         GrpoObjective(twin, method, config)(**take(tensors, batch[first]))

@@ -97,6 +97,7 @@ def counting_tokenizer(digits: int = 3) -> PreTrainedTokenizerFast:
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1," + str(digits) + r"}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
+    # Without a token for the separator the template would add one, and a row to the embedding.
     vocabulary = {"<unk>": 0, "###": 1, "<eos>": 2, "<bos>": 3}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -124,6 +125,7 @@ def without_memory(
                     if tensor is None:
                         continue
                     originals.append(tensor)  # an id is free for another once its tensor is gone
+                    # Tied weights are one tensor at two places, and must stay one.
                     if id(tensor) not in known:
                         known[id(tensor)] = _like(tensor)
                     tensors[name] = known[id(tensor)]

@@ -94,6 +94,7 @@ class Twin(LatentLM):
 
     def _noted(self, name: str) -> Any:
         def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            # Of inputs as wide as the model: the replay puts hidden states of the large model in their place.
             shapes = [tuple(each.shape[:-1]) for each in inputs if each.shape[-1] == WIDTH]
             self.work.modules.append((name, shapes))
 
@@ -108,6 +109,7 @@ def twin_of(method: Method, examples: Sequence[Example]) -> Twin:
         backbone = Backbone("twin", LlamaForCausalLM(config), shapes.counting_tokenizer())
         twin = Twin.from_backbone(backbone)
         assert isinstance(twin, Twin)
+        # `prepare` may run the twin, which notes that too; it begins anew below.
         twin.begin()
         twin.add_modules(method.modules(twin))
         # What it says there of the twin's words would mislead.
@@ -133,6 +135,7 @@ def in_words_of(twin: Twin, row: Row, template: Template) -> Row:
     ids = {template.separator_id: twin.template.separator_id, template.eos_id: twin.template.eos_id}
 
     def known(tokens: list[int]) -> list[int]:
+        # The backbone's ids may lie beyond the twin's small vocabulary; no shape depends on them.
         return [ids.get(token, 0) for token in tokens]
 
     return dataclasses.replace(

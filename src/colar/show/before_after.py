@@ -45,6 +45,7 @@ def _new_in_bold(before: str, now: str) -> Text:
     """`now`, its words that are not those of `before` in bold."""
     old, new = before.split(" "), now.split(" ")
     text = Text()
+    # autojunk would take frequent words of a long text for noise, and not match them.
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for what, _, _, start, end in matcher.get_opcodes():
         words = " ".join(new[start:end])

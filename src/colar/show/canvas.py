@@ -96,6 +96,7 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Drawn into memory first: where drawing fails, no file has been touched.
     buffer = io.BytesIO()
     # These two settings are global: they are the host's again as soon as the file is written.
     with matplotlib.rc_context(_SVG):
@@ -105,6 +106,7 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(buffer.getvalue())
+        # mkstemp makes files that nobody but their owner may read.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
@@ -166,6 +168,7 @@ def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tupl
                 # the same, the one close to the anchor wins, and the first anchor before the others.
                 outside = 4 * half_width * half_height - _overlap(spot, panel)
                 hidden = sum(_overlap(spot, other) for other in taken) + 3 * outside
+                # Hidden area by the text's height: the length that is hidden, to weigh with a distance.
                 cost = hidden / (2 * half_height) + 0.8 * radius + 2 * rank
                 if cost < least:
                     best = (anchor, x, y)

@@ -59,6 +59,7 @@ def narrowed(grid: Grid, width: int) -> Grid:
         return grid
 
     def kept(line: Sequence[str]) -> list[str]:
+        # `last` is 1 or more here: [-0:] would be the whole line.
         return [*line[: grid.words], *line[-grid.last :]]
 
     note = f"{left_out} more columns do not fit this terminal; they are in report.md."

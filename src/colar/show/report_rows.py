@@ -179,6 +179,7 @@ class RunsRow:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> RunsRow:
+        # `to_json` leaves this key out, and a cell is not read without it.
         system, dataset = cell_from_json({**plain, "train_seed": None})
         numbers = {key: value for key, value in plain.items() if key not in CELL_KEYS}
         return cls(system, dataset, **numbers)

@@ -60,6 +60,7 @@ def draw(data: dict[str, dict[str, Any]]) -> Any:
         first.set_ylim(bottom=0)
         others.xaxis.set_major_locator(MaxNLocator(integer=True))
         others.axhline(0, color="#999999", linewidth=0.8)
+    # The legend is that of one panel: in one with fewer curves some c would be missing.
     most = max(panels[1::2], key=lambda axes: len(axes.lines))
     legend_below(figure, most, "", columns=5)
     return figure

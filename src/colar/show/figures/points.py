@@ -36,6 +36,7 @@ def points(
     found = []
     for row in report.shown_rows:
         if wanted(row):
+            # From `rows`, where each training run stands by itself; `shown_rows` may be pooled.
             runs = [run for run in report.rows if wanted(run) and _factor(run) == _factor(row)]
             found.append(_point(row, runs))
     if not found:

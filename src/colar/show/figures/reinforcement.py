@@ -78,6 +78,7 @@ def draw(data: dict[str, Any]) -> Any:
 def _draw_curve(axes: Any, each: dict[str, Any], number: int, scale: float, rows: int | None) -> None:
     colour, _ = canvas.style(number)
     for run in each["runs"]:
+        # A single run is its own mean, which is drawn below.
         if len(each["runs"]) > 1:
             x, y = zip(*run["points"], strict=True)
             axes.plot(x, [scale * value for value in y], color=colour, linewidth=0.8, alpha=0.5)

@@ -78,6 +78,7 @@ def commonest(thoughts: Sequence[Thought]) -> list[list[bool]]:
     found = []
     for thought in thoughts:
         place = thought["position"]
+        # A question must not vote for its own tokens.
         others = everywhere[place] - own[place, thought["id"]]
         ranked = sorted(others, key=lambda token_id: (-others[token_id], token_id))
         guessed = ranked[: len(set(thought["token_ids"]))]
@@ -113,6 +114,7 @@ def draw(data: dict[str, Any]) -> Any:
         axes.set_ylim(0, 105)
         drawn.append(axes)
     legend_below(figure, drawn[0], "bars: 95% interval, clustered by question")
+    # Last of all: it fixes the layout, in which the legend must have its room by then.
     _draw_case(case, data["case"])
     return figure
 

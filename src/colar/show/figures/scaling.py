@@ -97,6 +97,7 @@ def _panel(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
             draw_runs(axes, at, [100 * run["accuracy"] for run in point["runs"]], colour)
     sizes = [point["parameters"] for point in curves[0]["points"]]
     axes.set_xticks(sizes, [_millions(size) for size in sizes])
+    # A logarithmic axis of few decades names its minor ticks too, which would lie over the sizes.
     axes.minorticks_off()
     axes.set_xlim(sizes[0] / 1.6, sizes[-1] * 1.6)
 

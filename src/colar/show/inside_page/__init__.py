@@ -74,6 +74,7 @@ def render(
 def framed(page: str, height: int = 800) -> str:
     """The page in a frame of its own, for a notebook: its styles and scripts touch nothing around it."""
     return (
+        # Scripts run, and for want of allow-same-origin they reach nothing of the notebook.
         f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="colar: look inside" '
         f'style="width: 100%; height: {height}px; border: 0"></iframe>'
     )
@@ -87,6 +88,7 @@ def _title(whole: Mapping[str, Any]) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Only this style and this script, and no request of any kind."""
+    # The page's JSON stands in a script element too; it is data and never run, so it needs no hash.
     return f"default-src 'none'; base-uri 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
 
 

@@ -54,6 +54,7 @@ class Axis:
     def ticks(self) -> list[float]:
         """About five round numbers from `low` to `high`."""
         step = _round_step((self.high - self.low) / 5)
+        # A bound that is a multiple of the step must not be lost to rounding.
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [k * step for k in range(first, last + 1)]
@@ -68,6 +69,7 @@ def axis_of(
     """An axis that holds all values, and 0 where `zero` says so."""
     held = [*values, 0.0] if zero or not values else list(values)
     low, high = min(held), max(held)
+    # An axis of length 0 would make `_at` divide by 0.
     if high == low:
         high = low + 1
     margin = room * (high - low)
@@ -166,6 +168,7 @@ def stacked(
 def _column(
     x: Axis, y: Axis, left: float, right: float, low: float, high: float, colour: int, tip: str
 ) -> Markup:
+    # A value beyond the axis ends at its edge; one of 0 is still a thin line, unlike a missing one.
     clamped = min(max(high, y.low), y.high)
     start, top = _at(x, y, left, max(low, clamped))
     end, bottom = _at(x, y, right, min(low, clamped))
@@ -193,6 +196,7 @@ def _frame(x: Axis, y: Axis, labels: Sequence[str] | None = None) -> Markup:
         # Not more names than there is room for.
         longest = max((len(label) for label in labels), default=1)
         room = (WIDTH - LEFT - RIGHT) / max(len(labels), 1)
+        # The font has 12 px: about 7 a character, and 6 between two names.
         every = max(1, math.ceil((7.0 * longest + 6) / room))
         for i in range(0, len(labels), every):
             left, _ = _at(x, y, i + 0.5, y.low)

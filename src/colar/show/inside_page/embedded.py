@@ -44,6 +44,7 @@ def data_text(
 
 def script_safe(value: Any) -> str:
     """JSON that holds neither `</script>` nor `<!--`, whatever is in it."""
+    # NaN is not JSON: an error here, before the page's JSON.parse rejects all of its data.
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # In JSON these characters stand inside strings only, where they may be escaped.
     for character in "<>&\u2028\u2029":

@@ -99,6 +99,7 @@ def attention_section(systems: Sequence[System]) -> Section:
         values = []
         for i, layer in enumerate(system["attention"]["layers"]):
             labels.append(str(i + 1))
+            # Of a question of one token rounding could leave a little less than 0.
             rest = max(0.0, layer["question"] - layer["first"])
             values.append([layer["first"], rest, layer["earlier"], layer["itself"]])
         rows = [[label, *map(percent, row)] for label, row in zip(labels, values, strict=True)]
