@@ -61,6 +61,7 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
     if answer_type == "latex":
         return Verdict(same_maths(_expression(answer), _expression(completion)), parsed)
     if answer_type == "number":
+        # `canonical` writes what Fraction reads: "-0.75", "1/3".
         return Verdict(same_number(Fraction(gold), Fraction(parsed)), parsed)
     return Verdict(False, parsed)
 

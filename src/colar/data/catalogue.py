@@ -158,6 +158,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="latex",
             splits={
                 "train": _MATH_TRAIN,
+                # The same file with the same rows left out: the two parts must divide one ranking.
                 "validation": replace(_MATH_TRAIN, part="held"),
                 "test": _one_file("math/test.parquet", hub="test"),
             },

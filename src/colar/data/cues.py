@@ -45,6 +45,7 @@ def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
     characters = list(question.lower())
     for mention in mentions:
         if mention.kind in ("fraction", "times", "word"):
+            # Masked at equal length: the places of the mentions behind it stay valid.
             characters[mention.start : mention.end] = "#" * (mention.end - mention.start)
     text = "".join(characters)
     cued = {Fraction(1)}

@@ -196,6 +196,7 @@ def hendrycks_math(raw: Any) -> Fields:
 def math_500(raw: Any) -> Fields:
     """Parse MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
     row = _named_fields(raw)
+    # The caller puts source and split before the key: "test/" would stand there twice.
     key = _text(row, "unique_id").removeprefix("test/").removesuffix(".json")
     return Fields(_text(row, "problem"), _paragraphs(_text(row, "solution")), _text(row, "answer"), key)
 

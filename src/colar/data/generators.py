@@ -45,6 +45,7 @@ def generate(
     # Checked here, for a dataclass answers an unknown name with a TypeError.
     check_known(f"{source} option", options, [field.name for field in fields(generator.config)])
     config = generator.config(**options)
+    # `arithmetic` imitates no published set: its `generate` takes no `avoid`.
     if generator.published is None:
         return generator.generate(config, split, n, seed)
     return generator.generate(config, split, n, seed, avoid=avoid)

@@ -85,6 +85,7 @@ def plain(expression: str) -> str:
     # In the order of the table: spaces go last, when nothing else can leave one behind.
     for pattern, replacement in _LOOKS:
         text = pattern.sub(replacement, text)
+    # Where nothing is left the text itself stays: two empty spellings would pass for equal answers.
     return text.strip().removesuffix(".").strip() or expression.strip()
 
 
@@ -139,6 +140,7 @@ class _Comparer:
 
     def same(self, gold: str, answer: str) -> bool:
         """Ask the worker; False where it takes too long or dies."""
+        # One question at a time: a reply is known by its place in the pipe alone.
         with self._lock:
             process = self._process or self._start()
             expired = threading.Event()
@@ -179,10 +181,12 @@ class _Comparer:
         self._process = None
         if process is not None:
             process.kill()
+            # Waits for its end and closes its pipes: each deadline would leave a zombie otherwise.
             process.communicate()
 
     def forget(self) -> None:
         """In a forked child: the worker and its pipes belong to the parent."""
+        # A new lock: another thread of the parent may have held the old one, and would never release it here.
         self._lock = threading.Lock()
         self._process = None
 

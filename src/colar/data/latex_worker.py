@@ -44,6 +44,7 @@ def serve(requests: TextIO, replies: TextIO) -> None:
     for line in requests:
         gold, answer = json.loads(line)
         try:
+            # Without math-verify's own timeouts: the process that asks kills this one instead.
             same = bool(verify(read(gold), read(answer), timeout_seconds=None))
         except Exception:  # whatever a parser makes of a model's text, it is not the answer
             same = False

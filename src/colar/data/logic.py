@@ -130,6 +130,7 @@ def generate(
     check_number("n", n, 0, whole=True)
     examples = []
     for index in range(n):
+        # Repeats are not looked for: a row would then depend on the rows before it.
         problem = _problem(f"{source}/{split}/{seed}/{index}", draw, split, avoid)
         row_id = f"{source}/{split}/{index}"
         examples.append(Example(row_id, problem.question, problem.steps, problem.answer, answer_type))

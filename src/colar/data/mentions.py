@@ -55,6 +55,7 @@ _ONES = "|".join(SMALL[1:10])
 _PART = rf"(?:{_ONES})[ -](?:{'|'.join(_PART_VALUES)})s?"
 # The longest first: "sixteen" is no "six".
 _WORD = rf"(?:{'|'.join(TENS)})(?:[ -](?:{_ONES}))?|{'|'.join(sorted(SMALL[2:], key=len, reverse=True))}"
+# The first alternative that fits wins: the 2 of "2 1/2" and the 1 of "1/2" are no numbers of their own.
 _NUMBER = re.compile(
     rf"(?P<mixed>{_MIXED})|(?P<fraction>{_FRACTION})|(?P<integer>{_DIGITS})"
     rf"|\b(?P<part>{_PART})\b|\b(?P<times>twice|thrice)\b|\b(?P<word>{_WORD})\b",
@@ -135,6 +136,7 @@ def find(question: str) -> list[Mention]:
         mention = _mention(question, match)
         if mention is not None:
             found.append(mention)
+    # A second pass: whether "the three" has another 3 beside it takes all numbers.
     return [_fixed_if_alone(question, mention, found) for mention in found]
 
 
@@ -143,6 +145,7 @@ def write(question: str, mentions: Sequence[Mention], values: Sequence[Fraction]
     parts = []
     done = 0
     for mention, value in zip(mentions, values, strict=True):
+        # A number that stays keeps its very spelling: "twice" would come back as "two times".
         text = mention.text if value == mention.value else spell(mention, value)
         parts.append(with_article(question[done : mention.start], mention.text, text))
         parts.append(text)
@@ -228,6 +231,7 @@ def _round_step(mention: Mention) -> Fraction:
 def _fractions(mention: Mention) -> list[Fraction]:
     """Proper fractions from half to twice the value; a top of 1 stays 1, and 1/8th keeps its th."""
     value = mention.value
+    # There is no 1/2th and no 1/3th.
     lowest = 4 if mention.text.endswith(("th", "ths")) else 2
     if not mention.text[0].isdigit():
         lowest = 3  # halves have a word of their own
@@ -325,6 +329,7 @@ def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
     if kind in ("times", "fixed"):
         return kind == "fixed"
     try:
+        # A spelling that cannot be made again (007, 4/8) gives no pattern for another number.
         spelled = spell(mention, value).lower()
     except (ValueError, KeyError):  # more decimals than anyone writes; "two fourths" are no name of a half
         return True

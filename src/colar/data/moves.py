@@ -102,6 +102,7 @@ def _possible_kinds(sizes: Sizes, first: bool, steps_left: int) -> list[str]:
     else:
         candidates = list(MOVES)
     allowed = set(sizes.operations)
+    # A kind is spelled by its operations: the length of that text is the number of its steps.
     return [kind for kind in candidates if len(KINDS[kind]) <= steps_left and set(KINDS[kind]) <= allowed]
 
 
@@ -147,6 +148,7 @@ def _draw_product(kind: str, total: int, sizes: Sizes, rng: random.Random) -> Mo
         largest = total - 2
     if largest < 4:
         return None
+    # At most half of the room, so that there is always a b of 2 or more.
     a = between(rng, 2, min(sizes.max_number, largest // 2))
     b = between(rng, 2, min(sizes.max_number, largest // a))
     return move_on(kind, (a, b), total)

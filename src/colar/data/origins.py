@@ -118,6 +118,7 @@ def _check_silent(origins: list[list[list[Origin]]]) -> None:
     used = {origin.result for origin in _flat(origins)}
     for index in range(len(origins) - 1):
         behind = [candidates for of_step in origins[index + 1 :] for candidates in of_step]
+        # `[Origin()]` is an operand that can be nothing but a constant.
         if index not in used and [Origin()] in behind:
             raise NotAProgram("a result may be used silently")
 
@@ -211,6 +212,7 @@ def _frozen(
                 if operand > 2 and any(_follows(operand, earlier.result, named) for earlier in steps[:index]):
                     raise NotAProgram("an operand may follow from a result")
                 units = cued & _UNITS
+                # A hundredfold too: the constant 0.1 may be the 10% between 20% and 30%.
                 frozen |= _giving(operand, named, units) | _giving(100 * operand, named)
                 frozen |= _summing_to(operand, named)
             frozen |= _leaving(operand, mentions, is_constant)
@@ -269,6 +271,7 @@ def _giving(target: Fraction, values: Iterable[Fraction], units: Iterable[Fracti
                 made |= {one / other, Fraction(one // other)}
             if one:
                 made.add(other / one)
+            # The target times 1 is the target: that ties it to nothing.
             if target in made and not (other == 1 and one == target):
                 giving |= {one, other}
     return giving
@@ -297,6 +300,7 @@ def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
     lengths = set()
     for match in _LIST.finditer(question):
         commas = match[0].count(",")
+        # "a, b, and c" has a comma more than "a, b and c": both list three.
         with_last = commas + (1 if re.search(r", (?:and|or) $", match[0]) else 2)
         lengths.add(with_last if commas else 2)
     names = len(set(_NAME.findall(question)))

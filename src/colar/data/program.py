@@ -61,6 +61,7 @@ def run(step: Step, operands: Sequence[Fraction]) -> Fraction | None:
 
 def fill(step: Step, operands: Sequence[Fraction], result: Fraction) -> str:
     """The text of the step with other numbers, each in the spelling of the one that it replaces."""
+    # The numbers of a step's text, from left to right: the operands in order, and last the result.
     values = iter([*operands, result])
 
     def other(match: re.Match[str]) -> str:
@@ -136,6 +137,7 @@ def _postfix(expression: str) -> tuple[int | str, ...]:
                 raise NotAProgram("a step is no equation")
             waiting.pop()
         else:
+            # At equal rank the earlier one binds first: 8-3-2 is (8-3)-2.
             while waiting and waiting[-1] != "(" and _BINDS[waiting[-1]] >= _BINDS[sign]:
                 code.append(waiting.pop())
             waiting.append(sign)

@@ -108,6 +108,7 @@ def draw(config: ProntoqaConfig, dice: Dice) -> Problem:
     for noun, word in zip([*sides, stray], properties[hops:], strict=True):
         beside.append(_Fact(noun, word, dice.chance() < NEGATED))
     beside.append(_Fact(stray, stray_parent))
+    # The property and its opposite both stand in the context: to look for the claim's words tells nothing.
     beside.append(_Fact(contrary, asked.what, not asked.negated))
 
     who = dice.pick(logic.NAMES)
@@ -122,6 +123,7 @@ def draw(config: ProntoqaConfig, dice: Dice) -> Problem:
     for fact in [*up[:-1], asked]:  # the way to the top is left before its last step
         steps.append(f"{who} is {_a(fact.subject)}. {wording[fact]}")
     steps.append(f"{who} is {_not(asked.negated)}{asked.what}.")
+    # The claim is left out: a question and its negation are in the same split.
     facts = [f"{fact.subject} > {_not(fact.negated)}{fact.what}" for fact in wording]
     facts += [f"{who} > {chain[0]}", f"{who} > {stray}"]
     return Problem(question, tuple(steps), str(true), tuple(facts))

@@ -131,8 +131,10 @@ def _grow(config: ProsqaConfig, dice: Dice) -> list[list[int]]:
         node = len(parents)
         parents.append(chosen)
         reached_by.append(set().union(*(reached_by[parent] for parent in chosen)))
+        # Below both entities, or below neither: such a node gets children by the third share alone.
         if len(reached_by[node]) == 1:
             only[min(reached_by[node])].append(node)
+        # The shortest way down: the chain that will be asked for is a shortest path too.
         depths.append(min((depths[parent] + 1 for parent in chosen), default=0))
     return parents
 
@@ -182,6 +184,7 @@ def _own_leaves(
 ) -> list[int]:
     """The nodes without children that this entity reaches and the other does not."""
     other = distances[1 - side]
+    # An entity reaches itself, and may have no children: it is no noun to choose.
     return [node for node in distances[side] if node > 1 and not children[node] and node not in other]
 
 
@@ -219,6 +222,7 @@ def _tell(parents: Parents, words: dict[int, str], path: list[int], wrong: int, 
     choices = dice.shuffled([words[path[-1]], words[wrong]])
     who = words[path[0]]
     asked = f"Is {who} a {choices[0]} or {choices[1]}?"
+    # Sorted: the order in which the choices are named must not move a problem to another split.
     facts.append(f"{who}: " + " ".join(sorted(choices)))
     steps = [_sentence(parents, words, a, b) for a, b in pairwise(path)]
     answer = f"{who} is a {words[path[-1]]}."

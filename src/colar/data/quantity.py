@@ -122,6 +122,7 @@ def _single(text: str) -> Fraction | None:
     values: set[Fraction] = set()
     for match in _NUMBER.finditer(text):
         value = _value(match)
+        # The one that cannot be read may be the answer: to take another would be a guess.
         if value is None:
             return None
         values.add(value)

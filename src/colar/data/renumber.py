@@ -125,6 +125,7 @@ def versions_of(example: Example, versions: int, seed: int) -> list[Example]:
         if new is None:
             continue
         asked.add(new.question)
+        # Without the row's cluster: where the row repeats a question, its new versions ask others.
         made.append(dataclasses.replace(new, id=f"{example.id}~{number}", cluster=""))
     if not made:
         raise NotAProgram("no other numbers fit")
@@ -161,6 +162,7 @@ def _drawn(
     for ranked in plan.ranked:
         lowest = Fraction(0)
         for old in ranked:
+            # A value of two kinds (5 bags, $5) is drawn once: numbers of one value stay equal.
             if choices.get(old) and old not in set_already and rng.random() >= keep:
                 others = choices[old]
                 first = bisect.bisect_right(others, lowest)

@@ -149,6 +149,7 @@ def _in_order(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
 
 def _ranked(mentions: Sequence[Mention]) -> list[list[Fraction]]:
     """The values of each kind of number, from the smallest to the largest."""
+    # Fixed numbers are ranked too: those that change keep their places among them.
     kinds: dict[str, set[Fraction]] = {}
     for mention in mentions:
         kinds.setdefault(_order_kind(mention), set()).add(mention.value)
@@ -165,6 +166,7 @@ def _order_kind(mention: Mention) -> str:
 def _shares_fit(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
     """Whether percentages that sum to at most 100 still do, and to 100 where they did; fractions with 1."""
     for kind, whole in (("percent", 100), ("fraction", 1)):
+        # By mention, not by value: 20% and another 20% are 40% of the whole.
         old = [mention.value for mention in plan.mentions if mention.kind == kind]
         before = sum(old)
         now = sum(values[value] for value in old)

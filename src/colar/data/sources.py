@@ -107,6 +107,7 @@ def load(
     examples = list(islice(found, limit))
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
+    # Behind the limit: the first one of a cluster is always among the rows that are returned.
     return _with_clusters(examples)
 
 

@@ -19,8 +19,10 @@ def digits_like(value: Fraction, like: str, keep_places: bool = False) -> str:
     With `keep_places` it has at least as many decimals. ValueError where the value's decimals never end.
     """
     shown = len(like.partition(".")[2])
+    # A zero at the end shows that decimals are padded: 2.50 becomes 4.00, where 2.5 becomes 4.
     padded = keep_places or (shown > 0 and like.endswith("0"))
     places = max(places_of(value), shown if padded else 0)
+    # Exact: there are places enough for all of the value's decimals, so nothing is rounded.
     scaled = value.numerator * 10**places // value.denominator
     digits = str(scaled).rjust(places + 1, "0")
     whole, part = (digits[:-places], digits[-places:]) if places else (digits, "")
@@ -80,4 +82,5 @@ def _begins_with_vowel(text: str) -> bool:
     if not text[0].isdigit():
         return text.lower().startswith(("eight", "eleven"))
     whole = text.partition(".")[0].partition("/")[0].replace(",", "")
+    # 11 and 18 are spoken at the head of a group of three digits only: 11,000, not 1,100.
     return whole.startswith("8") or (whole.startswith(("11", "18")) and len(whole) % 3 == 2)

@@ -10,6 +10,7 @@ def split_by_hash(problem: str) -> str:
 
     `problem` is the text of what makes two problems the same one.
     """
+    # Not `hash()`: Python salts it anew in every process.
     digest = hashlib.sha256(problem.encode()).digest()
     bucket = int.from_bytes(digest[:4], "big") % 10
     if bucket == 0:

@@ -115,6 +115,7 @@ def _slipped(problem: list[Move]) -> list[Move] | None:
     total = 0
     slip_due = True
     for move in problem:
+        # Computed anew on the teacher's own total: what follows a slip carries its error on.
         taken = move_on(move.kind, move.numbers, total)
         if slip_due and move.kind in LOSSES:
             # The loss is the last equation of its move: its product, if it has one, is right.
@@ -123,6 +124,7 @@ def _slipped(problem: list[Move]) -> list[Move] | None:
             taken = Move(move.kind, move.numbers, (*taken.equations[:-1], slip), slip[3])
             slip_due = False
         for a, op, b, value in taken.equations:
+            # `equation` rounds a quotient down: a remainder must be looked for here.
             inexact = op == "/" and a % b != 0
             if inexact or not 1 <= value <= LARGEST_SLIP:
                 return None

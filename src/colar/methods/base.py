@@ -57,6 +57,7 @@ class Row:
 
     def __len__(self) -> int:
         """Positions that training needs for the row, thoughts of the model's own included."""
+        # By tokens, also for CoLaR, which groups them in its loss: for it this is an upper bound.
         n_chain = sum(map(len, self.steps))
         return len(self.question) + self.n_latents + n_chain + len(self.answer)
 
@@ -91,6 +92,7 @@ class Batch:
             step_sizes=step_sizes,
             answer_ids=answer_ids,
             answer_lengths=answer_lengths,
+            # `encode` draws seeds of 62 bits: an int64 holds them without a sign.
             seeds=torch.tensor([row.seed for row in rows], dtype=torch.int64),
             n_latents=torch.tensor([row.n_latents for row in rows], dtype=torch.int64),
             params=param_columns([row.params for row in rows]),
@@ -375,6 +377,7 @@ def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
         return {}
     columns = {}
     for f in dataclasses.fields(params[0]):
+        # float64: in float32 a factor of 1.1 would move the groups of long chains. A bool is 0 or 1.
         values = [float(getattr(each, f.name)) for each in params]
         columns[f.name] = torch.tensor(values, dtype=torch.float64)
     return columns

@@ -96,4 +96,5 @@ class NoCot(Cot):
         return dataclasses.replace(row, steps=[])
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        # Every row is done at step 0: the zeros are not fed.
         return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)

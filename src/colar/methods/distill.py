@@ -142,6 +142,7 @@ class Distill(base.Method):
         """Read the questions, then feed the student its own latents: as many in every row."""
         n = self.config.n_latents
         n_latents_B = torch.full_like(batch.seeds, n)
+        # Only its shape and dtype count: every row has n latents, so that none of these columns is fed.
         blank_BKD = lm.embed(batch.seeds.new_zeros(len(batch.seeds), n))
         real_BK = ragged.length_mask(n_latents_B, n)
         fixed = replace(batch, n_latents=n_latents_B)
@@ -152,6 +153,7 @@ class Distill(base.Method):
         if not self.config.projection:
             return hidden_BD
         module = lm.extra["projection"]
+        # A method's modules are float32, also on a half-precision backbone.
         projected: Tensor = module(hidden_BD.to(next(module.parameters()).dtype))
         return projected
 

@@ -103,6 +103,7 @@ class Icot(Cot):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         if self.config.most_removed is None:
+            # Done before a first thought: the separator is fed at once, and these zeros never are.
             return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)
         return super().think(lm, state)
 
@@ -111,6 +112,7 @@ def offset(uniform: float, smoothing_lambda: float | None) -> int:
     """The o of removal smoothing by inverse CDF, P(o >= n) = exp(-lambda n), from `uniform` in [0, 1)."""
     if smoothing_lambda is None:
         return 0
+    # log(1 - u), not log(u): u may be 0, and is never 1.
     return math.floor(-math.log1p(-uniform) / smoothing_lambda)
 
 

@@ -39,6 +39,7 @@ def position_losses(logits_MV: Tensor, labels_MG: Tensor, weights_MG: Tensor) ->
 
 def mean_of_rows(values_M: Tensor, mask_BN: Tensor) -> Tensor:
     """The mean over each row's own positions, (B,), of values at the positions of the mask, row after row."""
+    # Indexing by a mask and `masked_scatter` go through it in the same order, row by row.
     values_BN = values_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, values_M)
     return row_mean(values_BN, mask_BN)
 

@@ -30,6 +30,7 @@ def save(
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write model and method as a checkpoint folder; `gathered` as for `checkpoint.save_weights`."""
+    # Through JSON at once: tuples are lists here, as they are when the folder is read.
     config = json.loads(json.dumps(dataclasses.asdict(method.config)))
     saved = {"name": method.name, "config": config}
     return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
@@ -94,6 +95,7 @@ def load_for_training(
         backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)
+    # Modules of other names or shapes (CoLaR's other kind of head) are an error there, not a fresh start.
     if info["method"]["name"] == method.name:
         checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only)
     return lm

@@ -38,6 +38,7 @@ def rebuild(saved: Mapping[str, Any], where: object) -> Method:
     """
     # A checkpoint has every option of its version, those that were off included.
     name, config = saved["name"], dict(saved["config"])
+    # An unknown name is left to `build`, which names the nearest right one.
     removed = METHODS[name].removed if name in METHODS else {}
     for key, off in removed.items():
         value = config.pop(key, off)

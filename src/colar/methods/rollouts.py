@@ -174,6 +174,7 @@ def score(
         temperature_BN[written_BN],
     )
     real_BK = ragged.length_mask(rollouts.thought_counts, rollouts.thought_ids.shape[1])
+    # Both masks name the thoughts row by row, so that states and choices stay in step.
     actions = ThoughtActions(
         hidden=hidden_BND[thought_BN],
         temperature=temperature_BN[thought_BN],
@@ -188,6 +189,7 @@ def score(
     return Scores(
         logps=logps_BN.masked_scatter(thought_BN, thought_logps_L),
         mask=mask_BN,
+        # Of what was written the answer's tokens alone, without the stop.
         entropy=_row_mean(entropy_M[token_BN[written_BN]], token_BN),
         logged={name: _row_mean(values_L, thought_BN) for name, values_L in logged_L.items()},
     )

@@ -38,6 +38,7 @@ class Unrolled:
 
     def feed(self, embeds_BTD: Tensor, real_BT: Tensor) -> Tensor:
         """Last hidden states at the new positions, (B, T, D); where `real_BT` is false lies padding."""
+        # Without a cache all positions come back: the new ones are the last.
         return self.lm.hidden(*self._inputs(embeds_BTD, real_BT))[:, -embeds_BTD.shape[1] :]
 
     def feed_layers(self, embeds_BTD: Tensor, real_BT: Tensor) -> list[Tensor]:
@@ -52,6 +53,7 @@ class Unrolled:
         before_BT = real_BT[:, :0] if self.real_BT is None else self.real_BT
         self.real_BT = torch.cat([before_BT, real_BT], dim=1)
         # Positions count what is real: padding on the left of a question moves nothing.
+        # The clamp is for left padding, which would be at -1; it is never seen.
         positions_BT = (self.real_BT.cumsum(1) - 1).clamp(min=0)
         mask_BT = self.real_BT.long()
         if self.cache is not None:

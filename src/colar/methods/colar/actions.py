@@ -39,6 +39,7 @@ def density(latents_LD: Tensor, mean_LD: Tensor, spread_LD: Tensor, latent_logpr
 
 def entropy(spread_LD: Tensor) -> Tensor:
     """The Gaussian's entropy per dimension (in units of sigma_e), mean over the dimensions, (L,)."""
+    # A spread of 0 is latent_temperature 0; the caller has nan in place of such rows.
     log_spread_LD = spread_LD.clamp(min=1e-30).log()
     return (log_spread_LD + 0.5 * math.log(2 * math.pi * math.e)).mean(-1)
 
@@ -48,5 +49,6 @@ def sampled_logps(info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: L
     stop_K = info["stop_logp"]
     # `latent_logp` is the mean over the dimensions: the sum is that many times as large.
     dimensions = info["mu"].shape[-1] if latent_logprob == "sum" else 1
+    # log(1 - p[###]) from log p[###]: `expm1` keeps the digits that 1 - exp would lose where p is nearly 1.
     thought_K = torch.log(-torch.expm1(stop_K)) + dimensions * info["latent_logp"]
     return torch.where(stopped, stop_K, thought_K)

@@ -180,6 +180,7 @@ class ColarConfig:
         if not self.factors.values:
             raise ValueError("method.compression_factors is empty")
         for c in self.factors.values:
+            # Checks itself: what is trained must be what a request may ask for.
             ColarParams(c)
         if not isinstance(self.confidence_thresholds, list | tuple):
             raise ValueError(
@@ -220,4 +221,5 @@ class ColarConfig:
     @property
     def widest(self) -> int:
         """The most tokens that a group may have."""
+        # At c = 2.5 groups have 2 or 3 tokens.
         return math.ceil(self.factors.most)

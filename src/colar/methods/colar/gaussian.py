@@ -276,6 +276,7 @@ class LatentPredictor:
         """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
         temperature_B = state.known("temperature")
         if bool(((temperature_B == 0) | (temperature_B == 1)).all()):
+            # `stop_B` is of temperature 1, by which temperature 0 is scored too: no second softmax.
             return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
         separator_B = torch.full_like(state.step, lm.template.separator_id)
         return token_logps(logits_BV, state.temperature, separator_B)

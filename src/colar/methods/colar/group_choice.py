@@ -149,6 +149,7 @@ def choose(
 
         # A softmax over the vocabulary: only where somebody looks at it.
         if gated or wants_logps:
+            # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
             logps_X = token_logps(logits_XV, temperature_X, index_X)
             going_X = going_X & (logps_X.exp() >= rules.confidence_threshold[rows_X])
             logps_BG[rows_X, place] = torch.where(going_X, logps_X, 0)

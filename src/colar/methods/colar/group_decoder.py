@@ -82,6 +82,7 @@ def windows(
     ids_BKG = padded_BT.gather(1, index_BKG.flatten(1)).view(B, K, G)
     end_B11 = chain_lengths[:, None, None]
     ids_BKG = torch.where(at_BKG == end_B11, separator_id, ids_BKG)
+    # Behind a row's last group the starts are the chain's length: no ### is a label there.
     real_BKG = inside_BKG & (at_BKG <= end_B11) & (starts_BK < chain_lengths[:, None])[..., None]
     return torch.where(real_BKG, ids_BKG, 0), real_BKG
 
@@ -119,6 +120,7 @@ def thought_logps(
     """
     ids_LG = actions.group_ids
     drawn_L = latent_temperature_L > 0
+    # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
     tokens_LG = label_logps(
         lm, actions.hidden, ids_LG.clamp(min=0), ids_LG != NOTHING, scale_L, shortlist=shortlist

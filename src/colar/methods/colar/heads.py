@@ -98,6 +98,7 @@ def latent_loss(
     if kind == "mse":
         return error
     if kind == "nll":
+        # Without the constant 0.5 log(2 pi), which has no gradient.
         nll = 0.5 * error * torch.exp(-2 * log_std) + log_std
         return nll if nll_beta == 0 else nll * torch.exp(2 * nll_beta * log_std.detach())
     # Soft-MSE: E[(mean + sigma eps - target)^2] = error + sigma^2, less alpha times the Gaussian's entropy.

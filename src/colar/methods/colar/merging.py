@@ -62,6 +62,7 @@ def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, merge: Merge
 
 def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, merge: Merge) -> Tensor:
     """The latents (..., D) of groups of tokens: ids (..., G), any where not real; float32, zero for an empty group."""
+    # Places without a token may hold -1, which is no row of the embedding.
     embeds = lm.embed(torch.where(real, ids, 0)).float()
     if "place_maps" in lm.extra and ids.shape[-1] > 1:
         embeds = lm.extra["place_maps"](embeds)

@@ -60,6 +60,7 @@ class Colar(base.Method):
     @property
     def predictor(self) -> LatentPredictor | TokenPredictor:
         """How the next latent is predicted: `method.head`."""
+        # Made at each use: `prepare` replaces the config, and a kept predictor would have the old one.
         return (
             TokenPredictor(self.config) if self.config.head == "sequential" else LatentPredictor(self.config)
         )
@@ -148,6 +149,7 @@ class Colar(base.Method):
 
     def _fed(self, lm: LatentLM, batch: Batch) -> Fed:
         """The latents of the rows' chains."""
+        # Latents that are targets must not be moved by the loss; those that are inputs alone may.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.predictor.trains_embeddings):
             return self._grouped(lm, batch)
 
@@ -157,6 +159,7 @@ class Colar(base.Method):
         phase_B = predictor.phase(batch.seeds)
         fed = self._merged(lm, batch, groups.sizes(batch.chain_lengths, c_B, phase_B))
         if isinstance(predictor, TokenPredictor) and bool((batch.params["confidence_threshold"] > 0).any()):
+            # A first pass over whole groups says where the model is unsure; the loss feeds what is cut there.
             cut_BT = predictor.cut(lm, batch, fed)
             fed = self._merged(lm, batch, groups.cut_sizes(batch.chain_lengths, c_B, phase_B, cut_BT))
         return fed

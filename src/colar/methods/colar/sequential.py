@@ -112,6 +112,7 @@ class TokenPredictor:
         c_B1 = batch.params["compression_factor"][:, None]
         phase_B1 = self.phase(batch.seeds)[:, None]
         step_K = torch.arange(K, device=c_B1.device)
+        # Not `fed.sizes_BK`: a group that was cut keeps the labels of the whole one.
         own_BK = groups.most(step_K, c_B1, phase_B1)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = group_decoder.windows(
@@ -198,9 +199,11 @@ class TokenPredictor:
             temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
+            # Draws of their own stream: a group's first token is drawn as CoT's is, whatever c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
             known={
+                # An upper bound: for a c that is not whole the phase decides, which is drawn on the device.
                 "most": state.known("compression_factor").ceil().long(),
                 "temperature": known_latent_temperature_B,
                 "top_p": known_top_p_B,

@@ -59,6 +59,7 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[Scores]:
     lm.eval()
 
     def score(part: Sequence[Example]) -> Iterator[Scores]:
+        # No ratio in the prompt: one score serves all ratios.
         batch = Batch.collate([base.encode_row(lm.template, e, NoParams(), "", 0) for e in part])
         return _surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()})
 
@@ -71,12 +72,14 @@ def weights_digest(lm: LatentLM) -> str:
     """A digest of all weights: what a surprisal depends on."""
     found = hashlib.sha256()
     for weight in lm.state_dict().values():
+        # As bytes: numpy has no bfloat16.
         found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
 
 
 def folder_digest(name: str) -> str:
     """A digest of the files of a local classifier: names, sizes, times; of a Hub id, the id."""
+    # Sizes and times in place of contents: a classifier's weights are long to read.
     files = sorted(Path(name).glob("*")) if Path(name).is_dir() else []
     return repr([name, *((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)])
 
@@ -162,5 +165,6 @@ def chain_spans(template: Template, example: Example) -> tuple[str, list[tuple[i
 
 
 def _mean(values: Sequence[float | None]) -> float:
+    # A token of white space alone has no score: at 0 it is the first to go.
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else 0.0

@@ -140,6 +140,7 @@ def _flat(scores: list[importance.Scores]) -> dict[str, Tensor]:
     """Scores end to end, and how many each chain has."""
     lengths = torch.tensor([len(each) for each in scores])
     return {
+        # float64, as Python's floats are: scores that are read back are the very same.
         "scores": torch.tensor(list(chain.from_iterable(scores)), dtype=torch.float64),
         "lengths": lengths,
     }
