@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median, quantiles
@@ -177,10 +178,10 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
 async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell]:
     """The same clients on the engine itself."""
-    from colar.engine.async_engine import AsyncEngine
+    from colar.engine.async_engine import AsyncEngine, apart
     from colar.engine.request import Request
 
-    engine, method, decoding = servers.engine("engine", args)
+    engine, method, decoding = apart(partial(servers.engine, "engine", args))
     running_engine = AsyncEngine(engine)
     params = method.Params(compression_factor=FACTOR)
 

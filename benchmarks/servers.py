@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -120,7 +122,10 @@ def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
         port = free.getsockname()[1]
     log_path = Path(args.output) / f"{system}.log"
     with open(log_path, "wb") as log:
-        process = subprocess.Popen(_command(system, port, args), stdout=log, stderr=log)
+        # torch.set_num_threads would hold for one thread of a server alone.
+        threads = {"OMP_NUM_THREADS": str(args.threads)}
+        command = _command(system, port, args)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | threads)
         try:
             _wait(process, port, log_path)
             yield port, model
@@ -230,13 +235,14 @@ def serve(system: str, args: argparse.Namespace) -> None:
     if system == "llama-cpp":
         _serve_llama_cpp(args)
         return
+    from colar.engine.async_engine import apart
     from colar.serve import app, server
     from colar.serve.keys import Keys
     from colar.serve.limits import Limits
     from colar.serve.logs import Log
     from colar.serve.served import Served
 
-    made, method, decoding = engine(system, args)
+    made, method, decoding = apart(partial(engine, system, args))
     limits, log = Limits(), Log()
     served = Served("model", made.lm, Fixed(method), made, decoding, limits.max_waiting)
     bound = server.bind("127.0.0.1", args.port)

@@ -125,7 +125,7 @@ def test_an_engine_keeps_nothing_of_its_requests():
             # The last client may have left in the middle of a step, which holds its rows until it ends.
             while inner.busy:
                 await asyncio.sleep(0.01)
-            await engine._do(lambda: None)
+            await engine.run(lambda: None)
             counts.append(objects())
         await engine.close()
         return counts

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+import threading
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from test_engine import QUESTIONS, Case, same
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
 from colar.engine import reference, shapes
-from colar.engine.async_engine import AsyncEngine
+from colar.engine.async_engine import AsyncEngine, apart
 from colar.engine.cache import SlotCache
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
@@ -424,6 +425,32 @@ def test_callers_who_leave_or_ask_for_the_impossible(colar):
         if i != 3:
             same(found[i], colar.expected[request.id])
     assert not engine.engine.busy
+
+
+def test_the_worker_does_other_things_between_steps(colar):
+    """One thread alone computes with a model that is served."""
+
+    async def main():
+        engine = AsyncEngine(Engine(colar.lm, colar.method, 2))
+        answering = asyncio.create_task(engine.generate(colar.requests[0]))
+        names = [await engine.run(lambda: threading.current_thread().name) for _ in range(3)]
+        with pytest.raises(ZeroDivisionError):
+            await engine.run(lambda: 1 / 0)
+        same(await answering, colar.expected[colar.requests[0].id])
+        await engine.close()
+        with pytest.raises(RuntimeError, match="the engine is closed"):
+            await engine.run(lambda: None)
+        return names
+
+    assert serve(main()) == ["colar-engine"] * 3
+
+
+def test_what_is_done_apart_leaves_no_thread_behind():
+    thread = apart(threading.current_thread)
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
+    with pytest.raises(ZeroDivisionError):
+        apart(lambda: 1 / 0)
 
 
 def test_a_full_line_refuses_and_a_broken_step_is_told_to_all(colar, monkeypatch):

@@ -160,6 +160,11 @@ def same_thoughts(found, expected):
         assert {**mine, "tokens": 0, "neighbours": 0} == {**theirs, "tokens": 0, "neighbours": 0}
 
 
+def test_only_the_engines_worker_computes(live):
+    served = live.served["colar"]
+    assert served.nearest.run == served.engine.run
+
+
 def test_samples_are_those_of_the_engine(live, client):
     fields = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "compression_factor": 2}
     got = chat(client, n=3, **fields)
@@ -171,10 +176,14 @@ def test_samples_are_those_of_the_engine(live, client):
     lengths = [each.length for each in want]
     assert got.usage.completion_tokens_details.reasoning_tokens == sum(lengths)
     texts = ["", "", ""]
+    ended = []
     for chunk in chat(client, n=3, stream=True, **fields):
         for choice in chunk.choices:
+            assert choice.index not in ended
             texts[choice.index] += choice.delta.content or ""
+            ended += [choice.index] if choice.finish_reason else []
     assert texts == [each.text for each in want]
+    assert sorted(ended) == [0, 1, 2]
 
 
 def test_draws_without_a_seed_differ_and_name_theirs(client):
@@ -381,6 +390,11 @@ def test_the_likeliest_tokens_beside_each_of_the_answer(client, model):
 # The other endpoints
 
 
+def test_no_prompt_at_all_is_refused(client):
+    with pytest.raises(openai.BadRequestError, match="a list of at least one"):
+        client.completions.create(model="colar", prompt=[])
+
+
 def test_completions(live, client):
     prompts = [EXAMPLES[0].question, EXAMPLES[4].question]
     got = client.completions.create(
@@ -462,6 +476,8 @@ REFUSED = [
     # fields in place of the usual ones, status, param, words
     ({"compresion_factor": 2}, 400, "compresion_factor", "unknown field 'compresion_factor', did you mean 'compression_factor'?"),
     ({"chat_template_kwargs": {"ratioo": 2}}, 400, "chat_template_kwargs.ratioo", "did you mean 'ratio'?"),
+    ({"chat_template_kwargs": []}, 400, "chat_template_kwargs", "must be an object"),
+    ({"chat_template_kwargs": False}, 400, "chat_template_kwargs", "must be an object"),
     ({"chat_template_kwargs": {"compression_factor": 2}, "compression_factor": 3}, 400, "chat_template_kwargs.compression_factor", "given twice"),
     ({"compression_factor": 0.5}, 400, "compression_factor", "compression_factor must be a number, 1 or more, got 0.5"),
     ({"compression_factor": "2"}, 400, "compression_factor", "compression_factor must be a float, got '2'"),
@@ -520,11 +536,13 @@ def test_what_asks_for_nothing_is_accepted(client):
     fields = {
         "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "auto",
         "response_format": {"type": "text"}, "store": False, "user": "me", "metadata": {"a": "b"}, "stop": None,
-        "seed": None, "top_logprobs": None,
+        "seed": None, "top_logprobs": None, "chat_template_kwargs": {"compression_factor": None},
+        "compression_factor": 1,
     }  # fmt: skip
     body = {"model": "colar", "messages": user(), **fields}
     got = client.post("/chat/completions", body=body, cast_to=object)
-    assert got["choices"][0]["message"]["content"] == chat(client).choices[0].message.content
+    want = chat(client, compression_factor=1).choices[0].message.content
+    assert got["choices"][0]["message"]["content"] == want
 
 
 def test_content_in_parts_is_text(client):
@@ -616,6 +634,10 @@ def test_a_deadline_ends_an_answer():
             list(chat(client, "slow", "x?", stream=True))
         until(lambda: not served.engine.engine.busy)
         assert method.steps < 100
+        # The stream's status was sent long before: the log has the one that is true.
+        until(lambda: len(live.lines()) == 2)
+        assert [line["status"] for line in live.lines()] == [504, 504]
+        assert "longer than its deadline" in live.lines()[1]["error"]
 
 
 def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside():
@@ -631,6 +653,32 @@ def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside():
             assert "secret" not in raised.value.response.text
             assert raised.value.code == "engine_error"
         assert "secret" in live.lines()[0]["cause"]
+
+
+def test_a_defect_inside_a_stream_is_told_and_logged():
+    served = serve_model("colar", colar_model())
+
+    class SoonUnreadable:
+        """Reads one thought: the stream has begun by then."""
+
+        right = served.nearest
+        calls = 0
+
+        async def near(self, *args):
+            self.calls += 1
+            if self.calls > 1:
+                raise KeyError("secret")
+            return await self.right.near(*args)
+
+    served.nearest = SoonUnreadable()
+    with running(served) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        with pytest.raises(openai.APIError, match="failed to answer"):
+            list(chat(client, stream=True, compression_factor=1))
+        until(lambda: any(line["event"] == "request" for line in live.lines()))
+        (line,) = [line for line in live.lines() if line["event"] == "request"]
+        assert line["status"] == 500
+        assert "secret" in line["cause"]
 
 
 # Logs, metrics, page
@@ -676,6 +724,9 @@ def test_metrics_count(live, client):
     # A path that a client makes up is no label.
     fetch(live, "/v1/made-up")
     assert "made-up" not in fetch(live, "/metrics")
+    # One label for all models.
+    fetch(live, "/v1/models/colar")
+    assert 'endpoint="/v1/models/{name:path}"' in fetch(live, "/metrics")
 
 
 def fetch(live, path, headers="", method="GET"):
@@ -698,6 +749,9 @@ def test_health_and_unknown_paths(live):
         "/static/..%2f..%2f",
     ):
         assert json.loads(fetch(live, path))["error"]["code"] == "not_found"
+    refused = json.loads(fetch(live, "/health", method="DELETE"))["error"]
+    assert refused["code"] is None
+    assert "Method Not Allowed" in refused["message"]
 
 
 def test_health_fails_with_an_engine():

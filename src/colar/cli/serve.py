@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import ipaddress
+from functools import partial
 from typing import Any
 
 from colar import progress
@@ -64,6 +65,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     try:
         with collector_off():
+            from colar.engine.async_engine import apart
             from colar.serve import app, server
     except ModuleNotFoundError as error:
         raise ValueError(f"colar serve needs {error.name}: pip install 'colar[serve]'") from error
@@ -82,12 +84,15 @@ def run(args: argparse.Namespace) -> None:
         if not keys and not _is_loopback(bound.getsockname()[0]):
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
         log = Log(args.log_prompts)
-        served = [_serve(name, path, args, limits) for name, path in models.items()]
-        made = server.make(app.build(served, limits, keys, log), limits, log)
-        log.write("started", url=server.url(bound), models=list(models), keys=bool(keys))
-        # With --port 0 this is how a caller learns the port.
-        print(server.url(bound), flush=True)
-        server.run(made, bound)
+        # Apart: else this thread's OpenMP threads would be in the way of the engine's.
+        served = [apart(partial(_serve, name, path, args, limits)) for name, path in models.items()]
+
+        def say() -> None:
+            log.write("started", url=server.url(bound), models=list(models), keys=bool(keys))
+            # With --port 0 this is how a caller learns the port.
+            print(server.url(bound), flush=True)
+
+        server.run(server.make(app.build(served, limits, keys, log), limits, log, say), bound)
         log.write("stopped")
     finally:
         bound.close()

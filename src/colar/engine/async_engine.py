@@ -10,7 +10,11 @@
             <--events--------- a queue for each  <--   step
 
 Callers come and go as they like; leaving a stream early (or a cancelled task) cancels its request and leaves the
-others untouched. Only the worker touches the engine and its model.
+others untouched. Only the worker touches the engine and its model; `run` has it do other things with the model.
+
+On a CPU the worker should be the only thread that computes. Each thread that has done so keeps OpenMP threads of its
+own, and where all of these are more than the cores, they sleep instead of waiting awake: steps of SmolLM2-135M then
+take half as long again on two cores. So whoever loads a model to serve it does that in a thread that ends (`apart`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import dataclasses
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Event, Request, fold
@@ -30,6 +35,7 @@ Order = Callable[[], None]
 """Something that the worker does between two steps."""
 Reader = Callable[[Event | Exception], None]
 """Hands an event to its caller, or the error that ends the stream."""
+T = TypeVar("T")
 
 
 class AsyncEngine:
@@ -82,7 +88,7 @@ class AsyncEngine:
                 self.engine.cancel(request)
 
         try:
-            await self._do(submit)
+            await self.run(submit)
             while True:
                 event = await events.get()
                 if isinstance(event, Exception):
@@ -117,24 +123,24 @@ class AsyncEngine:
                 raise RuntimeError("the engine is closed") from self._over
             self._orders.put(order)
 
-    async def _do(self, order: Order) -> None:
-        """Have the worker carry out an order; its exception is raised here."""
-        done: Future[None] = Future()
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which the worker does between two steps. Raises what it raises."""
+        done: Future[T] = Future()
 
-        def run() -> None:
+        def order() -> None:
             try:
-                order()
+                result = work()
             except Exception as error:
                 done.set_exception(error)
             except BaseException as error:
                 done.set_exception(_told(error))
                 raise
             else:
-                done.set_result(None)
+                done.set_result(result)
 
-        self._give(run)
+        self._give(order)
         # Shielded: the caller may be cancelled while it waits, and the worker still sets a result.
-        await asyncio.shield(asyncio.wrap_future(done))
+        return await asyncio.shield(asyncio.wrap_future(done))
 
     # The worker's side
 
@@ -206,6 +212,12 @@ class AsyncEngine:
                     order()
         with contextlib.suppress(BaseException):
             self._fail(error)
+
+
+def apart(work: Callable[[], T]) -> T:
+    """The result of `work`, done in a thread that has ended then, its OpenMP threads with it. Raises what it raises."""
+    with ThreadPoolExecutor(max_workers=1) as one:
+        return one.submit(work).result()
 
 
 def _told(error: BaseException) -> Exception:

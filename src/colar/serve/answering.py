@@ -40,7 +40,7 @@ class TokenLogprob:
 
 @dataclass
 class Sample:
-    """What one sample has said so far; complete when `ended`."""
+    """What one sample has said so far; complete with its last piece."""
 
     index: int
     text: str = ""
@@ -55,7 +55,6 @@ class Sample:
     """"stop", or "length" where the answer met its limit."""
     cut: bool = False
     """Whether the answer or the thinking met its limit."""
-    ended: bool = False
     started: float = field(default_factory=time.perf_counter)
     answer_began: float | None = None
     finished: float = 0.0
@@ -84,6 +83,8 @@ class Piece:
     reasoning: str = ""
     thought: dict[str, Any] | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    last: bool = False
+    """Whether the sample ends with it. The sample itself is no witness: it may be ahead of pieces that wait."""
 
 
 Pieces = AsyncGenerator[Piece, None]
@@ -174,8 +175,7 @@ async def _sample(ask: Ask, index: int) -> Pieces:
     sample.text += rest
     # A stop string leaves the loop before the engine's last event, which has the reason otherwise.
     sample.finish = sample.finish or "stop"
-    sample.ended = True
-    yield Piece(sample, text=rest)
+    yield Piece(sample, text=rest, last=True)
 
 
 async def _events(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:

@@ -231,7 +231,8 @@ async def _told_by_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     text = f"{request.method} {request.url.path}: {error.detail}"
-    return ApiError(error.status_code, text, code="not_found", headers=headers).response()
+    code = "not_found" if error.status_code == 404 else None
+    return ApiError(error.status_code, text, code=code, headers=headers).response()
 
 
 async def _told_nothing(request: Request, error: Exception) -> Response:

@@ -129,7 +129,7 @@ async def chunks(
             samples[sample.index] = sample
             found.append(form.opening(ask, sample))
         found.append(form.piece(ask, piece))
-        if sample.ended:
+        if piece.last:
             found.append(form.closing(ask, sample))
         for choice in found:
             if choice is not None:

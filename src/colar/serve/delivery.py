@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from colar.serve.answering import Piece, Pieces, Sample, pieces, usage
+from colar.serve.answering import Piece, Pieces, Sample, failed, pieces, usage
 from colar.serve.ask import Ask
 from colar.serve.errors import ApiError, json_response
 from colar.serve.limits import Limits
@@ -56,7 +57,7 @@ class Delivery:
             # A generator that nobody closes holds its places in the queue until it is collected.
             await found.aclose()
             raise
-        frames = _frames(shape.stream(_after(first, found)), shape.frame, deadline)
+        frames = _frames(shape.stream(_after(first, found)), shape.frame, deadline, request.state.noted)
 
         def on_end(how: str) -> None:
             if how != COMPLETE:
@@ -83,7 +84,8 @@ class Delivery:
             except ApiError as error:
                 # A stream has no status left to say it with.
                 noted["error"] = str(error)
-                noted["cause"] = repr(error.__cause__)
+                if error.__cause__ is not None:
+                    noted["cause"] = repr(error.__cause__)
                 raise
             finally:
                 served.admission.took(time.perf_counter() - started)
@@ -121,9 +123,12 @@ async def _after(first: Piece, rest: Pieces) -> Pieces:
 
 
 async def _frames(
-    values: AsyncGenerator[Any, None], frame: Callable[[Any], bytes], deadline: float
+    values: AsyncGenerator[Any, None],
+    frame: Callable[[Any], bytes],
+    deadline: float,
+    noted: dict[str, Any],
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream; an error is its last event."""
+    """The bytes of a stream; an error is its last event, and noted for the log with the status it would have had."""
     async with contextlib.aclosing(values):
         try:
             while True:
@@ -134,6 +139,16 @@ async def _frames(
         except StopAsyncIteration:
             return
         except TimeoutError:
-            yield data_frame(too_late().body())
+            yield _error_frame(too_late(), noted)
         except ApiError as error:
-            yield data_frame(error.body())
+            yield _error_frame(error, noted)
+        except Exception as error:
+            # A defect of ours: the client is told that it is none of its own, and the log has it in full.
+            logging.getLogger("uvicorn.error").exception("a stream failed")
+            noted["cause"] = repr(error)
+            yield _error_frame(failed(), noted)
+
+
+def _error_frame(error: ApiError, noted: dict[str, Any]) -> bytes:
+    noted.update(error=str(error), status=error.status)
+    return data_frame(error.body())

@@ -19,7 +19,7 @@ RETRY_MOST = 60
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a server; each is an option of `colar serve`."""
+    """The limits of a server. All but `head_seconds` and `body_seconds` are options of `colar serve`."""
 
     max_body: int = 2**20
     """Bytes of a request's body."""

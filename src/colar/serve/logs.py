@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from colar.serve.metrics import OTHER, Metrics
@@ -73,7 +74,8 @@ class Observed:
         self.app = app
         self.log = log
         self.metrics = metrics
-        self.endpoints = endpoints
+        # A path with a model's name in it is one of its template's.
+        self.endpoints = [(path, compile_path(path)[0]) for path in endpoints]
         self.new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +108,7 @@ class Observed:
         self, scope: Scope, noted: dict[str, Any], status: int, seconds: float, request_id: str
     ) -> None:
         path = scope["path"]
-        endpoint = path if path in self.endpoints else OTHER
+        endpoint = next((name for name, fits in self.endpoints if fits.match(path)), OTHER)
         model = noted.get("model", OTHER)
         self.metrics.requests.labels(endpoint, model, str(status)).inc()
         self.metrics.seconds.labels(endpoint, model).observe(seconds)

@@ -1,7 +1,7 @@
 """The tokens nearest to embeddings, for many callers at once.
 
 As `analysis/retrieval.py` finds them, by cosine over the whole vocabulary. That costs as much as a step's LM head, so
-what several callers ask for while one question is computed is computed together, in a thread beside the event loop.
+what several callers ask for while one question is computed is computed together, beside the event loop.
 
 Shape suffixes: K embeddings, V vocabulary, D width.
 """
@@ -9,7 +9,10 @@ Shape suffixes: K embeddings, V vocabulary, D width.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +21,8 @@ from colar.model.latent_lm import LatentLM
 
 CHUNK = 8192
 """Rows of the vocabulary whose lengths are measured at once."""
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Has another thread do something, and waits for its result."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,11 @@ class _Question:
 
 
 class Nearest:
-    """Answers `near` for one model, whose embeddings stay as they are."""
+    """Answers `near` for one model, whose embeddings stay as they are. `run` computes in another thread."""
 
-    def __init__(self, lm: LatentLM) -> None:
+    def __init__(self, lm: LatentLM, run: Run = asyncio.to_thread) -> None:
         self.lm = lm
+        self.run = run
         self._norms_V: Tensor | None = None
         self._questions: list[_Question] = []
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +67,7 @@ class Nearest:
             while self._questions:
                 questions, self._questions = self._questions, []
                 try:
-                    found = await asyncio.to_thread(self._find, questions)
+                    found = await self.run(partial(self._find, questions))
                 except Exception as error:
                     _tell(questions, error)
                     continue

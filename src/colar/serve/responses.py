@@ -56,7 +56,7 @@ async def _events(ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], No
         if thinks and ask.wants.reasoning:
             item = reasoning
         # The sample's end opens the message too: an answer without text is still an item of the output.
-        elif piece.text or sample.ended:
+        elif piece.text or piece.last:
             item = message
         if item is None:
             continue

@@ -126,6 +126,12 @@ class CompletionRequest(Sampled):
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP)
     """How many of the likeliest tokens each token has beside it."""
 
+    @model_validator(mode="after")
+    def _asks_something(self) -> CompletionRequest:
+        if not self.prompt:
+            raise ApiError(400, "prompt must have a text, or a list of at least one", param="prompt")
+        return self
+
 
 class Reasoning(Strict):
     """The Responses API's own place for the effort."""
@@ -207,7 +213,9 @@ def _no_constant(name: str) -> None:
 
 def _flattened(given: dict[str, Any], param_names: Collection[str]) -> dict[str, Any]:
     """The fields with those of `chat_template_kwargs` among them. A field that is null is one that is not there."""
-    inner = given.pop(TEMPLATE_KWARGS, None) or {}
+    inner = given.pop(TEMPLATE_KWARGS, None)
+    if inner is None:
+        inner = {}
     if not isinstance(inner, dict):
         raise ApiError(400, f"{TEMPLATE_KWARGS} must be an object", param=TEMPLATE_KWARGS)
     allowed = [*param_names, *OURS]
@@ -216,10 +224,11 @@ def _flattened(given: dict[str, Any], param_names: Collection[str]) -> dict[str,
         place = f"{TEMPLATE_KWARGS}.{name}"
         if name not in allowed:
             raise ApiError(400, f"unknown field {place!r}{did_you_mean(name, allowed)}", param=place)
+        if value is None:
+            continue
         if name in flat and flat[name] != value:
             raise ApiError(400, f"{name} is given twice: {flat[name]!r} and {value!r}", param=place)
-        if value is not None:
-            flat[name] = value
+        flat[name] = value
     return flat
 
 

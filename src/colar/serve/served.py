@@ -38,7 +38,8 @@ class Served:
         self.decoding = decoding
         self.engine = AsyncEngine(engine)
         self.admission = Admission(engine.scheduler.slots, max_waiting)
-        self.nearest = Nearest(lm)
+        # By the engine's worker: a second thread that computes would slow its steps (`async_engine.py`).
+        self.nearest = Nearest(lm, self.engine.run)
         self.created = int(time.time())
         self.defaults = _defaults(method)
         self.efforts: dict[str, dict[str, Any]] = {"none": dict(NO_THOUGHT)}

@@ -6,8 +6,10 @@ SIGTERM or SIGINT: no new connections, requests that run or wait are answered (`
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -56,8 +58,21 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
-    """The server."""
+class Server(uvicorn.Server):
+    """uvicorn's, which says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, say: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.say = say
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.say()
+
+
+def make(app: Observed, limits: Limits, log: Log, say: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """The server; `say` is called once it listens."""
     take_over(log)
     _allow_files(limits.max_connections + SPARE_FILES)
     config = uvicorn.Config(
@@ -71,10 +86,11 @@ def make(app: Observed, limits: Limits, log: Log) -> uvicorn.Server:
         server_header=False,
         # Whoever wants to know a client's address behind a proxy reads the proxy's log.
         proxy_headers=False,
-        timeout_graceful_shutdown=int(limits.drain),
+        # A whole number to uvicorn; 0 would cut what still runs.
+        timeout_graceful_shutdown=math.ceil(limits.drain),
         h11_max_incomplete_event_size=HEAD_BYTES,
     )
-    return uvicorn.Server(config)
+    return Server(config, say)
 
 
 def run(server: uvicorn.Server, bound: socket.socket) -> None:
