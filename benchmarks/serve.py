@@ -7,6 +7,7 @@ SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `benchmarks/gen
 
     colar5          colar serve at c = 5, thoughts read as text
     colar5-hidden   the same with include_reasoning false: nothing is read
+    colar5-compiled as colar5, with --compile
     cot             colar serve, the chain in tokens
     engine          the engine of colar5 alone, the same clients without HTTP: what HTTP costs
     transformers    `transformers serve` with continuous batching, the chain in tokens
@@ -48,8 +49,8 @@ from work import ANSWER, FACTOR, load_questions
 from colar import progress
 
 CLIENTS = (1, 8, 32)
-SYSTEMS = ("colar5", "colar5-hidden", "cot", "engine", "transformers", "llama-cpp")
-OURS = ("colar5", "colar5-hidden", "cot", "engine")
+SYSTEMS = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine", "transformers", "llama-cpp")
+OURS = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine")
 WARM_CLIENTS = 2
 """Clients that ask once before a cell is measured: of a server that answers one after another, more would take long."""
 CELL_SECONDS = 240.0

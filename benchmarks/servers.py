@@ -34,10 +34,12 @@ SLOTS = 32
 POSITIONS = 512
 """Most positions of a row: the longest question of GSM8K and a chain."""
 READY_SECONDS = 300.0
+COMPILED = "colar5-compiled"
 THOUGHTS = {
     "cot": CHAIN,
     "colar5": CHAIN // FACTOR,
     "colar5-hidden": CHAIN // FACTOR,
+    COMPILED: CHAIN // FACTOR,
     "engine": CHAIN // FACTOR,
 }
 """Embeddings between the separators, for our systems."""
@@ -136,7 +138,7 @@ def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
 def _command(system: str, port: int, args: argparse.Namespace) -> list[str]:
     if system == "transformers":
         return _transformers(port, args)
-    more = ["--compile"] if args.compile else []
+    more = ["--compile"] if args.compile or system == COMPILED else []
     options = ["--server", system, "--port", str(port), "--threads", str(args.threads), *more]
     serve = str(Path(__file__).with_name("serve.py"))
     return [sys.executable, serve, *options, "--backbone", args.backbone, "--output", args.output]
