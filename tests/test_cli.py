@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
 from colar.cli import main
@@ -182,6 +184,18 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
         capsys.readouterr()
         assert main(other) == 2
         assert "give another --output" in capsys.readouterr().err
+    # Other weights under the same name.
+    retrained = tmp_path / "retrained"
+    shutil.copytree(checkpoints / "cot", retrained)
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    args = ["generate", str(retrained), "--input", str(questions), "--output", str(elsewhere), *SHORT]
+    assert main(args) == 0
+    weights = next(retrained.glob("*.safetensors"))
+    state = load_file(weights)
+    save_file({name: value + 1 for name, value in state.items()}, weights, {"format": "pt"})
+    capsys.readouterr()
+    assert main(args) == 2
+    assert "weights" in capsys.readouterr().err
     assert out.read_text() == kept
     out.write_text('{"answer": "7"}\n')
     assert main(["generate", str(checkpoints / "cot"), *args]) == 2

@@ -253,6 +253,7 @@ def test_a_group_knows_whether_several_number_tokens_came_before(before, expecte
         (["=-", "7", " apples", ">>"], "sign result result bracket"),
         (["Every", " lempus", " 12"], "text text operand"),
         (["a", "=", "b", "=", "8"], "text sign text sign result"),
+        (["a", " ", "b", "\n"], "text text text text"),
     ],
 )
 def test_kinds_of_tokens_by_hand(step, kinds):

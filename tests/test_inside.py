@@ -162,6 +162,8 @@ def test_what_a_head_does_not_have_is_null(family, head):
     assert stop.n == sum(each.n_thoughts + 1 for each in passes)
     sigma = calibration.sigma_of(method, passes)
     assert (sigma is None) == (head != "gaussian")
+    # What nothing has trained is not said.
+    assert ("sigma" in passes[0].thought.info) == (head == "gaussian")
     if sigma:
         # By hand, of one dimension of one thought.
         one = passes[0]

@@ -582,6 +582,12 @@ def test_factors_beyond_what_was_trained():
     assert registry.build("cot").trained(registry.make_params(registry.build("cot"), {})) is None
 
 
+def test_a_whole_number_may_be_written_with_a_point():
+    """6.0 in YAML is a size of 6."""
+    n_pauses = registry.build("pause", {"n_pauses": 6.0}).config.n_pauses
+    assert (n_pauses, type(n_pauses)) == (6, int)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -374,6 +374,9 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     assert none == []
     _, validation = recipe.load_examples(recipe.DataConfig(source=str(rows), validation_source=str(other)))
     assert [example.question for example in validation] == ["another"]
+    same = recipe.DataConfig(source="arithmetic", train_size=4, validation_split="train", validation_size=2)
+    with pytest.raises(ValueError, match=r"data.validation_split train is the one to train on"):
+        recipe.load_examples(same)
 
 
 def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):

@@ -13,7 +13,7 @@ Shape suffixes: N positions or thoughts, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -152,7 +152,7 @@ def stop_of(passes: Sequence[ReferencePass]) -> StopCalibration | None:
 
 def sigma_of(method: Method, passes: Sequence[ReferencePass]) -> SigmaCalibration | None:
     """The calibration of a model's sigma; None where its method has none, or never draws from it."""
-    if not passes or not has_sigma(method, passes[0].thought.info):
+    if not passes or "sigma" not in passes[0].thought.info:
         return None
     sigma_e = float(method.config.sigma_e)
     # At the last position the method should stop: no true latent is there to compare with.
@@ -161,9 +161,3 @@ def sigma_of(method: Method, passes: Sequence[ReferencePass]) -> SigmaCalibratio
     # mu and sigma are in units of sigma_e already, the latents are embeddings.
     true = [each.latents_KD.float() / sigma_e for each in passes]
     return sigma_calibration(torch.cat(mean), torch.cat(sigma), torch.cat(true))
-
-
-def has_sigma(method: Method, info: Mapping[str, Tensor]) -> bool:
-    """Whether a head has a sigma that it draws from, by the method and what it says of a thought."""
-    # A point's head has the Gaussian's shape, but nothing ever trained its sigma.
-    return "sigma" in info and bool(getattr(method, "explores", True))

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from colar import progress
 from colar.analysis import controls
-from colar.analysis.calibration import has_sigma
 from colar.analysis.controls import Forced, Thoughts
 from colar.analysis.measured import Measured
 from colar.data.answers import judge
@@ -178,7 +177,7 @@ def think(
         return Own([], [], [], [], nothing, None)
     thoughts = controls.thoughts_of(lm, kept)
     sigma_RKD = None
-    if has_sigma(method, kept[0].info[0]):
+    if "sigma" in kept[0].info[0]:
         sigma_RKD = torch.zeros_like(thoughts.embeds_RKD)
         for r, completion in enumerate(kept):
             sigma_KD = torch.stack([info["sigma"] for info in completion.info])

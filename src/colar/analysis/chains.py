@@ -207,7 +207,9 @@ def thought_objects(
             # A chosen token beyond the nearest ones has no cosine here.
             token = token_object(template, chosen_id, cosine_of.get(chosen_id))
             tokens.append({**token, "logprob": rounded(logprob)})
-        neighbours = [token_object(template, each.token_id, each.cosine) for each in near[:NEIGHBOURS]]
+        neighbours = [
+            token_object(template, each.token_id, each.cosine) for each in near[: max(NEIGHBOURS, size)]
+        ]
         text = "".join(token["text"] for token in tokens)
         factor = getattr(params, "compression_factor", None)
         thoughts.append(thought_object(k, text, token_id >= 0, ordered, tokens, neighbours, info, factor))

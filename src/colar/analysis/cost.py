@@ -76,8 +76,8 @@ def cost_of(
     `seed` fixes who gets whose thoughts.
     """
     variants = {"own": variant_of(examples, completions)}
-    plain = [replace(request, keep_latents=False) for request in requests]
-    for kind, asked, made in _controls(lm, method, plain, completions, kinds, seed):
+    # Their latents are kept too, though nobody reads them: it takes time, and seconds are compared.
+    for kind, asked, made in _controls(lm, method, list(requests), completions, kinds, seed):
         variants[kind] = variant_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
     differences = {}
     for kind, variant in variants.items():

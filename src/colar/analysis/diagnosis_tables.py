@@ -13,7 +13,7 @@ from colar.analysis.places import KINDS
 SYSTEM = ("system", "c")
 MEASURED = ("read", "write", "whole chain", "stop", "free", "#L", "gold #L")
 WRONG = CLASSES[1:]
-FIRST = {"behind_number": "t1 after a number", "else": "t1 else"}
+FIRST = {"behind_number": "t1 after numbers", "else": "t1 else"}
 
 
 def cells(row: Mapping[str, Any], widest: int = 0, kinds: Sequence[str] = ()) -> dict[str, str]:

@@ -18,7 +18,7 @@ Shape suffixes: L layers + 1, T positions, N positions looked at, D width, V voc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class LensReading(Measured):
 # Norms
 
 
-def layer_norms(states_LND: Tensor, questions: Sequence[int]) -> LayerNorms:
+def layer_norms(states_LND: Tensor, questions: Sequence[Hashable]) -> LayerNorms:
     """The norms of states, and how they differ from layer to layer. ValueError without any position.
 
     `questions` has the question of each position: thoughts of one are alike.
@@ -118,11 +118,12 @@ def norms_of(lm: LatentLM, passes: Sequence[ReferencePass]) -> LayerNorms:
     """The norms where the reference's thoughts are fed."""
     states = []
     questions = []
-    for number, each in enumerate(passes):
+    for each in passes:
         read = layer_states(lm, each.fed_TD)
         thoughts_LND = read.states_LTD[:, each.n_question :].cpu()
         states.append(thoughts_LND)
-        questions += [number] * thoughts_LND.shape[1]
+        # A question that is asked twice counts once.
+        questions += [each.example.cluster or each.example.id] * thoughts_LND.shape[1]
     return layer_norms(torch.cat(states, dim=1), questions)
 
 

@@ -40,11 +40,11 @@ def kind_of(text: str, after_equals: bool) -> Kind:
     """The kind of a token by its text; `after_equals`: it stands behind its step's last "="."""
     stripped = text.strip()
     # Before the test for a result: the brackets that close an equation stand behind its "=" too.
-    if stripped.strip("<>") == "":
+    if stripped and stripped.strip("<>") == "":
         return "bracket"
     if after_equals:
         return "result"
-    if stripped.strip("+-*/%()=") == "":
+    if stripped and stripped.strip("+-*/%()=") == "":
         return "sign"
     return "operand" if any(character.isdigit() for character in stripped) or stripped == "." else "text"
 

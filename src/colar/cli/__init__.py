@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         return _failed(args.command, error)
     except KeyboardInterrupt:
-        progress.say("stopped; the same command resumes from here")
+        resumes = getattr(args, "resumes", False)
+        progress.say("stopped; the same command resumes from here" if resumes else "stopped")
         return 130
     return 0
 

@@ -16,7 +16,7 @@ from colar.cli.shared import (
     limits_of,
     load,
     model_options,
-    options,
+    own_options,
 )
 
 SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl files"
@@ -79,7 +79,7 @@ def _add_chains(actions: Any) -> None:
     limit_options(chains, max_completion_length=16)
     batching_options(chains)
     model_options(chains)
-    chains.set_defaults(run=data_chains, takes_keys=True)
+    chains.set_defaults(run=data_chains, takes_keys=True, resumes=True)
 
 
 def data_list(args: argparse.Namespace) -> None:
@@ -103,7 +103,7 @@ def data_show(args: argparse.Namespace) -> None:
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=_options(args),
+        options=own_options(args.options, args.source),
     )
     if args.renumber:
         from colar.show import before_after
@@ -125,7 +125,7 @@ def data_prepare(args: argparse.Namespace) -> None:
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=_options(args),
+        options=own_options(args.options, args.source),
     )
     for path in written:
         print(path)
@@ -165,12 +165,3 @@ def data_chains(args: argparse.Namespace) -> None:
         f"chain; {counts['truncated']} were cut at a limit"
     )
     print(output / "train.jsonl")
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """The source's options. An option of another source would do nothing: it is an error."""
-    for pair in args.options:
-        owner = pair.partition("=")[0].rpartition(".")[0]
-        if owner not in ("", args.source):
-            raise ValueError(f"--options {pair}: the source is {args.source}, not {owner}")
-    return options(args.options, args.source)

@@ -71,7 +71,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         metavar="SECONDS",
         help="under torchrun: end when one process has waited this long for another",
     )
-    evaluate.set_defaults(run=run)
+    evaluate.set_defaults(run=run, resumes=True)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -64,6 +64,8 @@ def add_parser(commands: Any, method_options: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    # What is appended to a file is not asked again.
+    args.resumes = bool(args.output)
     # Wrong options are found before a model is loaded.
     if (args.question is None) == (args.input is None):
         raise ValueError("give a question, or --input with a JSONL file, one of the two")
@@ -99,11 +101,12 @@ def _write_answers(lm: Any, engine: Any, requests: list[Any], args: argparse.Nam
     from colar.engine.request import fold
 
     # A run that was stopped left some of the answers.
-    done = _done(args)
+    asked = _asked(args)
+    done = _done(args.output, asked)
     missing = [request for request in requests if _key(request.id, request.params) not in done]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in fold(lm, engine.stream(missing)):
-            write(_answer(lm, completion, args))
+            write(_answer(lm, completion, asked, args))
             bar.advance()
     progress.say(f"wrote {args.output} ({len(missing)} new answers, {len(done)} were there)")
 
@@ -138,12 +141,11 @@ def _questions(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _done(args: argparse.Namespace) -> set[tuple[str, str]]:
+def _done(output: str, asked: dict[str, Any]) -> set[tuple[str, str]]:
     """Keys of the answers that the output holds. ValueError where another checkpoint, seed or decoding gave them."""
     done = set()
-    asked = _asked(args)
-    for number, record in enumerate(files.resume_jsonl(args.output), start=1):
-        where = f"{args.output}:{number}"
+    for number, record in enumerate(files.resume_jsonl(output), start=1):
+        where = f"{output}:{number}"
         missing = [key for key in ("id", "params", "asked") if key not in record]
         if missing:
             raise ValueError(f"{where} is no answer of colar generate: it lacks {', '.join(missing)}")
@@ -159,8 +161,18 @@ def _key(row_id: str, params: Any) -> tuple[str, str]:
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
-    decoding = dataclasses.asdict(_decoding(args))
-    return {"checkpoint": args.checkpoint, "seed": args.seed, "dtype": args.dtype, **decoding}
+    from colar.evaluation.claim import checkpoint_digest
+    from colar.model import checkpoint
+
+    return {
+        "checkpoint": args.checkpoint,
+        # A checkpoint that is trained again in the same folder is another one.
+        "weights": checkpoint_digest(checkpoint.resolve(args.checkpoint)),
+        "backbone": args.backbone,
+        "seed": args.seed,
+        "dtype": args.dtype,
+        **dataclasses.asdict(_decoding(args)),
+    }
 
 
 def _requests(
@@ -182,7 +194,7 @@ def _requests(
     return requests
 
 
-def _answer(lm: Any, completion: Any, args: argparse.Namespace) -> dict[str, Any]:
+def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """A completion as a row of the output."""
     from colar.analysis import retrieval
 
@@ -191,7 +203,7 @@ def _answer(lm: Any, completion: Any, args: argparse.Namespace) -> dict[str, Any
         "params": dataclasses.asdict(completion.request.params),
         "answer": completion.text,
         "length": completion.length,
-        "asked": _asked(args),
+        "asked": asked,
         "truncated": completion.truncated,
         "seconds": round(completion.seconds, 4),
     }

@@ -16,7 +16,7 @@ from colar.cli.shared import (
     limits_of,
     load,
     named,
-    options,
+    own_options,
     param_grid,
     params_options,
 )
@@ -48,7 +48,7 @@ def load_problems(args: argparse.Namespace) -> list[Any]:
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=options(args.options, args.data),
+        options=own_options(args.options, args.data),
     )
 
 

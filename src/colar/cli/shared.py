@@ -24,7 +24,9 @@ class Formatter(argparse.HelpFormatter):
     """Adds the default value to an option's help, where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        has_default = action.default not in (None, False, [], argparse.SUPPRESS)
+        # By identity: 0 equals False, and is a default to show.
+        shows = not any(action.default is nothing for nothing in (None, False, argparse.SUPPRESS))
+        has_default = shows and action.default != []
         if action.option_strings and has_default:
             return f"{action.help} (default: %(default)s)"
         return action.help
@@ -184,6 +186,15 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
             except yaml.YAMLError as error:
                 raise ValueError(f"--options {pair}: the value is not valid YAML") from error
     return chosen
+
+
+def own_options(pairs: list[str], source: str) -> dict[str, Any]:
+    """`options` of a command that reads one source: those of another would do nothing, and are an error."""
+    for pair in pairs:
+        owner = pair.partition("=")[0].rpartition(".")[0]
+        if owner not in ("", source):
+            raise ValueError(f"--options {pair}: the source is {source}, not {owner}")
+    return options(pairs, source)
 
 
 def named(text: str) -> tuple[str, str]:

@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="measure memory and time of the longest batch and of a validation batch, print a table, and exit",
     )
-    train.set_defaults(run=run, takes_keys=True)
+    train.set_defaults(run=run, takes_keys=True, resumes=True)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ compare. Where it is stated: in the last `\boxed{}`; else in the sentence after 
 | number | the single value stated there (`quantity.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
 | latex | the expression (the one `$...$` where there is one) | spelling, then math-verify (`latex.py`) |
 | choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
-| text | case, white space and final punctuation dropped | identical |
+| text | all of it; case, white space and final punctuation dropped | identical |
 
 A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `quantity.py` has the source.
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from colar.checks import check_known
-from colar.data import prontoqa, prosqa, synthetic
+from colar.data import drill, prontoqa, prosqa, synthetic
 from colar.data.example import Example
 
 
@@ -28,6 +28,7 @@ class Generator:
 GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {
         "arithmetic": Generator(synthetic.ArithmeticConfig, synthetic.generate),
+        drill.SOURCE: Generator(drill.DrillConfig, drill.generate),
         prosqa.SOURCE: Generator(prosqa.ProsqaConfig, prosqa.generate, published="prosqa"),
         prontoqa.SOURCE: Generator(prontoqa.ProntoqaConfig, prontoqa.generate, published="prontoqa"),
     }
@@ -45,7 +46,7 @@ def generate(
     # Checked here, for a dataclass answers an unknown name with a TypeError.
     check_known(f"{source} option", options, [field.name for field in fields(generator.config)])
     config = generator.config(**options)
-    # `arithmetic` imitates no published set: its `generate` takes no `avoid`.
+    # What imitates no published set has nothing to avoid.
     if generator.published is None:
         return generator.generate(config, split, n, seed)
     return generator.generate(config, split, n, seed, avoid=avoid)

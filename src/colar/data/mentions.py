@@ -10,7 +10,7 @@
 | percent | 20%, 5 percent | the same, up to 95 |
 | fraction | 2/5, 1/8th, three-fourths | a proper one in lowest terms; a top of 1 stays 1 |
 | word | two, Twelve, thirty-five | a word: 2 to 12, or from half to twice that |
-| times | twice, thrice | "three times" to "five times" |
+| times | twice, thrice | "two times" to "five times" |
 | fixed | see below | never another |
 
 Fixed are 0 and 1 (so that no plural becomes a singular), ordinals, clock times, ratios, ranges and scores (3:2,

@@ -101,8 +101,6 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
         for operand in step.operands:
             candidates = _origins(operand, mentions, steps[:index], cued)
             found.append(_due(candidates, [*before, *found]))
-        if len(step.operands) == 1 and not any(origin.result is not None for origin in found[0]):
-            raise NotAProgram("a step computes nothing")
         origins.append(found)
     _check_silent(origins)
     frozen = _frozen(question, mentions, steps, origins, cued)

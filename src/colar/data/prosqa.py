@@ -10,8 +10,8 @@ follow that idea; their numbers were fitted to the graphs that the published row
 
     two entities stand at the start; nodes are added one by one
     a new node gets Poisson(1.5) parents among the nodes before it, deeper ones more often (weight 1.5 * depth + 1)
-        with 0.35  only among descendants of the first entity (and itself)
-        with 0.45  only among those of the second
+        with 0.35  only among those that the first entity alone reaches (and itself)
+        with 0.45  only among those that the second alone reaches
         else       among all nodes
     nodes without any edge are left out; nodes without a parent are entities, the others are nouns
     asked: the deepest leaf that only one of the two entities reaches; the wrong choice: a leaf only the other reaches
@@ -35,7 +35,7 @@ from colar.data.logic import Dice, Problem
 
 SOURCE = "prosqa-made"
 FIRST_ONLY = 0.35
-"""Share of nodes whose parents are descendants of the first entity."""
+"""Share of nodes whose parents are reached from the first entity alone."""
 SECOND_ONLY = 0.45
 DEPTH_WEIGHT = 1.5
 """What a step of depth adds to a node's weight as a parent."""

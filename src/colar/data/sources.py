@@ -6,7 +6,8 @@ file is an error, not a silent download; a source that has no files (gpqa) alway
 
 MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256
 after white space is collapsed: fixed, and the same from files, Hub and any machine. The rows of such a source
-(`order="key"` in the table) are sorted by that hash and named by it, so `limit` takes a random but fixed sample.
+(`order="key"` in the table) are sorted by that hash, or by their publisher's id, and named by it: `limit` takes a
+random but fixed sample.
 Departure from the paper, which shuffles once and does not say how. Three of MATH's 7,500 training rows are left
 out, with a message: two end in an empty box, and one is also a test question (the copies differ in white space).
 

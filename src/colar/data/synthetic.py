@@ -6,7 +6,7 @@
 A problem is a start, a series of moves on a running total, and sometimes a second person at the end. A move
 on a product ("buys 2 boxes of 6") takes two steps: its partial result, then the total. The chain follows
 from the question: there is one right order of steps, so a model can be asked to predict it. All results are
-integers from 2 to `max_value`; divisions are exact.
+integers from 2 to `max_value`; divisions are exact. (Rows with `slips` and `overruns` go a little beyond.)
 
 Splits are disjoint by construction. A problem's split is a hash of its equations (operands of + and * in
 order of size), so neither seed, names, wording nor limits can move a problem from one split to another.
@@ -32,7 +32,7 @@ SPLITS = ("train", "validation", "test")
 MAX_MISSES = 20_000
 """Draws in a row without a new problem after which the space counts as exhausted."""
 LARGEST_SLIP = 99
-"""Largest result of a chain with a slip: two digits, as everywhere."""
+"""Largest result of a chain with a slip: the two digits of the default `max_value`."""
 
 
 @dataclass(frozen=True)

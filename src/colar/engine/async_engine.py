@@ -24,8 +24,9 @@ import contextlib
 import dataclasses
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from colar.engine.engine import Engine
@@ -33,9 +34,17 @@ from colar.engine.request import Completion, Event, Request, fold
 
 Order = Callable[[], None]
 """Something that the worker does between two steps."""
-Reader = Callable[[Event | Exception], None]
-"""Hands an event to its caller, or the error that ends the stream."""
+Said = Event | Exception
+"""What a caller is told: an event, or the error that ends the stream."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Where a caller waits: a queue of its event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    events: asyncio.Queue[Said]
 
 
 class AsyncEngine:
@@ -66,21 +75,15 @@ class AsyncEngine:
         """
         # An object of its own: to cancel it must not cancel another caller's.
         request = dataclasses.replace(request)
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event | Exception] = asyncio.Queue()
-
-        def deliver(event: Event | Exception) -> None:
-            # The caller's loop may be closed, and the caller gone with it.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
+        events: asyncio.Queue[Said] = asyncio.Queue()
+        reader = Reader(asyncio.get_running_loop(), events)
         # Set by the worker: this task may be cancelled before it would learn its number.
         number = -1
 
         def submit() -> None:
             nonlocal number
             number = self.engine.submit(request)
-            self._readers[number] = deliver
+            self._readers[number] = reader
 
         def cancel() -> None:
             # Nothing is left to cancel of a request that was refused, or has finished.
@@ -161,8 +164,7 @@ class AsyncEngine:
             # No request of its own failed, but the engine. It is as new after it, and serves the next requests.
             self._fail(error)
             return
-        for event in events:
-            self._deliver(event)
+        self._tell(self._addressed(events))
 
     def _obey(self) -> bool:
         """Carry out all orders that are there; wait for one where there is nothing to step. False to stop."""
@@ -181,14 +183,31 @@ class AsyncEngine:
             # There may be something to step now, and orders that are already there are carried out before it.
             wait = False
 
-    def _deliver(self, event: Event) -> None:
-        # No reader: the caller left, and its order to cancel is on the way.
-        reader = self._readers.get(event.number)
-        if reader is None:
-            return
-        if event.kind == "finished":
-            del self._readers[event.number]
-        reader(event)
+    def _addressed(self, events: Sequence[Event]) -> list[tuple[Reader, Said]]:
+        """The events with those who read them."""
+        found: list[tuple[Reader, Said]] = []
+        for event in events:
+            reader = self._readers.get(event.number)
+            # None: the caller left, and its order to cancel is on the way.
+            if reader is not None:
+                found.append((reader, event))
+            if event.kind == "finished":
+                self._readers.pop(event.number, None)
+        return found
+
+    @staticmethod
+    def _tell(told: Sequence[tuple[Reader, Said]]) -> None:
+        """Put what was said into the callers' queues: one call for each event loop.
+
+        A call for each event would wake the loop's thread again and again, and this one would wait for it each time.
+        """
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Reader, Said]]] = {}
+        for reader, said in told:
+            by_loop.setdefault(reader.loop, []).append((reader, said))
+        for loop, pairs in by_loop.items():
+            # The loop may be closed, and its callers gone with it.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_put, pairs)
 
     def _fail(self, error: Exception) -> None:
         """Forget all requests and end their streams with this error."""
@@ -197,8 +216,7 @@ class AsyncEngine:
         try:
             self.engine.clear()
         finally:
-            for reader in readers:
-                reader(error)
+            self._tell([(reader, error) for reader in readers])
 
     def _end(self, error: Exception) -> None:
         """Take no more orders, carry out those that are there, so that nobody waits for them, and end all streams."""
@@ -212,6 +230,11 @@ class AsyncEngine:
                     order()
         with contextlib.suppress(BaseException):
             self._fail(error)
+
+
+def _put(pairs: Sequence[tuple[Reader, Said]]) -> None:
+    for reader, said in pairs:
+        reader.events.put_nowait(said)
 
 
 def apart(work: Callable[[], T]) -> T:

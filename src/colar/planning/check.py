@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -86,7 +87,9 @@ def _grpo(recipe: Recipe, trainer: GrpoTrainer, held_out: list[Example]) -> Esti
     trainer.generation = generation
     batch = {"generations": torch.zeros_like(longest), "slots": longest}
     found = _measured(trainer, batch, recipe.training.gradient_checkpointing)
-    _memory(estimate, trainer, found)
+    # Sampling and learning take turns: the larger of both is what must fit.
+    beside = peak.held(trainer.objective) + peak.ADAM_MOMENTS * peak.trained(trainer.objective)
+    _memory(estimate, trainer, replace(found, peak_bytes=max(found.peak_bytes, beside + sampling.bytes)))
     updates = plan.updates_per_generation
     # A generation is sampled once, and learnt from in several updates.
     step = seconds / updates + found.seconds * plan.accumulate

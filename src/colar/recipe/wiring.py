@@ -201,6 +201,11 @@ def _validation_rows(data: DataConfig) -> list[Example]:
         return []
     source = data.validation_source or data.source
     same = source == data.source
+    if same and data.validation_split == data.train_split:
+        raise ValueError(
+            f"data.validation_split {data.validation_split} is the one to train on: name another, another "
+            "data.validation_source, or set data.validation_size 0"
+        )
     if same and Path(source).is_file():
         raise ValueError(
             f"{source} is one file, which would validate on its own training rows: name another in "
@@ -266,7 +271,7 @@ def _take_config(recipe: Recipe, method: Method) -> None:
     trained = checkpoint.read_info(folder)["method"]
     if trained["name"] != method.name:
         raise ValueError(f"method.name is {method.name}, but {folder} was trained by {trained['name']}")
-    config = registry.build(method.name, trained["config"]).config
+    config = registry.rebuild(trained, folder).config
     for key in recipe.method:
         if key == "name":
             continue

@@ -255,9 +255,11 @@ class LatentPredictor:
         info = {}
         if state.wants_info:
             stop_B = probability(lm.template.separator_id, logits_BV)
+            # A deterministic head has the Gaussian's shape, but nothing ever trained its sigma.
+            spread = {} if self.config.head == "deterministic" else {"sigma": log_std_BD.exp()}
             info = {
                 "mu": mean_BD,
-                "sigma": log_std_BD.exp(),
+                **spread,
                 "stop_probability": stop_B,
                 "stop_logp": self._stop_logp(lm, state, logits_BV, stop_B),
                 # Mean over the dimensions; 0 where the latent was not drawn.

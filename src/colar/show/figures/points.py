@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from colar.ops.stats import Z95
@@ -53,7 +54,8 @@ def draw_runs(axes: Any, x: float, values: list[float], colour: str) -> None:
 
 def bars(axes: Any, x: list[float], y: list[float], half: list[float | None], colour: str) -> None:
     """Error bars alone; none where the interval is unknown."""
-    known = [0.0 if value is None else value for value in half]
+    # NaN draws nothing: a bar of 0 would still have its caps.
+    known = [math.nan if value is None else value for value in half]
     axes.errorbar(
         x, y, yerr=known, fmt="none", ecolor=colour, elinewidth=1.1, capsize=2.5, alpha=0.8, zorder=3
     )

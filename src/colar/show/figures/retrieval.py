@@ -95,9 +95,13 @@ def case_of(answers: Sequence[Mapping[str, Any]], question: str, steps: str, ans
         # As many as the thought stands for.
         thoughts = []
         for near in given["thoughts"]:
-            thoughts.append([textwrap.shorten(token, LONGEST, placeholder="…") for token in near[: int(c)]])
+            thoughts.append([_short(token) for token in near[: int(c)]])
         chains.append({"c": c, "thoughts": thoughts, "answer": given["answer"]})
     return {"question": question, "steps": steps, "answer": answer, "chains": chains}
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
 
 
 def draw(data: dict[str, Any]) -> Any:

@@ -38,12 +38,15 @@ def _table(causal: Any, name: str) -> Table:
     rows = []
     for (kind, unit, size), found in effects.items():
         words = CHANGES[kind] if size is None else f"noise of {size:g} {unit}"
-        rows.append([words, *(_cell(found.get(column)) for column in columns)])
+        rows.append([words, *(_cell(found.get(column), causal["n"]) for column in columns)])
     head = ["change", *(f"{place}, {then}" for then, place in columns)]
     return Table(head, rows, f"{name}: {causal['n']} questions")
 
 
-def _cell(effect: Any) -> str:
+def _cell(effect: Any, n_questions: int) -> str:
+    """Share of changed answers / accuracy after it; the number of questions where it is not that of the table."""
     if effect is None:
         return NONE
-    return f"{percent(effect['changed'], 0)} / {percent(effect['accuracy_after'], 0)}"
+    shares = f"{percent(effect['changed'], 0)} / {percent(effect['accuracy_after'], 0)}"
+    # A chain of one thought has nothing left to think on with.
+    return shares if effect["n"] == n_questions else f"{shares} (of {effect['n']})"

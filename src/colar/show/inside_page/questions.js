@@ -47,10 +47,12 @@ const ColarQuestions = (() => {
       const outcome = $("outcome").value;
       if (outcome === ANY) return true;
       const all = chains(question);
-      if (outcome === "disagree") return new Set(all.map((chain) => chain.right)).size > 1;
+      if (outcome === "disagree") return judged(question) && new Set(all.map((chain) => chain.right)).size > 1;
       const which = $("which").value;
       const asked = which === ANY ? all : [all[Number(which)]];
       const wanted = (chain) => {
+        // Without an answer to compare with, a chain is neither.
+        if (!judged(question)) return false;
         if (outcome === "right") return chain.right;
         if (outcome === "not right") return !chain.right;
         return outcome === `cause ${chain.cause}`;
