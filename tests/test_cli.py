@@ -188,13 +188,13 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
     retrained = tmp_path / "retrained"
     shutil.copytree(checkpoints / "cot", retrained)
     elsewhere = tmp_path / "elsewhere.jsonl"
-    args = ["generate", str(retrained), "--input", str(questions), "--output", str(elsewhere), *SHORT]
-    assert main(args) == 0
+    words = ["generate", str(retrained), "--input", str(questions), "--output", str(elsewhere), *SHORT]
+    assert main(words) == 0
     weights = next(retrained.glob("*.safetensors"))
     state = load_file(weights)
     save_file({name: value + 1 for name, value in state.items()}, weights, {"format": "pt"})
     capsys.readouterr()
-    assert main(args) == 2
+    assert main(words) == 2
     assert "weights" in capsys.readouterr().err
     assert out.read_text() == kept
     out.write_text('{"answer": "7"}\n')

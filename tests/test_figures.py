@@ -188,13 +188,13 @@ def test_a_thought_is_shown_as_its_c_nearest_tokens() -> None:
         },
         {
             "params": {"compression_factor": 1},
-            "thoughts": [["<<", "7", "x"], [" times as many. How", "x"]],
+            "thoughts": [["<<", "7", "x"], [" times as many. How", "x"], ["incomprehensibilities"]],
             "answer": "8",
         },
     ]
     case = retrieval.case_of(answers, "Seven and two?", "<<7+2=9>>", "9")
     assert [chain["thoughts"] for chain in case["chains"]] == [
-        [["<<"], ["times as…"]],
+        [["<<"], ["times as…"], ["incomprehensi…"]],
         [["<<", "7"], ["+", "2"]],
     ]
     system = chains(thought("a", 0, [1, 5], [0, 1], ["bracket", "operand"]))

@@ -101,7 +101,9 @@ def case_of(answers: Sequence[Mapping[str, Any]], question: str, steps: str, ans
 
 
 def _short(token: str) -> str:
-    return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
+    """A token cut between its words, or inside a single long one."""
+    words = textwrap.shorten(token, LONGEST, placeholder="…")
+    return words if words != "…" else token.strip()[: LONGEST - 1] + "…"
 
 
 def draw(data: dict[str, Any]) -> Any:
