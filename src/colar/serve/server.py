@@ -9,7 +9,6 @@ import contextlib
 import math
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -19,7 +18,6 @@ from colar.serve.limits import Limits
 from colar.serve.logs import Log, Observed, take_over
 from colar.serve.protocol import HEAD_BYTES, protocol
 
-SWITCH_SECONDS = 0.0005
 SPARE_FILES = 256
 """Open files beside those of connections: models, libraries, pipes."""
 
@@ -97,9 +95,6 @@ def make(app: Observed, limits: Limits, log: Log, say: Callable[[], None] = lamb
 
 def run(server: uvicorn.Server, bound: socket.socket) -> None:
     """Serve until a signal, and drain."""
-    # The engine's thread gives the interpreter away at each of a step's products, and gets it back after this long
-    # where the event loop has much to do. Python's own 5 ms are as long as a layer takes.
-    sys.setswitchinterval(SWITCH_SECONDS)
     # uvicorn raises the signal again when all is done: nothing is left to be ended then.
     before = {number: signal.signal(number, _nothing) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
