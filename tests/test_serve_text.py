@@ -17,6 +17,7 @@ from colar.methods import registry
 from colar.methods.efforts import EFFORTS, spread
 from colar.serve.answering import pieces
 from colar.serve.ask import ask
+from colar.serve.delivery import stream_frames
 from colar.serve.errors import ApiError
 from colar.serve.keys import Keys
 from colar.serve.limits import Admission, Limits
@@ -95,7 +96,7 @@ def test_nearest_tokens_are_those_of_retrieval():
         want = retrieval.nearest_tokens(lm, latents, 7)
 
         async def ask(lm=lm, latents=latents):
-            nearest = Nearest(lm)
+            nearest = Nearest(lm, asyncio.to_thread)
             # All at once: they are computed together.
             return await asyncio.gather(
                 *(nearest.near(each, 3 + i, [5, 6]) for i, each in enumerate(latents))
@@ -109,7 +110,7 @@ def test_nearest_tokens_are_those_of_retrieval():
 
 
 def test_an_error_reaches_all_who_wait():
-    nearest = Nearest(tiny_lm("llama"))
+    nearest = Nearest(tiny_lm("llama"), asyncio.to_thread)
 
     async def ask():
         bad = [nearest.near(torch.zeros(3), 1, []) for _ in range(2)]
@@ -176,6 +177,32 @@ def test_what_is_no_request_is_400(body, words):
     with pytest.raises(ApiError, match=words) as raised:
         parse(ChatRequest, body, registry.param_names())
     assert raised.value.status == 400
+
+
+def test_a_closed_stream_has_given_its_places_back():
+    """At once: not when the generator between the stream and its source is collected."""
+    closed = []
+
+    async def source():
+        try:
+            yield b"one"
+            yield b"two"
+        finally:
+            closed.append(True)
+
+    async def values(pieces):
+        async for piece in pieces:
+            yield piece
+
+    async def leave_after_one():
+        held = source()
+        between = values(held)
+        frames = stream_frames(held, between, bytes, asyncio.get_running_loop().time() + 60, {})
+        assert await anext(frames) == b"one"
+        await frames.aclose()
+        return list(closed)
+
+    assert asyncio.run(leave_after_one()) == [True]
 
 
 def test_places_in_the_queue_are_given_back():

@@ -57,7 +57,8 @@ class Delivery:
             # A generator that nobody closes holds its places in the queue until it is collected.
             await found.aclose()
             raise
-        frames = _frames(shape.stream(_after(first, found)), shape.frame, deadline, request.state.noted)
+        values = shape.stream(_after(first, found))
+        frames = stream_frames(found, values, shape.frame, deadline, request.state.noted)
 
         def on_end(how: str) -> None:
             if how != COMPLETE:
@@ -116,20 +117,24 @@ async def _collect(first: Piece, rest: Pieces) -> list[Sample]:
 
 
 async def _after(first: Piece, rest: Pieces) -> Pieces:
-    async with contextlib.aclosing(rest):
-        yield first
-        async for piece in rest:
-            yield piece
+    yield first
+    async for piece in rest:
+        yield piece
 
 
-async def _frames(
+async def stream_frames(
+    source: Pieces,
     values: AsyncGenerator[Any, None],
     frame: Callable[[Any], bytes],
     deadline: float,
     noted: dict[str, Any],
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream; an error is its last event, and noted for the log with the status it would have had."""
-    async with contextlib.aclosing(values):
+    """The bytes of a stream; an error is its last event, and noted for the log with the status it would have had.
+
+    `values` are made of `source`, which holds places in the queue: it is closed here, with the stream, and not when the
+    generators between them are collected.
+    """
+    async with contextlib.aclosing(source), contextlib.aclosing(values):
         try:
             while True:
                 # Not around the `yield`: the deadline would then interrupt whatever the consumer is doing.
