@@ -140,7 +140,7 @@ def difference(examples: Sequence[Example], ours: Sequence[bool], theirs: Sequen
 
 def clusters_of(examples: Sequence[Example]) -> list[str]:
     """Repeated questions are one cluster."""
-    return [example.cluster or example.id for example in examples]
+    return [example.first_id for example in examples]
 
 
 def _mean(values: Sequence[float], clusters: Sequence[Any]) -> Mean:

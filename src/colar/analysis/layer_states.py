@@ -123,7 +123,7 @@ def norms_of(lm: LatentLM, passes: Sequence[ReferencePass]) -> LayerNorms:
         thoughts_LND = read.states_LTD[:, each.n_question :].cpu()
         states.append(thoughts_LND)
         # A question that is asked twice counts once.
-        questions += [each.example.cluster or each.example.id] * thoughts_LND.shape[1]
+        questions += [each.example.first_id] * thoughts_LND.shape[1]
     return layer_norms(torch.cat(states, dim=1), questions)
 
 

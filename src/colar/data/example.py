@@ -35,6 +35,11 @@ class Example:
             check_holds(field, isinstance(value, str) and bool(value.strip()), value, "a non-empty string")
         check_choice("answer_type", self.answer_type, ANSWER_TYPES)
 
+    @property
+    def first_id(self) -> str:
+        """The id of the first example that asks this question: its own, or its `cluster`."""
+        return self.cluster or self.id
+
     def as_row(self) -> dict[str, Any]:
         """The example as a row of a JSONL file, which `colar.data.sources.load` reads back to an equal one.
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from colar.checks import check_holds
+from colar.checks import check_holds, check_range
 
 OPERATIONS = "+-*/"
 Equation = tuple[int, str, int, int]
@@ -30,7 +30,7 @@ class Sizes:
     """Which of + - * / may occur."""
 
     def __post_init__(self) -> None:
-        check_holds("steps", _is_range(self.steps), self.steps, "[fewest, most] with 1 <= fewest <= most")
+        check_range("steps", self.steps)
         object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
         for key in ("max_number", "max_value"):
             value = getattr(self, key)
@@ -38,16 +38,6 @@ class Sizes:
         some = isinstance(self.operations, str) and self.operations != ""
         known = some and set(self.operations) <= set(OPERATIONS)
         check_holds("operations", known, self.operations, f"some of the characters {OPERATIONS}")
-
-
-def _is_range(steps: object) -> bool:
-    """Whether `steps` is [fewest, most], both whole, 1 <= fewest <= most."""
-    if not isinstance(steps, list | tuple) or len(steps) != 2:
-        return False
-    if not all(isinstance(step, int) for step in steps):
-        return False
-    fewest, most = steps
-    return 1 <= int(fewest) <= int(most)
 
 
 @dataclass(frozen=True)

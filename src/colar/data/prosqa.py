@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from colar.checks import check_holds, check_number
+from colar.checks import check_holds, check_number, check_range
 from colar.data import logic
 from colar.data.example import Example
 from colar.data.logic import Dice, Problem
@@ -58,19 +58,9 @@ class ProsqaConfig:
     def __post_init__(self) -> None:
         check_number("nodes", self.nodes, 12, 60, whole=True)
         check_number("parents", self.parents, 0.5, 4)
-        check_holds("hops", _is_range(self.hops), self.hops, "[fewest, most] with 1 <= fewest <= most")
+        check_range("hops", self.hops)
         object.__setattr__(self, "hops", tuple(self.hops))  # YAML gives a list
         check_holds("balanced", isinstance(self.balanced, bool), self.balanced, "true or false")
-
-
-def _is_range(hops: object) -> bool:
-    """Whether `hops` is [fewest, most], both whole, 1 <= fewest <= most."""
-    if not isinstance(hops, list | tuple) or len(hops) != 2:
-        return False
-    if not all(isinstance(hop, int) and not isinstance(hop, bool) for hop in hops):
-        return False
-    fewest, most = hops
-    return bool(1 <= fewest <= most)
 
 
 def generate(

@@ -45,7 +45,7 @@ class _Question:
 class Nearest:
     """Answers `near` for one model, whose embeddings stay as they are. `run` computes in another thread."""
 
-    def __init__(self, lm: LatentLM, run: Run = asyncio.to_thread) -> None:
+    def __init__(self, lm: LatentLM, run: Run) -> None:
         self.lm = lm
         self.run = run
         self._norms_V: Tensor | None = None
