@@ -26,6 +26,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarConfig, ColarParams
 from colar.methods.colar.config import Factors
+from colar.methods.colar.group_choice import Rules, choose
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
@@ -48,28 +49,48 @@ def most_of(k: int, c: float, phase: float) -> int:
 # The loss by a loop
 
 
-def naive_sizes(n: int, c: float, phase: float, marked: set[int]) -> list[int]:
-    """Group after group, token after token; a group also ends before a token that is marked."""
+def naive_sizes(n: int, c: float, phase: float, bounds: list[int] | None = None) -> list[int]:
+    """Group after group; one that starts at token t has at most bounds[t] tokens."""
     sizes: list[int] = []
     t = 0
     while t < n:
-        size = 1
-        while size < most_of(len(sizes), c, phase) and t + size < n and t + size not in marked:
-            size += 1
+        size = min(most_of(len(sizes), c, phase), n - t)
+        if bounds:
+            size = min(size, bounds[t])
         sizes.append(size)
         t += size
     return sizes
 
 
+def naive_window(chain: list[int], start: int, most: int, separator: int) -> list[int]:
+    """The tokens from `start` on, and the separator behind them where there is room."""
+    return [*chain, separator][start : start + most]
+
+
+def naive_bounds(lm: LatentLM, row: Row) -> list[int]:
+    """How many tokens a group has that starts at each token: those before the first that is unsure."""
+    chain = row.chain
+    hidden = naive_hidden(lm, row, [1] * len(chain))
+    bounds = []
+    for t in range(len(chain)):
+        most = math.ceil(row.params.compression_factor)
+        window = naive_window(chain, t, most, lm.template.separator_id)
+        bound = 1
+        for logp in naive_logps(lm, hidden[t], window)[1:]:
+            if math.exp(logp) < row.params.confidence_threshold:
+                break
+            bound += 1
+        bounds.append(bound)
+    return bounds
+
+
 def naive_windows(
     chain: list[int], sizes: list[int], c: float, phase: float, separator: int
 ) -> list[list[int]]:
-    """What each group's position is asked for: all tokens that it might have had, cut or not."""
+    """What each group's position is asked for: its tokens, and the one that it was cut before."""
     windows, start = [], 0
     for k, size in enumerate(sizes):
-        most = most_of(k, c, phase)
-        window = chain[start : start + most]
-        windows.append(window if len(window) == most else [*window, separator])
+        windows.append(naive_window(chain, start, min(most_of(k, c, phase), size + 1), separator))
         start += size
     return windows
 
@@ -103,16 +124,8 @@ def naive(lm: LatentLM, row: Row) -> tuple[float, list[int]]:
     """One row's loss, and the sizes of its groups."""
     params, separator, chain = row.params, lm.template.separator_id, row.chain
     c, phase = params.compression_factor, phase_of(row.seed)
-    sizes = naive_sizes(len(chain), c, phase, set())
-    if params.confidence_threshold > 0:
-        # The model's own probabilities, group by group, on the groups that nothing cuts.
-        hidden, marked, start = naive_hidden(lm, row, sizes), set(), 0
-        for k, window in enumerate(naive_windows(chain, sizes, c, phase, separator)):
-            for j, logp in enumerate(naive_logps(lm, hidden[k], window)):
-                if math.exp(logp) < params.confidence_threshold:
-                    marked.add(start + j)
-            start += sizes[k]
-        sizes = naive_sizes(len(chain), c, phase, marked)
+    bounds = naive_bounds(lm, row) if params.confidence_threshold > 0 else None
+    sizes = naive_sizes(len(chain), c, phase, bounds)
     hidden = naive_hidden(lm, row, sizes)
     labels = naive_windows(chain, sizes, c, phase, separator) + [[token] for token in row.answer]
     means = []
@@ -156,7 +169,7 @@ def test_the_loss_with_a_threshold_is_a_naive_loop(family: str, factors: Any) ->
         expected, expected_sizes = naive(lm, row)
         assert sizes_of(sizes, i) == expected_sizes, (i, row.params)
         assert found[i] == pytest.approx(expected, rel=1e-4)
-        uncut = naive_sizes(len(row.chain), row.params.compression_factor, phase_of(row.seed), set())
+        uncut = naive_sizes(len(row.chain), row.params.compression_factor, phase_of(row.seed))
         every = len(expected_sizes) == len(row.chain)
         kinds.add("none" if expected_sizes == uncut else "all" if every else "some")
     # Or else the test could not tell one kind of threshold from another.
@@ -272,7 +285,12 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
             assert threshold or not early
             later = info["group_logps"][1 : len(ids)].exp()
             assert bool((later >= threshold).all())
-            assert info["logp"] == pytest.approx(info["group_logps"][: len(ids)].sum().item(), rel=1e-5)
+            of_tokens = info["group_logps"][: len(ids)].sum().item()
+            if info["declined_ids"] >= 0:
+                assert early
+                assert info["logp"] < of_tokens
+            else:
+                assert info["logp"] == pytest.approx(of_tokens, rel=1e-5)
             assert bool((info["group_logps"][len(ids) :] == 0).all())
             kept = ids[:-1] if stopped else ids
             expected = embed(lm, kept).sum(0) / math.sqrt(len(kept))
@@ -480,20 +498,95 @@ def test_wrong_thresholds_of_training_are_refused(config: Any, message: str) -> 
         registry.build("colar", config)
 
 
-def test_scored_outputs_have_no_threshold() -> None:
+def test_factors_that_are_not_whole_are_scored_like_others() -> None:
     lm, method = thinker()
     config = GrpoConfig(
         num_generations=2, max_latents=4, max_completion_length=3, compression_factors=(1.5, 2.75)
     )
-    rollouts = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
-    tensors = rollout.collate(rollouts, lm.width)
-    # Factors that are not whole are scored like others.
+    outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
+    tensors = rollout.collate(outputs, lm.width)
     scores = method.logps(lm, tensors, "mean")
-    engine = rollout.engine_logps(method, rollouts, tensors, "mean")
+    engine = rollout.engine_logps(method, outputs, tensors, "mean")
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
     tensors.params["confidence_threshold"][1] = 0.5
-    with pytest.raises(ValueError, match="confidence_threshold must be 0 in outputs that are scored"):
+    with pytest.raises(ValueError, match="confidence_threshold must be 0 or above 0.5 in outputs that are"):
         method.logps(lm, tensors, "mean")
+
+
+@pytest.mark.parametrize("latent_temperature", [0.3, 1.0])
+@pytest.mark.parametrize("shortlist", [False, True])
+def test_groups_that_end_early_are_scored(shortlist: bool, latent_temperature: float) -> None:
+    """By training as by the engine: the tokens of a group, and that another draw would have let it go on."""
+    lm, method = made(live=True, shortlist=shortlist, compression_factors=[5], confidence_thresholds=[0, 0.7])
+    sharpen(lm)
+    config = GrpoConfig(
+        num_generations=12,
+        max_latents=6,
+        max_completion_length=3,
+        compression_factors=(5,),
+        confidence_threshold=0.7,
+        latent_temperature=latent_temperature,
+    )
+    outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
+    assert all(output.completion.request.params.confidence_threshold == 0.7 for output in outputs)
+    tensors = rollout.collate(outputs, lm.width)
+    sizes = (tensors.group_ids >= 0).sum(-1)
+    assert sizes.max() > 1
+    declined = tensors.declined_ids >= 0
+    assert declined.any()
+    scores = method.logps(lm, tensors, "mean")
+    engine = rollout.engine_logps(method, outputs, tensors, "mean")
+    torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
+    # It counts: without it, a group that was ended by a draw would be as likely as its tokens alone.
+    without = dataclasses.replace(tensors, declined_ids=torch.full_like(tensors.declined_ids, -1))
+    other = method.logps(lm, without, "mean")
+    at = torch.nn.functional.pad(declined, (0, scores.logps.shape[1] - declined.shape[1]))
+    assert bool((other.logps[at] > scores.logps[at]).all())
+    torch.testing.assert_close(other.logps[~at], scores.logps[~at])
+    # The gradient is finite, also where the token declined was nearly certain.
+    scores.logps.sum().backward()
+    assert lm.extra["group_decoder"].mlp[-1].weight.grad.isfinite().all()
+
+
+def sharpen(lm: LatentLM) -> None:
+    """Random models are sure of nothing: the decoder gets larger strides."""
+    with torch.no_grad():
+        lm.extra["group_decoder"].mlp[-1].weight.mul_(SHARPER)
+
+
+SHARPER = 12.0
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.6])
+@torch.no_grad()
+def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
+    """Many draws of one group: the share of each outcome against exp(logp), the end by an unlikely draw included."""
+    lm, _ = made(live=True, compression_factors=[3])
+    sharpen(lm)
+    n = 6_000
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(5, lm.width, generator=generator)
+    columns = torch.ones(n, dtype=torch.float64)
+    kinds = set()
+    for i in range(len(state)):
+        uniform = torch.rand(3, n, generator=generator, dtype=torch.float64)
+        rules = Rules(
+            torch.full((n,), 3), columns, columns, threshold * columns, lambda place, u=uniform: u[place]
+        )
+        first = torch.full((n,), 7)
+        found = choose(lm, state[i].expand(n, -1), first, rules)
+        logps = found.logps.sum(-1) + found.declined_logps
+        outcomes, which, count = torch.unique(found.ids, dim=0, return_inverse=True, return_counts=True)
+        for number in range(len(outcomes)):
+            mine = which == number
+            # The likeliest token that was declined may differ by place, not within one outcome.
+            assert found.declined_ids[mine].unique().numel() == 1
+            expected = logps[mine][0].exp().item()
+            spread = math.sqrt(expected * (1 - expected) / n)
+            assert count[number] / n == pytest.approx(expected, abs=5 * spread + 1e-4)
+            declined = bool((found.declined_ids[mine] >= 0).any())
+            kinds.add((int((outcomes[number] >= 0).sum()), declined))
+    assert {(1, True), (3, False)} <= kinds
 
 
 def test_a_group_that_ended_unsure_is_read_as_such() -> None:

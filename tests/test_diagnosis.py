@@ -216,8 +216,14 @@ def test_shares_by_place_by_hand():
     assert write_shares([right])["write_by_kind"]["end"] is None
     # By what came before the group: t1 of the second one alone.
     behind = [Place(0, "sign", False, behind_number=True)]
-    assert found["write_first"] == {"behind_number": None, "else": 3 / 5}
-    assert write_shares([right, behind])["write_first"] == {"behind_number": 0, "else": 1}
+    results = {"result_behind_one": 1, "result_behind_several": None}
+    assert found["write_first"] == {"behind_number": None, "else": 3 / 5, **results}
+    results["result_behind_one"] = None
+    assert write_shares([right, behind])["write_first"] == {"behind_number": 0, "else": 1, **results}
+    # Results, by how many tokens they had to be read from: those of later places do not count.
+    read = [[Place(0, "result", i > 0, behind=2), Place(1, "result", False, behind=2)] for i in range(4)]
+    once = write_shares([*read, [Place(0, "result", False, behind=1)]])["write_first"]
+    assert (once["result_behind_several"], once["result_behind_one"]) == (3 / 4, 0)
     nothing = write_shares([])
     assert set(nothing) == {"write_by_place", "write_by_kind", "write_first", "write_joint"}
     assert not any(nothing.values())
@@ -237,6 +243,7 @@ def test_a_group_knows_whether_several_number_tokens_came_before(before, expecte
     lm, _ = build("cot")
     judged = places(lm, [PLAN, RESULT], [1, 2], before)
     assert [place.behind_number for place in judged] == [expected] * 2
+    assert [place.behind for place in judged] == [len(before)] * 2
 
 
 @pytest.mark.parametrize(
@@ -366,7 +373,7 @@ def test_tokens_that_a_threshold_holds_back_are_not_counted(beginner):
     """Whole c, so that all groups that the reference has are those of training without a cut where none is unsure."""
     lm, method = beginner
     counts = []
-    for threshold in (0, 0.3, 1):
+    for threshold in (0, 0.6, 1):
         params = ColarParams(3, confidence_threshold=threshold)
         records = list(diagnosis.write(lm, method, TAUGHT, params))
         judged = [place for record in records for group in record["places"] for place in group]

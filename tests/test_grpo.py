@@ -1218,6 +1218,8 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
         ({"max_latents": 0}, "grpo.max_latents must be a whole number, 1 or more, got 0"),
         ({"steps_per_generation": 0}, "grpo.steps_per_generation must be 1 or more, or null"),
         ({"epsilon": 1.5}, "grpo.epsilon must be between 0 and 1"),
+        ({"confidence_threshold": 0.5}, "grpo.confidence_threshold must be above 0.5 and at most 1, or null"),
+        ({"confidence_threshold": 1.5}, "grpo.confidence_threshold must be above 0.5 and at most 1, or null"),
         ({"epsilon_high": 0.0}, "grpo.epsilon_high must be above 0 or null"),
         ({"beta": math.nan}, "grpo.beta must be a number, 0 or more, got nan"),
         ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),

@@ -202,11 +202,13 @@ def test_groups_are_the_same_where_all_places_are_computed(temperature: float, t
         lambda place: uniform[place],
     )
     for wants_logps in (True, False):
-        wanted_ids, wanted_logps = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=True)
-        ids, logps = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=False)
-        assert torch.equal(ids, wanted_ids)
-        torch.testing.assert_close(logps, wanted_logps)
-    assert (wanted_ids >= 0).sum(-1).unique().numel() > 2
+        wanted = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=True)
+        found = group_choice.choose(lm, hidden, first, rules, wants_logps, compact=False)
+        assert torch.equal(found.ids, wanted.ids)
+        torch.testing.assert_close(found.logps, wanted.logps)
+        assert torch.equal(found.declined_ids, wanted.declined_ids)
+        torch.testing.assert_close(found.declined_logps, wanted.declined_logps)
+    assert (wanted.ids >= 0).sum(-1).unique().numel() > 2
 
 
 # Steps in fixed shapes

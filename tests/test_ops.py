@@ -193,13 +193,13 @@ def test_groups_have_c_tokens_on_average_and_the_phase_of_a_whole_c_does_nothing
     assert (groups.most(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
 
 
-def loop_cut(n, c, phase, cut):
+def loop_cut(n, c, phase, bounds):
     """Sizes one token after another."""
     sizes, t = [], 0
     while t < n:
         k, size = len(sizes), 1
         most = math.floor((k + 1) * c + phase) - math.floor(k * c + phase)
-        while size < most and t + size < n and not cut[t + size]:
+        while size < most and t + size < n and size < bounds[t]:
             size += 1
         sizes.append(size)
         t += size
@@ -208,22 +208,23 @@ def loop_cut(n, c, phase, cut):
 
 @settings(deadline=None, max_examples=100)
 @given(
-    rows=st.lists(st.lists(st.booleans(), max_size=14), min_size=1, max_size=4),
+    rows=st.lists(st.lists(st.integers(1, 6), max_size=14), min_size=1, max_size=4),
     factors=st.lists(CENTS, min_size=4, max_size=4),
     seed=st.integers(0, 999),
+    more=st.integers(0, 2),
 )
-def test_cut_groups_equal_a_loop(rows, factors, seed):
+def test_cut_groups_equal_a_loop(rows, factors, seed, more):
     lengths = torch.tensor([len(row) for row in rows])
-    cut = torch.zeros(len(rows), int(lengths.max()) + 2, dtype=torch.bool)
+    bounds = torch.ones(len(rows), int(lengths.max()) + more, dtype=torch.long)
     for b, row in enumerate(rows):
-        cut[b, : len(row)] = torch.tensor(row, dtype=torch.bool)
+        bounds[b, : len(row)] = torch.tensor(row, dtype=torch.long)
     c = torch.tensor(factors[: len(rows)], dtype=torch.float64)
     phase = groups.phase(torch.arange(len(rows)) + seed)
-    found = groups.cut_sizes(lengths, c, phase, cut)
+    found = groups.cut_sizes(lengths, c, phase, bounds)
     for b, row in enumerate(rows):
         expected = loop_cut(len(row), factors[b], phase[b].item(), row)
         assert [size for size in found[b].tolist() if size] == expected
-    uncut = groups.cut_sizes(lengths, c, phase, torch.zeros_like(cut))
+    uncut = groups.cut_sizes(lengths, c, phase, torch.full_like(bounds, 99))
     assert uncut.tolist() == groups.sizes(lengths, c, phase).tolist()
 
 

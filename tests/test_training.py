@@ -493,6 +493,24 @@ def test_the_best_weights_are_published_and_really_in_the_model(
         assert torch.equal(last[name], value), name  # the last weights where nothing chooses
 
 
+@pytest.mark.parametrize("harmed", [False, True])
+def test_of_equal_accuracies_the_lower_loss_is_published(tmp_path: Path, harmed: bool) -> None:
+    accuracies = iter([0.5, 0.5, 0.5, 0.4])
+
+    def validate(lm: LatentLM, method: Method) -> dict[str, float]:
+        accuracy = next(accuracies)
+        if harmed:
+            with torch.no_grad():  # each loss is higher than the one before
+                lm.extra["latent_head"].mean.bias.add_(10.0)
+        return {"accuracy": accuracy}
+
+    budget = {"per_device_train_batch_size": 8, "num_train_epochs": 4}
+    _, result = run(tmp_path, validate=validate, held_out=EXAMPLES[:7], **budget)
+    losses = [row["eval_loss"] for row in result.history if "eval_loss" in row][:3]
+    assert losses == sorted(losses, reverse=not harmed)
+    assert json.loads((result.best / "colar.json").read_text())["run"]["step"] == (3 if harmed else 9)
+
+
 def test_a_run_that_makes_things_worse_publishes_its_start_where_that_is_judged(tmp_path: Path) -> None:
     seen: list[dict[str, Tensor]] = []
     budget = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "eval_on_start": True}

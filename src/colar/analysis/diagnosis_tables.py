@@ -13,7 +13,12 @@ from colar.analysis.places import KINDS
 SYSTEM = ("system", "c")
 MEASURED = ("read", "write", "whole chain", "stop", "free", "#L", "gold #L")
 WRONG = CLASSES[1:]
-FIRST = {"behind_number": "t1 after numbers", "else": "t1 else"}
+FIRST = {
+    "behind_number": "t1 after numbers",
+    "else": "t1 else",
+    "result_behind_one": "result after one token",
+    "result_behind_several": "result after several",
+}
 
 
 def cells(row: Mapping[str, Any], widest: int = 0, kinds: Sequence[str] = ()) -> dict[str, str]:

@@ -32,6 +32,8 @@ class Place:
     right: bool
     behind_number: bool = False
     """Whether the group before it has several tokens of numbers: a plain sum has lost their order."""
+    behind: int = 0
+    """The tokens of the group before it; 0 at the start of a chain."""
 
 
 def places(
@@ -49,7 +51,7 @@ def places(
         if place < len(rest):
             kind = rest[place].kind
             label = rest[place].token_id
-        judged.append(Place(place, kind, token_id == label, behind_number))
+        judged.append(Place(place, kind, token_id == label, behind_number, len(before)))
         # What comes after a wrong token is conditional on it.
         if token_id != label:
             break
@@ -60,13 +62,19 @@ def write_shares(groups: Sequence[Sequence[Place]]) -> dict[str, Any]:
     """Shares of right tokens by place and by kind, None for a kind that no place has; and of groups all right.
 
     `write_first` are those of first places alone, by what came before: a group with several tokens of numbers, or
-    anything else. Without any group, as of a latent head, all are None.
+    anything else; and those of results alone, behind one token or several: there it counts whether a group was read.
+    Without any group, as of a latent head, all are None.
     """
     if not groups:
         return {"write_by_place": None, "write_by_kind": None, "write_first": None, "write_joint": None}
     by_place: defaultdict[int, list[bool]] = defaultdict(list)
     by_kind: defaultdict[str, list[bool]] = defaultdict(list)
-    first: dict[str, list[bool]] = {"behind_number": [], "else": []}
+    first: dict[str, list[bool]] = {
+        "behind_number": [],
+        "else": [],
+        "result_behind_one": [],
+        "result_behind_several": [],
+    }
     joint: list[bool] = []
     for group in groups:
         for each in group:
@@ -75,6 +83,9 @@ def write_shares(groups: Sequence[Sequence[Place]]) -> dict[str, Any]:
         # A group is never empty: its first token, or the separator in its place, is always judged.
         behind = "behind_number" if group[0].behind_number else "else"
         first[behind].append(group[0].right)
+        if group[0].kind == "result":
+            read_from = "result_behind_several" if group[0].behind > 1 else "result_behind_one"
+            first[read_from].append(group[0].right)
         joint.append(all(each.right for each in group))
     return {
         "write_by_place": [_share(by_place[place]) for place in sorted(by_place)],

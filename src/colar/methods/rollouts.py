@@ -44,8 +44,9 @@ class Rollouts:
 
     `question_ids` ends with the opening separator. `thought_ids` are the tokens that were thought, -1 for a latent;
     where all thoughts are tokens, `latents` is empty (D = 0). `group_ids` (B, K, G) are the tokens that a latent was
-    chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `token_ids` are the answer's,
-    EOS included where it came. `stopped` says that the method chose to stop thinking.
+    chosen as, -1 behind them; empty (G = 0) for methods that choose latents otherwise. `declined_ids` (B, K) are tokens
+    that would have let such a group go on, where the draw of an unlikely one ended it; -1 elsewhere. `token_ids` are
+    the answer's, EOS included where it came. `stopped` says that the method chose to stop thinking.
     """
 
     question_ids: Tensor
@@ -53,6 +54,7 @@ class Rollouts:
     thought_ids: Tensor
     latents: Tensor
     group_ids: Tensor
+    declined_ids: Tensor
     thought_counts: Tensor
     token_ids: Tensor
     token_lengths: Tensor
@@ -86,7 +88,8 @@ class ThoughtActions:
     """The L thoughts of all rows, one after another, and the model's state before each of them.
 
     hidden (L, D) · temperature (L,) float32, the row's · ids (L,), -1 for a latent · latents (L, D) · group_ids (L, G)
-    · row (L,) index of the row that a thought belongs to. A method makes its logits by `lm.reduce_logits`.
+    · declined_ids (L,) · row (L,) index of the row that a thought belongs to. A method makes its logits by
+    `lm.reduce_logits`.
     """
 
     hidden: Tensor
@@ -94,6 +97,7 @@ class ThoughtActions:
     ids: Tensor
     latents: Tensor
     group_ids: Tensor
+    declined_ids: Tensor
     row: Tensor
 
 
@@ -181,6 +185,7 @@ def score(
         ids=rollouts.thought_ids[real_BK],
         latents=rollouts.latents[real_BK].detach(),
         group_ids=rollouts.group_ids[real_BK],
+        declined_ids=rollouts.declined_ids[real_BK],
         row=thought_BN.nonzero()[:, 0],
     )
     thought_logps_L, logged_L = thought_logps(actions)

@@ -10,8 +10,8 @@ whole differ in size by one at most, and have c tokens on average over the draws
 nothing. Only the last group may be shorter: it takes what is left. No padding slot ever lies between the last latent
 and the answer.
 
-A group may also be cut: it then ends before a token that is marked. The next group starts there, and what it may take
-is still floor((k + 1) c + u) - floor(k c + u) tokens, k the number of groups before it.
+A group may also be cut short: by a bound on the tokens that a group may have which starts at a token. The next group
+starts where it ends, and c still lets it take floor((k + 1) c + u) - floor(k c + u) tokens, k the groups before it.
 
 Shape suffixes: B rows, K groups, T reasoning tokens.
 """
@@ -55,26 +55,21 @@ def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tens
     return _used(starts_BK1.diff(dim=1))
 
 
-def cut_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor, cut_BT: Tensor) -> Tensor:
-    """As `sizes`, and a group also ends before a token that is marked in `cut_BT` (B, T) bool.
-
-    Every group has one token at least, whether that is marked or not.
-    """
-    B, T = cut_BT.shape
-    position_T = torch.arange(T, device=cut_BT.device)
-    start_B = torch.zeros_like(lengths_B)
+def cut_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor, bounds_BT: Tensor) -> Tensor:
+    """As `sizes`, and a group that starts at token t has no more than `bounds_BT[:, t]` tokens, from 1 on."""
     columns: list[Tensor] = []
+    start_B = torch.zeros_like(lengths_B)
     # A group's start depends on where the one before it was cut: one group of all rows after another.
     while bool((start_B < lengths_B).any()):
         step_B = torch.full_like(lengths_B, len(columns))
-        end_B = torch.minimum(start_B + most(step_B, c_B, phase_B), lengths_B)
-        # The first marked token behind the group's own first one.
-        marked_BT = cut_BT & (position_T > start_B[:, None])
-        first_B = torch.where(marked_BT, position_T, T).amin(-1)
-        end_B = torch.minimum(end_B, first_B)
-        columns.append(end_B - start_B)
-        start_B = end_B
-    return torch.stack(columns, dim=1) if columns else lengths_B.new_zeros(B, 0)
+        # Rows that have ended look at their last token; nothing is left for them to take.
+        at_B1 = start_B.clamp(max=bounds_BT.shape[1] - 1)[:, None]
+        bound_B = bounds_BT.gather(1, at_B1)[:, 0]
+        size_B = torch.minimum(most(step_B, c_B, phase_B), bound_B)
+        size_B = torch.minimum(size_B, lengths_B - start_B)
+        columns.append(size_B)
+        start_B = start_B + size_B
+    return torch.stack(columns, dim=1) if columns else lengths_B.new_zeros(len(lengths_B), 0)
 
 
 def counts(sizes_BK: Tensor) -> Tensor:

@@ -127,6 +127,19 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
     return _logps(logits_BV, temperature_B, ids_B[:, None])[:, 0]
 
 
+def unlikely_logps(logits_BV: Tensor, temperature_B: Tensor, least_B: Tensor) -> Tensor:
+    """(B,) float32: log-probability that a token is drawn which is less likely than `least`; -inf where there is none.
+
+    At each row's temperature, before any top-p; at temperature 0 as at 1.
+    """
+    scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
+    weights_BV = _weights(logits_BV, scale_B)
+    total_B = cdf.mass(weights_BV)
+    # By their own sum, not as 1 - the others': exact where hardly anything is left.
+    unlikely_BV = torch.where(weights_BV < (least_B * total_B).float()[:, None], weights_BV, 0)
+    return (cdf.mass(unlikely_BV) / total_B).log().float()
+
+
 def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The `k` likeliest ids, likeliest first, and their log-probabilities as `token_logps` has them, (B, K) each.
 

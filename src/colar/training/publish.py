@@ -84,6 +84,8 @@ class Publisher:
 class KeepBest(TrainerCallback):  # type: ignore[misc]
     """Publishes at an evaluation with a higher accuracy than any before it, and keeps history and picture fresh.
 
+    Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
+
     With `publish_last` it publishes at none: the last weights are published when the run ends.
     """
 
@@ -107,12 +109,21 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         accuracy = kwargs["metrics"]["eval_accuracy"]
         # `best_metric` is saved in trainer_state.json: a resumed run compares with the best before the stop.
-        better = state.best_metric is None or accuracy > state.best_metric
+        better = state.best_metric is None or accuracy > state.best_metric or self._wins_tie(state, accuracy)
         if better and self.curriculum.ends_with(state.global_step):
             state.best_metric = accuracy
             if state.is_world_process_zero and not self.publish_last:
                 self.publisher.publish(state)
         self.refresh(state)
+
+    def _wins_tie(self, state: TrainerState, accuracy: float) -> bool:
+        """Whether the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
+        # Rows of stages before the last one were never published.
+        tied = [row for row in state.log_history if self.curriculum.ends_with(row["step"])]
+        tied = [row for row in tied if row.get("eval_accuracy") == accuracy == state.best_metric]
+        losses = {row["step"]: row["eval_loss"] for row in tied if "eval_loss" in row}
+        own = losses.pop(state.global_step, None)
+        return own is not None and bool(losses) and own < min(losses.values())
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -19,7 +19,7 @@ from torch import Tensor
 from colar.methods.colar.group_decoder import NOTHING, without
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
-from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps
+from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unlikely_logps
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,35 @@ class Rules:
         """A column on the CPU, if it is known there."""
         column: Tensor = self.known.get(name, getattr(self, name))
         return column
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of B rows."""
+
+    ids: Tensor
+    """(B, G), `NOTHING` behind a group's end. The separator that ends a group early is among them."""
+    logps: Tensor
+    """(B, G), of each token given those before it; 0 at the first place."""
+    declined_ids: Tensor
+    """(B,), of a group that ended because a token was drawn that is below the threshold: the likeliest token there, if
+    that was not below it. Another draw would have let the group go on. Else `NOTHING`."""
+    declined_logps: Tensor
+    """(B,), that such a token was drawn; 0 where nothing else could have been."""
+
+    @classmethod
+    def begun(cls, first_B: Tensor, places: int) -> Groups:
+        """Of one token each, to be filled place by place."""
+        device = first_B.device
+        ids_BG = torch.full((len(first_B), places), NOTHING, device=device)
+        ids_BG[:, 0] = first_B
+        nothing_B = torch.full_like(first_B, NOTHING)
+        return cls(
+            ids_BG,
+            torch.zeros(ids_BG.shape, device=device),
+            nothing_B,
+            torch.zeros(len(first_B), device=device),
+        )
 
 
 def choose_first(
@@ -103,11 +132,11 @@ def choose(
     rules: Rules,
     wants_logps: bool = True,
     compact: bool | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The groups that begin with `first_B`: ids (B, G), `NOTHING` behind a group's end, and their log-probs (B, G).
+) -> Groups:
+    """The groups that begin with `first_B`.
 
-    G is the most tokens that a row may have. The separator that ends a group early is among its ids. A row whose first
-    token is the separator has no more places. Log-probs are 0 at the first place, and everywhere if nobody wants them.
+    G is the most tokens that a row may have. A row whose first token is the separator has no more places. If nobody
+    wants log-probs, they are 0, and no id is `declined`.
     With `compact` only rows whose group goes on are computed, which takes a look at each place; the result is the same.
     By default on the CPU, where a look costs nothing.
     """
@@ -117,9 +146,7 @@ def choose(
     separator_id = lm.template.separator_id
     shortlist = rules.shortlist
     G = int(rules.look("most").max())
-    ids_BG = torch.full((len(first_B), G), NOTHING, device=first_B.device)
-    ids_BG[:, 0] = first_B
-    logps_BG = torch.zeros(ids_BG.shape, device=first_B.device)
+    found = Groups.begun(first_B, G)
     greedy = bool((rules.look("temperature") == 0).all())
     gated = bool((rules.look("confidence_threshold") > 0).any())
 
@@ -151,11 +178,16 @@ def choose(
         if gated or wants_logps:
             # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
             logps_X = token_logps(logits_XV, temperature_X, index_X)
-            going_X = going_X & (logps_X.exp() >= rules.confidence_threshold[rows_X])
-            logps_BG[rows_X, place] = torch.where(going_X, logps_X, 0)
-        ids_BG[rows_X, place] = torch.where(going_X, token_X, NOTHING)
+            threshold_X = rules.confidence_threshold[rows_X]
+            unsure_X = going_X & (logps_X.exp() < threshold_X)
+            going_X = going_X & ~unsure_X
+            found.logps[rows_X, place] = torch.where(going_X, logps_X, 0)
+            # What is drawn is the likeliest where all are greedy: then nothing else could have been.
+            if gated and wants_logps and not greedy:
+                _note_declined(found, rows_X, unsure_X, logits_XV, rules)
+        found.ids[rows_X, place] = torch.where(going_X, token_X, NOTHING)
         going_X = going_X & (token_X != separator_id) & (rules.most[rows_X] > place + 1)
-    return ids_BG, logps_BG
+    return found
 
 
 def _drawn(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact: bool) -> Tensor:
@@ -164,3 +196,15 @@ def _drawn(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact:
     known = None if compact else (rules.look("temperature"), rules.look("top_p"))
     uniform_X = rules.uniform(place)[rows_X]
     return sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, known)
+
+
+def _note_declined(found: Groups, rows_X: Tensor, unsure_X: Tensor, logits_XV: Tensor, rules: Rules) -> None:
+    """Write down, of the groups that an unsure token ends here, the likeliest token and how likely such an end was."""
+    unlikely_X = unlikely_logps(logits_XV, rules.temperature[rows_X], rules.confidence_threshold[rows_X])
+    # Certain, a log-prob of 0, where all tokens are below the threshold: the likeliest is, too, and was no way on.
+    declined_X = unsure_X & (unlikely_X < 0)
+    best_X = likeliest(logits_XV)
+    if rules.shortlist is not None:
+        best_X = rules.shortlist.ids_S[best_X]
+    found.declined_ids[rows_X] = torch.where(declined_X, best_X, found.declined_ids[rows_X])
+    found.declined_logps[rows_X] = torch.where(declined_X, unlikely_X, found.declined_logps[rows_X])

@@ -116,15 +116,18 @@ def thought_logps(
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
-    Where the two temperatures differ: of going on, at the one, and of the tokens given that, at the other.
+    Where a group ended because another token than the one `declined` was drawn, that counts as well. Where the two
+    temperatures differ: of going on, at the one, and of the tokens given that, at the other.
     """
-    ids_LG = actions.group_ids
+    ids_LG = _with_declined(actions)
     drawn_L = latent_temperature_L > 0
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
     tokens_LG = label_logps(
         lm, actions.hidden, ids_LG.clamp(min=0), ids_LG != NOTHING, scale_L, shortlist=shortlist
     )
+    declined_LG = (actions.group_ids == NOTHING) & (ids_LG != NOTHING)
+    tokens_LG = torch.where(declined_LG, _not(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
@@ -144,6 +147,21 @@ def thought_logps(
     first_L = torch.where(again_L, given_L, tokens_LG[:, 0])
     drawn_logps_L = torch.where(drawn_L, first_L + tokens_LG[:, 1:].sum(-1), 0)
     return drawn_logps_L + torch.where(again_L, go_on_L, 0)
+
+
+def _with_declined(actions: ThoughtActions) -> Tensor:
+    """The ids of each group, and behind them the token that it was declined, if any: (L, G)."""
+    ids_LG = actions.group_ids
+    place_G = torch.arange(ids_LG.shape[1], device=ids_LG.device)
+    ends_L1 = (ids_LG != NOTHING).sum(-1, keepdim=True)
+    return torch.where(place_G == ends_L1, actions.declined_ids[:, None], ids_LG)
+
+
+def _not(logps: Tensor) -> Tensor:
+    """log(1 - p) from log p."""
+    # A p that float32 rounds to 1 has a log of 0, and would be impossible not to draw.
+    least = torch.finfo(logps.dtype).eps / 2
+    return torch.log(-torch.expm1(logps.clamp(max=-least)))
 
 
 def label_logps(

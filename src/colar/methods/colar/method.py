@@ -155,14 +155,20 @@ class Colar(base.Method):
 
     def _grouped(self, lm: LatentLM, batch: Batch) -> Fed:
         c_B = batch.params["compression_factor"]
+        phase_B = self.predictor.phase(batch.seeds)
+        return self._merged(lm, batch, self._sizes(lm, batch, c_B, phase_B))
+
+    def _sizes(self, lm: LatentLM, batch: Batch, c_B: Tensor, phase_B: Tensor) -> Tensor:
+        """The tokens of each group, (B, K)."""
         predictor = self.predictor
-        phase_B = predictor.phase(batch.seeds)
-        fed = self._merged(lm, batch, groups.sizes(batch.chain_lengths, c_B, phase_B))
-        if isinstance(predictor, TokenPredictor) and bool((batch.params["confidence_threshold"] > 0).any()):
-            # A first pass over whole groups says where the model is unsure; the loss feeds what is cut there.
-            cut_BT = predictor.cut(lm, batch, fed)
-            fed = self._merged(lm, batch, groups.cut_sizes(batch.chain_lengths, c_B, phase_B, cut_BT))
-        return fed
+        lengths_B = batch.chain_lengths
+        gated = bool((batch.params["confidence_threshold"] > 0).any())
+        if not (gated and isinstance(predictor, TokenPredictor)):
+            return groups.sizes(lengths_B, c_B, phase_B)
+        # A first pass over single tokens says how far the model is sure; the loss feeds groups that end there.
+        with torch.no_grad():
+            alone = self._merged(lm, batch, groups.sizes(lengths_B, torch.ones_like(c_B)))
+        return groups.cut_sizes(lengths_B, c_B, phase_B, predictor.bounds(lm, batch, alone))
 
     def _merged(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> Fed:
         latents_BKD = merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.config.merge)

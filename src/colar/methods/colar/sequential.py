@@ -6,8 +6,13 @@
 `group_decoder.py` has the decoder and its formulas. A group ends with its c tokens, with the separator (it is then the
 short last one), or before a token that is less likely than `confidence_threshold`: c is then the most, not the number.
 A model that was never asked to end groups there has not learnt to read what comes out. So training simulates it
-(`confidence_thresholds`): a forward without gradient says how likely the model finds each token of the row's chain, and
-groups end before those that are below the row's threshold. Labels stay the tokens of the whole group, cut or not.
+(`confidence_thresholds`): a forward without gradient feeds the row's tokens one by one and asks at each of them which
+tokens a group would have that starts there. Labels are a group's tokens and the one that it ended before: the decoder
+must know that it is unsure of it.
+
+    chain      t1 t2 t3 t4 t5           c = 3; unsure of t3 behind t1 t2, and of t4 behind t3
+    groups     [t1 t2]     [t3]     [t4 t5]
+    labels      t1 t2 t3    t3 t4    t4 t5 ###
 
 Every position can also be taught the tokens behind its group, with a smaller weight (`lookahead_weight`), as
 multi-token prediction does (Gloeckle et al. 2024, DeepSeek-V3). Rows of a small c then teach the decoder what rows of a
@@ -34,8 +39,7 @@ from colar.methods.colar.group_decoder import NOTHING, GroupDecoder
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
-from colar.ops import groups, noise, ragged
-from colar.ops.compress import members
+from colar.ops import groups, noise
 from colar.ops.sampling import probability
 
 
@@ -105,15 +109,15 @@ class TokenPredictor:
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
         """Labels from the last question position on, (B, N, G), and their weights; 0 where there is none.
 
-        A group's labels are the tokens that it would have if nothing cut it, and behind them, with `lookahead_weight`,
+        A group's labels are its tokens, the one that it was cut before, and behind them, with `lookahead_weight`,
         those that a group of the largest factor would have.
         """
         K = fed.sizes_BK.shape[1]
         c_B1 = batch.params["compression_factor"][:, None]
         phase_B1 = self.phase(batch.seeds)[:, None]
         step_K = torch.arange(K, device=c_B1.device)
-        # Not `fed.sizes_BK`: a group that was cut keeps the labels of the whole one.
-        own_BK = groups.most(step_K, c_B1, phase_B1)
+        # What c lets in, up to the token that a cut group ended before: at inference nothing behind that is asked for.
+        own_BK = torch.minimum(groups.most(step_K, c_B1, phase_B1), fed.sizes_BK + 1)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = group_decoder.windows(
             batch.chain_ids,
@@ -129,34 +133,45 @@ class TokenPredictor:
         return followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
 
     @torch.no_grad()
-    def cut(self, lm: LatentLM, batch: Batch, fed: Fed) -> Tensor:
-        """(B, T) bool: the reasoning tokens that the model finds less likely than the row's threshold.
+    def bounds(self, lm: LatentLM, batch: Batch, alone: Fed) -> Tensor:
+        """(B, T): how many tokens a group has that starts at a reasoning token, where only the threshold ends it.
 
-        `fed` are the groups without any cut: each token is judged given the right tokens before it in its group.
+        `alone` are groups of one token each. So each start is judged as at inference where the groups before it are
+        read well; whole groups before it, which no threshold would let through, would make the model unsure.
         """
-        ids_BKG, real_BKG = members(batch.chain_ids, fed.sizes_BK)
-        if not ids_BKG.numel():  # no row of the batch has any reasoning
-            return torch.zeros_like(batch.chain_ids, dtype=torch.bool)
-        hidden_BKD = fed.hidden(lm, batch, n=ids_BKG.shape[1])
-        logps_BKG = group_decoder.label_logps(
-            lm, hidden_BKD, ids_BKG, real_BKG, shortlist=self.shortlist(lm.head_rows)
+        B, T = batch.chain_ids.shape
+        # Places: what the row's c lets in. One for the first token, which is never cut.
+        c_B1 = batch.params["compression_factor"][:, None]
+        starts_BT = torch.arange(T, device=c_B1.device).expand(B, T)
+        most_BT = c_B1.ceil().long().expand(B, T)
+        ids_BTG, real_BTG = group_decoder.windows(
+            batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.separator_id
         )
-        threshold_B1 = batch.params["confidence_threshold"][:, None]
-        # A row's groups, one after another, are its chain.
-        logps_BT = torch.zeros(batch.chain_ids.shape, device=logps_BKG.device)
-        chain_BT = ragged.length_mask(batch.chain_lengths, logps_BT.shape[1])
-        logps_BT[chain_BT] = logps_BKG[real_BKG]
-        return logps_BT.exp() < threshold_B1
+        if ids_BTG.shape[-1] < 2:
+            return torch.ones_like(batch.chain_ids)
+        # The first token would take the whole vocabulary's softmax, and nobody asks for it.
+        real_BTG[..., 0] = False
+        hidden_BTD = alone.hidden(lm, batch, n=T)
+        logps_BTG = group_decoder.label_logps(
+            lm, hidden_BTD, ids_BTG, real_BTG, shortlist=self.shortlist(lm.head_rows)
+        )
+        threshold_B11 = batch.params["confidence_threshold"][:, None, None]
+        sure_BTG = logps_BTG.exp() >= threshold_B11
+        # The tokens before the first that is unsure.
+        return 1 + sure_BTG[..., 1:].long().cumprod(-1).sum(-1)
 
     # Reinforcement
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
-        """Exact: a latent is the sum of tokens that were chosen one by one."""
-        if bool((rollouts.params["confidence_threshold"] > 0).any()):
-            raise ValueError(
-                "confidence_threshold must be 0 in outputs that are scored: where a group ended would depend on the "
-                "weights that are trained"
-            )
+        """Exact: a latent is the sum of tokens that were chosen one by one.
+
+        Where a group could go on at all was decided by the weights that sampled; the present ones are asked how likely
+        they find what was drawn there.
+        """
+        threshold_B = rollouts.params["confidence_threshold"]
+        # Below a half several tokens of a place could have let a group go on, and one is kept.
+        if bool(((threshold_B > 0) & (threshold_B <= 0.5)).any()):
+            raise ValueError("confidence_threshold must be 0 or above 0.5 in outputs that are scored")
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             temperature_L = rollouts.temperature[thoughts.row]
@@ -210,14 +225,15 @@ class TokenPredictor:
                 "confidence_threshold": state.known("confidence_threshold"),
             },
         )
-        ids_BG, logps_BG = group_choice.choose(lm, state.hidden, first_B, rules, state.wants_info)
+        found = group_choice.choose(lm, state.hidden, first_B, rules, state.wants_info)
+        ids_BG, logps_BG = found.ids, found.logps
         embeds_BD = self._merged(lm, ids_BG)
         info = {}
         if state.wants_info:
             first_logp_B = group_choice.first_logps(logits_BV, separator_id, *temperatures, first_B)
             # Tokens that were not drawn are no choice, unless the request is greedy altogether.
             scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
-            rest_B = torch.where(scored_B, logps_BG[:, 1:].sum(-1), 0)
+            rest_B = torch.where(scored_B, logps_BG[:, 1:].sum(-1) + found.declined_logps, 0)
             logps_BG[:, 0] = first_logp_B
             # Rows of different c share a batch, and batches are compared: as many columns in all of them.
             behind = self.config.widest - ids_BG.shape[1]
@@ -225,6 +241,7 @@ class TokenPredictor:
                 "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
                 "group_logps": nn.functional.pad(logps_BG, (0, behind)),
                 "group_most": rules.most,
+                "declined_ids": found.declined_ids,
                 "logp": first_logp_B + rest_B,
                 "stop_probability": probability(separator_id, logits_BV),
             }

@@ -50,6 +50,8 @@ class GrpoConfig:
     """Factors drawn from; null: the method's default."""
     factor_drawn_per: Draw = "group"
     """group: one factor for a question's outputs; sample: one for each of them."""
+    confidence_threshold: float | None = None
+    """A group of the sequential head ends before a token that is less likely than this: above 0.5, or null for none."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their weighted sum counts."""
@@ -109,6 +111,12 @@ class GrpoConfig:
         factors = self.compression_factors
         wanted = "a list of at least one factor, or null for the method's default"
         checks.check_holds("grpo.compression_factors", factors is None or len(factors) > 0, factors, wanted)
+        threshold = self.confidence_threshold
+        # Below a half several tokens may be likely enough, and the score of a group that ends would need them all.
+        gated = "above 0.5 and at most 1, or null for none"
+        checks.check_holds(
+            "grpo.confidence_threshold", threshold is None or 0.5 < threshold <= 1, threshold, gated
+        )
         self._check_rewards()
         self._check_decoding()
 
@@ -143,6 +151,13 @@ class GrpoConfig:
             max_latents=self.max_latents,
             max_completion_length=self.max_completion_length,
         )
+
+    @property
+    def other_params(self) -> dict[str, float]:
+        """The method's values of every output, beside the factor."""
+        if self.confidence_threshold is None:
+            return {}
+        return {"confidence_threshold": self.confidence_threshold}
 
     @property
     def high(self) -> float:

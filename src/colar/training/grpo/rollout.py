@@ -103,14 +103,15 @@ def requests(
 
 def draw_params(method: Method, config: GrpoConfig, question_seed: int, sample: int) -> Any:
     """The per-request values of an output: its factor is the group's, or its own."""
+    values = dict(config.other_params)
     factors = config.compression_factors
-    if factors is None:
-        return method.Params()
-    if config.factor_drawn_per == "group":
-        rng = Random(seed_from(question_seed, "factor"))
-    else:
-        rng = Random(seed_from(question_seed, "factor", sample))
-    return registry.make_params(method, {"compression_factor": rng.choice(factors)})
+    if factors is not None:
+        if config.factor_drawn_per == "group":
+            rng = Random(seed_from(question_seed, "factor"))
+        else:
+            rng = Random(seed_from(question_seed, "factor", sample))
+        values["compression_factor"] = rng.choice(factors)
+    return registry.make_params(method, values)
 
 
 def roll_out(
@@ -160,7 +161,8 @@ def collate(outputs: Sequence[Output], width: int) -> Rollouts:
         question_lengths=question_lengths,
         thought_ids=thought_ids,
         latents=_latents(outputs, thought_ids.shape[1], width),
-        group_ids=_group_ids(outputs, thought_ids.shape[1]),
+        group_ids=_ids_of_thoughts(outputs, "group_ids", thought_ids.shape[1], (0,)),
+        declined_ids=_ids_of_thoughts(outputs, "declined_ids", thought_ids.shape[1], ()),
         thought_counts=thought_counts,
         token_ids=token_ids,
         token_lengths=token_lengths,
@@ -189,20 +191,25 @@ def _latents(outputs: Sequence[Output], longest: int, width: int) -> Tensor:
     return latents_RKD
 
 
-def _group_ids(outputs: Sequence[Output], longest: int) -> Tensor:
-    """The tokens that each thought was chosen as, (R, K, G), -1 behind them; G = 0 where none was."""
-    # A method's groups are all of one width: its largest factor.
-    width = 0
+def _ids_of_thoughts(
+    outputs: Sequence[Output], name: str, longest: int, otherwise: tuple[int, ...]
+) -> Tensor:
+    """The ids that the method gives each thought under `name`, (R, K, ...), -1 where there is none.
+
+    `otherwise` is a thought's shape where the method gives none.
+    """
+    shape: tuple[int, ...] = otherwise
     for output in outputs:
         for info in output.completion.info:
-            if "group_ids" in info:
-                width = len(info["group_ids"])
-    group_ids_RKG = torch.full((len(outputs), longest, width), -1)
+            if name in info:
+                # All thoughts of a method have the same: a group's places are those of its largest factor.
+                shape = tuple(info[name].shape)
+    ids = torch.full((len(outputs), longest, *shape), -1)
     for row, output in enumerate(outputs):
         for k, info in enumerate(output.completion.info):
-            if "group_ids" in info:
-                group_ids_RKG[row, k] = info["group_ids"].cpu()
-    return group_ids_RKG
+            if name in info:
+                ids[row, k] = info[name].cpu()
+    return ids
 
 
 def engine_logps(

@@ -138,10 +138,11 @@ def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Se
     ids = {example.id for example in examples}
     if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
-    params = [method.Params()]
+    asked: list[dict[str, float]] = [{}]
     if grpo.compression_factors is not None:
         factors = dict.fromkeys(grpo.compression_factors)  # each once, in their order
-        params = [registry.make_params(method, {"compression_factor": factor}) for factor in factors]
+        asked = [{"compression_factor": factor} for factor in factors]
+    params = [registry.make_params(method, {**grpo.other_params, **values}) for values in asked]
     for values in params:
         warning = method.trained(values)
         if warning:
