@@ -137,7 +137,7 @@ def test_norms_without_an_interval_have_none() -> None:
 def thought(
     question: str, position: int, ids: list[int], ranks: list[int], kinds: list[str]
 ) -> dict[str, Any]:
-    return {"id": question, "position": position, "token_ids": ids, "ranks": ranks, "kinds": kinds}
+    return {"question": question, "position": position, "token_ids": ids, "ranks": ranks, "kinds": kinds}
 
 
 def chains(*thoughts: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,19 @@ def test_written_and_own_thoughts_have_chosen_tokens_where_the_head_chooses(head
         assert (found.tokens.chosen is None) == (head != "sequential")
         assert found.tokens.n == sum(share.n for share in found.by_kind.values())
         assert json.loads(json.dumps(found.to_json()))["tokens"]["n"] == found.tokens.n
+
+
+def test_a_question_that_is_asked_twice_is_one():
+    lm, method = build()
+    again = replace(CHAINS[0], id="again", cluster=CHAINS[0].id)
+    found = set()
+    for each in reference_passes(lm, method, [CHAINS[0], again], ColarParams(2)):
+        request = Request(each.example.id, each.example.question, ColarParams(2), LIMITS, keep_latents=True)
+        (completion,) = Engine(lm, method, 1).generate([request])
+        rays = directions(lm)
+        ranks = accuracy.written_ranks(each, rays) + accuracy.reference_ranks(each, rays)
+        found |= {rank.question for rank in ranks + accuracy.own_ranks(lm, each, completion, rays)}
+    assert found == {CHAINS[0].id}
 
 
 # Calibration

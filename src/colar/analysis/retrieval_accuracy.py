@@ -41,7 +41,8 @@ FIVE = 5
 class ThoughtRanks:
     """One thought and its group: each token's kind, and how many tokens of the vocabulary are nearer than it."""
 
-    id: str
+    question: str
+    """The id of the first example that asks it: repeated questions are one."""
     position: int
     """In the chain, from 0."""
     token_ids: tuple[int, ...]
@@ -112,13 +113,13 @@ def written_ranks(each: ReferencePass, directions_VD: Tensor) -> list[ThoughtRan
     chosen = []
     for k in range(each.n_thoughts):
         chosen.append(chosen_ids({name: column[k] for name, column in each.thought.info.items()}))
-    return _ranks(each.example.id, embeds_KD, each.groups, chosen, directions_VD)
+    return _ranks(each.example.first_id, embeds_KD, each.groups, chosen, directions_VD)
 
 
 def reference_ranks(each: ReferencePass, directions_VD: Tensor) -> list[ThoughtRanks]:
     """The reference's latents. Nothing is chosen there."""
     chosen = [None] * each.n_thoughts
-    return _ranks(each.example.id, each.latents_KD, each.groups, chosen, directions_VD)
+    return _ranks(each.example.first_id, each.latents_KD, each.groups, chosen, directions_VD)
 
 
 def own_ranks(
@@ -134,11 +135,11 @@ def own_ranks(
     # The longer of the two chains has thoughts, or groups, that the other lacks.
     n = min(len(groups), completion.length)
     chosen = [chosen_ids(info) for info in completion.info[:n]]
-    return _ranks(completion.request.id, completion.latents[:n], groups[:n], chosen, directions_VD)
+    return _ranks(each.example.first_id, completion.latents[:n], groups[:n], chosen, directions_VD)
 
 
 def _ranks(
-    example_id: str,
+    question: str,
     embeds_KD: Tensor,
     groups: Sequence[Sequence[Token]],
     chosen: Sequence[list[int] | None],
@@ -153,7 +154,7 @@ def _ranks(
         found = None if ids is None else tuple(token_id in ids for token_id in token_ids[k])
         # Behind the end of the chain a head may choose the separator alone: there is no token to look for.
         if group:
-            thoughts.append(ThoughtRanks(example_id, k, token_ids[k], kinds, ranked[k], found))
+            thoughts.append(ThoughtRanks(question, k, token_ids[k], kinds, ranked[k], found))
     return thoughts
 
 

@@ -23,7 +23,7 @@ from colar.show import canvas
 from colar.show.figures.points import bars, legend_below, new_figure
 
 Thought = Mapping[str, Any]
-"""What `colar inspect` writes of a thought: `id` of the question, `position`, `token_ids`, `kinds`, `ranks`."""
+"""What `colar inspect` writes of a thought: `question` (an id), `position`, `token_ids`, `kinds`, `ranks`."""
 
 KINDS = ("bracket", "sign", "operand", "result")
 CHAINS = ("own", "written", "reference")
@@ -74,12 +74,12 @@ def commonest(thoughts: Sequence[Thought]) -> list[list[bool]]:
     for thought in thoughts:
         different = set(thought["token_ids"])
         everywhere[thought["position"]].update(different)
-        own[thought["position"], thought["id"]].update(different)
+        own[thought["position"], thought["question"]].update(different)
     found = []
     for thought in thoughts:
         place = thought["position"]
         # A question must not vote for its own tokens.
-        others = everywhere[place] - own[place, thought["id"]]
+        others = everywhere[place] - own[place, thought["question"]]
         ranked = sorted(others, key=lambda token_id: (-others[token_id], token_id))
         guessed = ranked[: len(set(thought["token_ids"]))]
         found.append([token_id in guessed for token_id in thought["token_ids"]])
@@ -132,7 +132,7 @@ def _by_kind(thoughts: Sequence[Thought], found: Sequence[Sequence[bool]]) -> di
         for kind, hit in zip(thought["kinds"], hits, strict=True):
             if kind in values:
                 values[kind].append(float(hit))
-                questions[kind].append(thought["id"])
+                questions[kind].append(thought["question"])
     return {kind: _share(values[kind], questions[kind]) for kind in KINDS}
 
 
