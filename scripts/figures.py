@@ -54,6 +54,7 @@ def committed() -> dict[str, Any]:
             f"{SMOLLM2}, pretrained": left_out.data_of(pretrained, [1, 2, 3, 5], "smollm2", "snap"),
         },
         "reinforcement": reinforced(),
+        **scaled(RESULTS / "toy-sizes"),
     }
 
 
@@ -115,14 +116,12 @@ def inspected(folder: Path) -> dict[str, Any]:
     return {"retrieval": {"case": case, "shares": shares, "records": made_by}, "norms": curves}
 
 
-def scaled(runs: Path) -> dict[str, Any]:
-    """Data of the figure of sizes, beside it SmolLM2-135M on its own data; {} before the report is there."""
-    report = runs / "report" / "report.json"
+def scaled(folder: Path) -> dict[str, Any]:
+    """Data of the figure of sizes, beside it SmolLM2-135M on its own data; {} before the folder's report is there."""
+    report = folder / "report.json"
     if not report.exists():
         return {}
-    parameters = files.read_json(runs / "backbones" / "parameters.json")
-    made = report_of(report)
-    sizes = scaling.data_of(made, parameters)
+    sizes = scaling.data_of(report_of(report), files.read_json(folder / "parameters.json"))
     pairs = report_of(RESULTS / "smollm2-135m-pairs" / "report.json")
     of = {"cot": ("cot", ""), "colar": ("colar", "snap")}
     beside = scaling.beside(pairs, of, trained=(None, 1, 2), parameters=SMOLLM2_PARAMETERS)
@@ -130,8 +129,7 @@ def scaled(runs: Path) -> dict[str, Any]:
         {"title": "Toy models, equal rows", "curves": sizes},
         {"title": "SmolLM2, other data", "curves": beside},
     ]
-    made_with = {key: value for key, value in made.provenance.items() if key != "command"}
-    return {"scaling": {"panels": panels, "provenance": made_with}}
+    return {"scaling": {"panels": panels}}
 
 
 def main() -> None:
@@ -146,7 +144,7 @@ def main() -> None:
     output = files.require_writable(args.output)
     made = committed()
     if args.runs:
-        made |= inspected(args.runs / "inside") | scaled(args.runs)
+        made |= inspected(args.runs / "inside") | scaled(output.parent / "toy-sizes")
     for name, draw in DRAWN.items():
         path = output / f"{name}.json"
         if name in made:

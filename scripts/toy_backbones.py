@@ -3,7 +3,7 @@
     python scripts/toy_backbones.py --seeds 0 1 2 --output runs/figures/backbones
 
 Width and depth grow, the rest is `tiny`'s: tokenizer, heads of attention, inner width of 2.5 times the width, and
-weights drawn with 0.7 / sqrt(width). Writes FOLDER/SIZE-SEED, and parameters.json with the parameters of each size.
+weights drawn with 0.7 / sqrt(width). Writes FOLDER/SIZE-SEED, and a file with the number of parameters of each size.
 Folders that are there stay as they are.
 """
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES), help="of the model")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the weights")
     parser.add_argument("--output", type=Path, required=True, help="folder for all of them")
+    parser.add_argument("--parameters", type=Path, help="file for their numbers (FOLDER/parameters.json)")
     args = parser.parse_args()
     output = files.require_writable(args.output)
     disable_progress_bar()
@@ -58,7 +59,7 @@ def main() -> None:
                 with files.replace_folder(folder) as partial:
                     lm.save_pretrained(partial)
                     tiny.build_tokenizer().save_pretrained(partial)
-    files.write_json(output / "parameters.json", parameters)
+    files.write_json(args.parameters or output / "parameters.json", parameters)
     print(f"wrote {output}: " + ", ".join(f"{name} {size:,}" for name, size in parameters.items()))
 
 

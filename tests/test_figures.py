@@ -323,7 +323,7 @@ def test_committed_figures_are_those_of_the_committed_records() -> None:
     module = script()
     folder = ROOT / "results" / "figures"
     made = module.committed()
-    assert set(made) == {"factors", "left_out", "reinforcement"}
+    assert set(made) == {"factors", "left_out", "reinforcement", "scaling"}
     for name, data in made.items():
         assert module.files.read_json(folder / f"{name}.json") == data, f"{name}: run scripts/figures.py"
     for path in folder.glob("*.json"):
