@@ -94,7 +94,12 @@ sizes() {
     done
     run_all "answering the test questions of seed $seed"
   done
-  colar report "${answered[@]}" --title "The toy in four sizes" --output "$table" >/dev/null
+  # Each size beside the one below it.
+  local i c pairs=()
+  for ((i = 1; i < ${#sizes[@]}; i++)); do
+    for c in 1 2 5; do pairs+=(--pair "${sizes[i]} colar c=$c" "${sizes[i - 1]} colar c=$c"); done
+  done
+  colar report "${answered[@]}" ${pairs[@]+"${pairs[@]}"} --title "The toy in four sizes" --output "$table" >/dev/null
   cat "${answered[@]/%//records.jsonl}" | gzip -9n >"$table/records.jsonl.gz"
 }
 
