@@ -318,11 +318,13 @@ def test_logits_are_made_twice_only_where_the_head_is_trained(
 
 def test_slopes_are_scaled_position_by_position() -> None:
     """A position's gradient is its slope times what reaches its value; of two values, the sum of both."""
-    lm = tiny_lm("llama")
+    # In float64, but for the logits: a product of two rows sums in another order than one of seven, and slopes of 6
+    # make more of that.
+    lm = tiny_lm("llama").double()
     lm.requires_grad_(False)
     torch.manual_seed(0)
-    hidden_XD = torch.randn(7, lm.width, requires_grad=True)
-    upstream_X = torch.arange(7.0)
+    hidden_XD = torch.randn(7, lm.width, dtype=torch.float64, requires_grad=True)
+    upstream_X = torch.arange(7.0, dtype=torch.float64)
 
     def two(logits_CV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return logits_CV.logsumexp(-1), logits_CV.detach().amax(-1), logits_CV[:, 3]
