@@ -8,6 +8,7 @@ from families import EXAMPLES, FAMILIES, liven, tiny_lm
 
 from colar.analysis import causal
 from colar.analysis.causal import Change, Own, Prefixed
+from colar.analysis.chains import requests_of
 from colar.analysis.controls import Forced, Thoughts
 from colar.engine import reference
 from colar.engine.engine import Engine
@@ -119,7 +120,8 @@ def by_hand(lm, method, request, given, think_on):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_changed_thoughts_are_answered_as_the_plain_loop_answers_them(family, head):
     lm, method = build(family, head)
-    own = causal.think(lm, method, EXAMPLES, params_of(method), LIMITS)
+    requests = requests_of(EXAMPLES, params_of(method), LIMITS)
+    own = causal.own_of(lm, method, EXAMPLES, Engine(lm, method).generate(requests))
     assert len(own.requests) > 2
     at = causal.positions(own.thoughts.counts_R, "middle")
     changed = causal.changed_thoughts(own, Change("swap"), at, seed=0)
@@ -158,6 +160,29 @@ def test_effects_of_a_random_model(name, head):
     last = [e for e in by_kind["drop", None] if e.place == "last" and e.then == "rethought"]
     assert [effect.n for effect in last] == [0]
     assert found.to_json()["effects"][0]["kind"] == "none"
+
+
+def test_every_answer_is_that_of_its_own_change_and_question():
+    """All changes run in one batch; each answer against the plain loop with that change alone."""
+    lm, method = build()
+    found = causal.causal_tests(lm, method, EXAMPLES, ColarParams(2), LIMITS, sizes=(3.0,), max_batch=4)
+    completions = Engine(lm, method).generate(requests_of(EXAMPLES, ColarParams(2), LIMITS))
+    own = causal.own_of(lm, method, EXAMPLES, completions)
+    row_of = {request.id: r for r, request in enumerate(own.requests)}
+    seen = set()
+    for effect in found.effects:
+        at = causal.positions(own.thoughts.counts_R, effect.place)
+        thoughts = causal.changed_thoughts(own, Change(effect.kind, effect.size, effect.unit), at, seed=0)
+        for answer in effect.answers:
+            r = row_of[answer.id]
+            think_on = effect.then == "rethought"
+            n_given = at[r] + 1 if think_on else thoughts.counts_R[r]
+            given = thoughts.embeds_RKD[r, :n_given]
+            expected, _ = by_hand(lm, method, own.requests[r], given, think_on)
+            assert answer.changed == (expected != own.completions[r].token_ids)
+            assert answer.position == at[r]
+            seen.add(answer.changed)
+    assert seen == {False, True}
 
 
 def test_a_model_that_never_thinks_has_no_effects():

@@ -5,14 +5,15 @@ import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import nn
 
-from colar.engine import packed
 from colar.engine.engine import Engine
 from colar.engine.packed import PackedLinear, can_pack, packed_copy, refresh
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
+from colar.ops import devices
 
 pytestmark = pytest.mark.skipif(
-    not packed.supported(), reason="this CPU's oneDNN does not compute in bfloat16"
+    not devices.computes_bfloat16(torch.device("cpu")),
+    reason="this CPU's oneDNN does not compute in bfloat16",
 )
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 

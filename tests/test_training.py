@@ -36,6 +36,7 @@ from colar.methods.colar.method import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
 from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.ops import devices
 from colar.ops.noise import seed_from
 from colar.prompts import Template, TemplateConfig
 from colar.training import batches, preflight
@@ -778,6 +779,16 @@ def test_bfloat16_autocast_on_this_machine(tmp_path: Path, lora: LoraSettings | 
     assert any(a != b for a, b in pairs)
     assert all(a == pytest.approx(b, rel=2e-2) for a, b in pairs)
     assert pairs[-1][0] < pairs[0][0]
+
+
+def test_a_cpu_without_bfloat16_says_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Where the CPU has it there is nothing to say.
+    warns = not devices.computes_bfloat16(torch.device("cpu"))
+    budget = {"max_steps": 1, "per_device_train_batch_size": 2}
+    run(tmp_path / "half", bf16=True, **budget)
+    assert ("set --training.bf16 false\n" in capsys.readouterr().err) == warns
+    run(tmp_path / "single", **budget)
+    assert "bfloat16" not in capsys.readouterr().err
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path, lora: LoraSettings | None) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from colar import progress
 from colar.analysis import controls
+from colar.analysis.chains import requests_of
 from colar.analysis.controls import Forced, Thoughts
 from colar.analysis.measured import Measured
 from colar.data.answers import judge
@@ -137,39 +138,44 @@ def causal_tests(
     sizes: Sequence[float] = SIZES,
     seed: int = 0,
     max_batch: int = 32,
+    completions: Sequence[Completion] | None = None,
 ) -> CausalTests:
-    """All changes, at the first, the middle and the last thought of each chain. `seed` fixes their draws."""
-    own = think(lm, method, examples, params, decoding, max_batch)
+    """All changes, at the first, the middle and the last thought of each chain. `seed` fixes their draws.
+
+    `completions` are the model's own of the examples, if it has answered them already (`chains.requests_of`).
+    """
+    if completions is None:
+        requests = requests_of(examples, params, decoding)
+        completions = Engine(lm, method, max_batch).generate(requests)
+    own = own_of(lm, method, examples, completions)
     changes = [Change("none"), Change("swap"), Change("drop")]
     for unit in ("sigma", "rms"):
         changes += [Change("noise", size, unit) for size in sizes]
-    cases = [(change, place, then) for place in PLACES for change in changes for then in THENS]
     effects = []
-    for change, place, then in progress.track(cases, "change a thought"):
-        answers = _answers(lm, method, own, change, place, then, seed, max_batch)
-        effects.append(_effect(change, place, then, answers))
+    with progress.bar("change a thought", len(PLACES) * len(THENS)) as bar:
+        for place in PLACES:
+            # Of each change, the answers with its thoughts kept, and rethought.
+            columns = []
+            for then in THENS:
+                cases = [_case(own, change, place, then, seed) for change in changes]
+                bar.note(f"the {place} one, the others {then}")
+                columns.append(_answers(lm, method, own, cases, then, max_batch))
+                bar.advance()
+            for i, change in enumerate(changes):
+                for then, answers in zip(THENS, columns, strict=True):
+                    effects.append(_effect(change, place, then, answers[i]))
     return CausalTests(len(own.requests), effects)
 
 
-def think(
-    lm: LatentLM,
-    method: Method,
-    examples: Sequence[Example],
-    params: Any,
-    decoding: Decoding = GREEDY,
-    max_batch: int = 32,
+def own_of(
+    lm: LatentLM, method: Method, examples: Sequence[Example], completions: Sequence[Completion]
 ) -> Own:
-    """Let the model answer; questions that it does not think about are left out."""
-    requests = []
-    for example in examples:
-        seed = noise.seed_from(0, example.id)
-        requests.append(Request(example.id, example.question, params, decoding, seed, keep_latents=True))
+    """The model's own answers, which kept their latents. Questions that it did not think about are left out."""
     examples_kept, requests_kept, kept, right = [], [], [], []
-    completions = Engine(lm, method, max_batch).generate(requests)
-    for example, request, completion in zip(examples, requests, completions, strict=True):
+    for example, completion in zip(examples, completions, strict=True):
         if completion.length:
             examples_kept.append(example)
-            requests_kept.append(request)
+            requests_kept.append(completion.request)
             kept.append(completion)
             right.append(judge(completion.text, example.answer, example.answer_type).correct)
     if not kept:
@@ -260,44 +266,64 @@ def changed_thoughts(own: Own, change: Change, position_R: Tensor, seed: int) ->
 # Answers after it
 
 
-def _answers(
-    lm: LatentLM,
-    method: Method,
-    own: Own,
-    change: Change,
-    place: str,
-    then: str,
-    seed: int,
-    max_batch: int,
-) -> list[Answer]:
-    if not own.requests:
-        return []
+@dataclass(frozen=True)
+class Case:
+    """One change at one place: the requests that it is made in, what is fed to each, and where the change is."""
+
+    rows: list[int]
+    thoughts: Thoughts
+    """Of all requests, also of those that are not asked."""
+    position_R: Tensor
+
+
+def _case(own: Own, change: Change, place: str, then: str, seed: int) -> Case:
     counts_R = own.thoughts.counts_R
     position_R = positions(counts_R, place)
-    thoughts = changed_thoughts(own, change, position_R, seed)
+    thoughts = changed_thoughts(own, change, position_R, seed) if own.requests else None
     if thoughts is None:
-        return []
+        return Case([], own.thoughts, position_R)
     rows = list(range(len(own.requests)))
-    kind: type[Forced] = Forced
     if then == "rethought":
-        kind = Prefixed
         # Up to the changed thought. Of a drop it is the one behind it: without any, the model would think it anew.
         thoughts = Thoughts(thoughts.embeds_RKD, position_R + 1)
         if change.kind == "drop":
             rows = [r for r in rows if int(position_R[r]) + 1 < int(counts_R[r])]
-    if not rows:
-        return []
-    requests = [own.requests[r] for r in rows]
-    fed = Thoughts(thoughts.embeds_RKD[rows], thoughts.counts_R[rows])
-    completions = Engine(lm, kind(method, requests, fed), max_batch).generate(requests)
-    answers = []
-    for r, completion in zip(rows, completions, strict=True):
-        example = own.examples[r]
-        verdict = judge(completion.text, example.answer, example.answer_type)
-        differs = completion.token_ids != own.completions[r].token_ids
-        position = int(position_R[r])
-        answers.append(Answer(example.id, position, differs, own.right[r], verdict.correct))
+    return Case(rows, thoughts, position_R)
+
+
+def _answers(
+    lm: LatentLM,
+    method: Method,
+    own: Own,
+    cases: Sequence[Case],
+    then: str,
+    max_batch: int,
+) -> list[list[Answer]]:
+    """The answers of each case. All cases run together: a step of many rows takes hardly longer than one of few."""
+    # Question by question: the engine reads each once for all of its cases.
+    asked = [(r, i) for i, case in enumerate(cases) for r in case.rows]
+    asked.sort()
+    if not asked:
+        return [[] for _ in cases]
+    # Told apart by their ids. Draws go by seed and sample, and stay the same.
+    requests = [replace(own.requests[r], id=f"{own.requests[r].id} case {i}") for r, i in asked]
+    given = Thoughts(
+        torch.stack([cases[i].thoughts.embeds_RKD[r] for r, i in asked]),
+        torch.stack([cases[i].thoughts.counts_R[r] for r, i in asked]),
+    )
+    kind = Prefixed if then == "rethought" else Forced
+    completions = Engine(lm, kind(method, requests, given), max_batch).generate(requests)
+    answers: list[list[Answer]] = [[] for _ in cases]
+    for (r, i), completion in zip(asked, completions, strict=True):
+        answers[i].append(_answer(own, r, cases[i], completion))
     return answers
+
+
+def _answer(own: Own, r: int, case: Case, completion: Completion) -> Answer:
+    example = own.examples[r]
+    verdict = judge(completion.text, example.answer, example.answer_type)
+    differs = completion.token_ids != own.completions[r].token_ids
+    return Answer(example.id, int(case.position_R[r]), differs, own.right[r], verdict.correct)
 
 
 def _effect(change: Change, place: str, then: str, answers: list[Answer]) -> Effect:

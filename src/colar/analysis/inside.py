@@ -106,7 +106,10 @@ def look_inside(
         bar.advance()
     changed = None
     if causal:
-        changed = causal_tests(lm, method, examples[:look], params, limits, seed=seed, max_batch=BATCH)
+        looked = own[:look]
+        changed = causal_tests(
+            lm, method, examples[:look], params, limits, seed=seed, max_batch=BATCH, completions=looked
+        )
     return Inside(
         n=n,
         n_looked=len(first),

@@ -213,6 +213,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]
     """A checkpoint for inference, on its device, its adapter merged; and how it was trained."""
     from colar.methods import pretrained
     from colar.model import checkpoint
+    from colar.ops import devices
 
     quiet_libraries()
     device = _device(args)
@@ -221,7 +222,10 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]
     lm, method = pretrained.load(folder, args.dtype, args.backbone)
     # Nothing is trained here: a step then costs what a step of the backbone costs.
     lm.merge()
-    return lm.to(device), method, run
+    lm = lm.to(device)
+    if args.dtype == "bfloat16" and not devices.computes_bfloat16(lm.device):
+        progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
+    return lm, method, run
 
 
 def _device(args: argparse.Namespace) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 
 PACK_FOR = 16
 """Rows that the layout is chosen for; any number can be computed with it."""
@@ -74,7 +75,7 @@ class PackedLinear(nn.Module):
 def can_pack(lm: LatentLM) -> bool:
     """Whether there is anything to gain: bfloat16 weights on a CPU whose oneDNN computes in bfloat16."""
     dtype = lm.causal_lm.get_input_embeddings().weight.dtype
-    return lm.device.type == "cpu" and dtype == torch.bfloat16 and supported()
+    return lm.device.type == "cpu" and dtype == torch.bfloat16 and devices.computes_bfloat16(lm.device)
 
 
 def packed_copy(lm: LatentLM) -> LatentLM:
@@ -107,9 +108,3 @@ def _sample(weight: Tensor) -> Tensor:
     flat = weight.detach().flatten()
     step = max(1, len(flat) // SAMPLE)
     return flat[::step].clone()
-
-
-def supported() -> bool:
-    """Whether this machine's oneDNN computes in bfloat16."""
-    available = bool(torch._C._has_mkldnn)
-    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

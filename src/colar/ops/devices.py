@@ -15,6 +15,13 @@ WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
 
 
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether the device has bfloat16 arithmetic. A CPU without it computes it in software, many times slower."""
+    if device.type != "cpu":
+        return True
+    return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def widest(device: torch.device) -> torch.dtype:
     """The dtype of sums and temperatures on this device: float64, where it has that."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from colar import progress
+from colar.ops import devices
 from colar.training import peak
 from colar.training.batches import RowSchedule, TrainingRows, collate, count_rows
 from colar.training.curriculum import Curriculum
@@ -39,6 +40,23 @@ class Measured:
     seconds: float
     peak_bytes: int
     """Weights and AdamW's moments included."""
+
+
+def warn_of_software_bfloat16(trainer: LatentTrainer) -> None:
+    """Say what to set where this CPU has no bfloat16 arithmetic, and the run asks for it."""
+    lm = trainer.objective.lm
+    if devices.computes_bfloat16(lm.device):
+        return
+    advice = []
+    if trainer.args.bf16:
+        advice.append("--training.bf16 false")
+    if any(weight.dtype == torch.bfloat16 for weight in lm.parameters()):
+        advice.append("--model.dtype float32")
+    if advice:
+        progress.say(
+            "warning: this CPU has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or "
+            f"more: set {' '.join(advice)}"
+        )
 
 
 def batches(schedule: RowSchedule, size: int) -> Iterator[list[int]]:
