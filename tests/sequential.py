@@ -14,15 +14,19 @@ from colar.methods.colar import Colar
 from colar.model.latent_lm import LatentLM
 
 
-def made(family: str = "llama", live: bool = False, **config: Any) -> tuple[LatentLM, Colar]:
-    """A random model whose decoder and maps do something: they would start as the identity."""
-    lm, method = tiny_lm(family), registry.build("colar", {"head": "sequential", **config})
+def made(
+    family: str = "llama", live: bool = False, digits: bool = False, **config: Any
+) -> tuple[LatentLM, Colar]:
+    """A random model whose decoder and maps do something: they would start as the identity. With `digits` its tokenizer
+    has a token for each digit."""
+    lm, method = tiny_lm(family, digits=digits), registry.build("colar", {"head": "sequential", **config})
     assert isinstance(method, Colar)
     pretrained.attach(lm, method, seed=1)
     torch.manual_seed(2)
     torch.nn.init.normal_(lm.extra["group_decoder"].mlp[-1].weight, std=0.3)
-    if "place_maps" in lm.extra:
-        torch.nn.init.normal_(lm.extra["place_maps"].maps, std=0.2)
+    for name in ("place_maps", "digit_maps"):
+        if name in lm.extra:
+            torch.nn.init.normal_(lm.extra[name].maps, std=0.2)
     method.prepare(lm, EXAMPLES)
     return (liven(lm) if live else lm), method
 
@@ -35,10 +39,17 @@ def encoded(lm: LatentLM, method: Colar, times: int = 1) -> list[Row]:
 
 
 def latent(lm: LatentLM, ids: list[int]) -> torch.Tensor:
-    """What a group is fed as, token by token: (D,)."""
+    """What a group is fed as, token by token: (D,). With maps for digits, a number's digits are mapped, and its unit."""
     total = torch.zeros(lm.width)
-    for place, token in enumerate(ids):
+    digits = [lm.tokenizer.get_vocab()[digit] for digit in "0123456789"] if "digit_maps" in lm.extra else []
+    unit, run = -1, 0
+    for token in ids:
+        run = run + 1 if token in digits and 0 < run < 3 else int(token in digits)
+        unit += run < 2
         embed = lm.embed(torch.tensor(token))
-        mapped = place > 0 and "place_maps" in lm.extra
-        total = total + (lm.extra["place_maps"].maps[place - 1] @ embed if mapped else embed)
+        if run > 1:
+            embed = lm.extra["digit_maps"].maps[run - 2] @ embed
+        if unit > 0 and "place_maps" in lm.extra:
+            embed = lm.extra["place_maps"].maps[unit - 1] @ embed
+        total = total + embed
     return total / len(ids) ** 0.5

@@ -93,6 +93,7 @@ class Template:
         self.eos_id: int = tokenizer.eos_token_id
         self.number_tokens: int | None = None
         self.number_ids: list[int] = []
+        self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def add_numbers(self, largest: int) -> None:
         """Make the numbers from 10 to `largest` tokens. ValueError where the tokenizer does not allow it."""
@@ -147,6 +148,18 @@ class Template:
     def token(self, token_id: int) -> str:
         """One token as a person reads it."""
         return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+
+    def token_ids(self, tokens: tuple[str, ...], key: str) -> tuple[int, ...]:
+        """The ids of single tokens, as the vocabulary spells them. ValueError names the key that asked for one that
+        there is not."""
+        if tokens not in self._ids_of_tokens:
+            vocabulary = self.tokenizer.get_vocab()
+            for token in tokens:
+                if token not in vocabulary:
+                    raise ValueError(f"{key}: this tokenizer has no token {token!r}")
+            # A whole vocabulary is copied to look: once, not at every thought.
+            self._ids_of_tokens[tokens] = tuple(vocabulary[token] for token in tokens)
+        return self._ids_of_tokens[tokens]
 
     def digest(self) -> str:
         """16 hex digits of all that texts become ids by: the layout and the tokenizer."""

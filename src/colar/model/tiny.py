@@ -1,9 +1,10 @@
-"""The toy backbone `tiny`: a Llama of under 1M parameters from scratch, with a tokenizer of its own.
+"""The toy backbones `tiny` and `tiny-digits`: a Llama of under 1M parameters from scratch, with a tokenizer of its own.
 
 The tokenizer is built in code, the same on every machine: byte-level BPE over the built-in problems' own text, so
 that any text can be encoded. A number of up to two digits is one piece, without a space: 12 is the same token
 in a question and in a step. Runs of words are not split before merging, so a frequent phrase (". How many ")
-becomes one piece, which halves a question's length. An equation such as <<3*4=12>> is seven tokens.
+becomes one piece, which halves a question's length. An equation such as <<3*4=12>> is seven tokens. Those of
+`tiny-digits` are cut into digits: eight.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ VOCABULARY = 704
 CONTEXT = 1024
 INIT_STD = 0.06
 """About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
+DIGITS = {"tiny": 2, "tiny-digits": 1}
+"""The most digits of a token, by the backbone's name."""
+
+
 PIECES = "|".join(
     (
         r"###",  # the separator
         r" ?<<",  # the brackets of a step
         r">>",
-        r"\d{1,2}",  # a number
+        r"\d{1,DIGITS}",  # a number
         r"[-+*/=]",  # an operator
         r" ?\([^\d<>+*/=#-]*",  # the words of the speed prompt
         r"(?:(?! \()[^\d<>+*/=#(-])+",  # a run of the rest, up to the next speed prompt
@@ -36,9 +41,9 @@ PIECES = "|".join(
 """How a text is split before merges: no merge crosses a border between two of these."""
 
 
-def build(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Fresh weights drawn from `seed`, and the tokenizer."""
-    tokenizer = build_tokenizer()
+def build(seed: int = 0, digits: int = 2) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """Fresh weights drawn from `seed`, and the tokenizer, whose tokens have at most so many digits."""
+    tokenizer = build_tokenizer(digits)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -60,21 +65,21 @@ def build(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     return lm, tokenizer
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(digits: int = 2) -> PreTrainedTokenizerFast:
     """A new copy of the tokenizer (a tokenizer is mutable; its training is done once)."""
-    core = Tokenizer.from_str(_trained())
+    core = Tokenizer.from_str(_trained(digits))
     return PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
 
 
-@lru_cache(maxsize=1)
-def _trained() -> str:
+@lru_cache(maxsize=2)
+def _trained(digits: int) -> str:
     # ignore_merges: a piece that is in the vocabulary as a whole is one token, whatever its merges say.
     core = Tokenizer(models.BPE(ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(PIECES.replace("DIGITS", str(digits))), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

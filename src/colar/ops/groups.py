@@ -10,6 +10,8 @@ whole differ in size by one at most, and have c tokens on average over the draws
 nothing. Only the last group may be shorter: it takes what is left. No padding slot ever lies between the last latent
 and the answer.
 
+What c counts need not be tokens: a unit may have several, as a number has digits. Then a group takes that many units.
+
 A group may also be cut short: by a bound on the tokens that a group may have which starts at a token. The next group
 starts where it ends, and c still lets it take floor((k + 1) c + u) - floor(k c + u) tokens, k the groups before it.
 
@@ -55,8 +57,25 @@ def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tens
     return _used(starts_BK1.diff(dim=1))
 
 
-def cut_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor, bounds_BT: Tensor) -> Tensor:
-    """As `sizes`, and a group that starts at token t has no more than `bounds_BT[:, t]` tokens, from 1 on."""
+def reach(unit_BT: Tensor, starts_BK: Tensor, most_BK: Tensor) -> Tensor:
+    """The tokens of `most` units from each start on, (B, K). `unit_BT` are the tokens of the unit that starts at each
+    token. More units than the row has reach beyond its end."""
+    last = unit_BT.shape[1] - 1
+    total_BK = torch.zeros_like(starts_BK)
+    for step in range(int(most_BK.max()) if most_BK.numel() else 0):
+        at_BK = starts_BK + total_BK
+        length_BK = unit_BT.gather(1, at_BK.clamp(max=last))
+        total_BK = total_BK + torch.where(step < most_BK, length_BK, 0)
+    return total_BK
+
+
+def cut_sizes(
+    lengths_B: Tensor, c_B: Tensor, phase_B: Tensor, bounds_BT: Tensor, unit_BT: Tensor | None = None
+) -> Tensor:
+    """As `sizes`, and a group that starts at token t has no more than `bounds_BT[:, t]` tokens, from 1 on.
+
+    c counts units where `unit_BT` says how many tokens the unit has that starts at each token; else tokens.
+    """
     columns: list[Tensor] = []
     start_B = torch.zeros_like(lengths_B)
     # A group's start depends on where the one before it was cut: one group of all rows after another.
@@ -65,7 +84,10 @@ def cut_sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor, bounds_BT: Tensor
         # Rows that have ended look at their last token; nothing is left for them to take.
         at_B1 = start_B.clamp(max=bounds_BT.shape[1] - 1)[:, None]
         bound_B = bounds_BT.gather(1, at_B1)[:, 0]
-        size_B = torch.minimum(most(step_B, c_B, phase_B), bound_B)
+        size_B = most(step_B, c_B, phase_B)
+        if unit_BT is not None:
+            size_B = reach(unit_BT, at_B1, size_B[:, None])[:, 0]
+        size_B = torch.minimum(size_B, bound_B)
         size_B = torch.minimum(size_B, lengths_B - start_B)
         columns.append(size_B)
         start_B = start_B + size_B

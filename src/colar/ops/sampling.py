@@ -127,8 +127,11 @@ def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tens
     return _logps(logits_BV, temperature_B, ids_B[:, None])[:, 0]
 
 
-def unlikely_logps(logits_BV: Tensor, temperature_B: Tensor, least_B: Tensor) -> Tensor:
-    """(B,) float32: log-probability that a token is drawn which is less likely than `least`; -inf where there is none.
+def unlikely_logps(
+    logits_BV: Tensor, temperature_B: Tensor, least_B: Tensor, allowed_BV: Tensor | None = None
+) -> Tensor:
+    """(B,) float32: log-probability that a token is drawn which is less likely than `least`, or not allowed; -inf where
+    there is none.
 
     At each row's temperature, before any top-p; at temperature 0 as at 1.
     """
@@ -136,7 +139,10 @@ def unlikely_logps(logits_BV: Tensor, temperature_B: Tensor, least_B: Tensor) ->
     weights_BV = _weights(logits_BV, scale_B)
     total_B = cdf.mass(weights_BV)
     # By their own sum, not as 1 - the others': exact where hardly anything is left.
-    unlikely_BV = torch.where(weights_BV < (least_B * total_B).float()[:, None], weights_BV, 0)
+    outside_BV = weights_BV < (least_B * total_B).float()[:, None]
+    if allowed_BV is not None:
+        outside_BV = outside_BV | ~allowed_BV
+    unlikely_BV = torch.where(outside_BV, weights_BV, 0)
     return (cdf.mass(unlikely_BV) / total_B).log().float()
 
 

@@ -69,36 +69,40 @@ KNOWN = {
 
 def find(name: str) -> Shape:
     """The shape of a backbone. ValueError where it is not known here, and its config cannot be read."""
-    if name == "tiny":
-        return Shape(tiny.build()[0].config, digits=2)
+    if name in tiny.DIGITS:
+        digits = tiny.DIGITS[name]
+        return Shape(tiny.build(digits=digits)[0].config, digits=digits)
     if name in KNOWN:
         return KNOWN[name]
     try:
         return Shape(AutoConfig.from_pretrained(name))
     except (OSError, ValueError) as error:
+        known = ", ".join([*tiny.DIGITS, *KNOWN])
         raise ValueError(
-            f"the shapes of {name} are not known ({', '.join(['tiny', *KNOWN])} are), and its config cannot be read: "
-            f"{error}"
+            f"the shapes of {name} are not known ({known} are), and its config cannot be read: {error}"
         ) from error
 
 
 def tokenizer_of(name: str, shape: Shape) -> Any:
     """The backbone's own tokenizer where it lies on this machine, else one that counts."""
-    if name == "tiny":
-        return tiny.build_tokenizer()
+    if name in tiny.DIGITS:
+        return tiny.build_tokenizer(tiny.DIGITS[name])
     if Path(name).is_dir():
         return AutoTokenizer.from_pretrained(name)
     return counting_tokenizer(shape.digits)
 
 
 def counting_tokenizer(digits: int = 3) -> PreTrainedTokenizerFast:
-    """A tokenizer whose texts have about as many tokens as a backbone's: all of one id, but for the separator."""
+    """A tokenizer whose texts have about as many tokens as a backbone's. All are of one id, but for the separator, and
+    for what groups may be cut by: digits, and the sign behind which a result stands."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1," + str(digits) + r"}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     # Without a token for the separator the template would add one, and a row to the embedding.
-    vocabulary = {"<unk>": 0, "###": 1, "<eos>": 2, "<bos>": 3}
+    vocabulary = {"<unk>": 0, "###": 1, "<eos>": 2, "<bos>": 3, "=": 4}
+    for digit in range(10):
+        vocabulary[str(digit)] = len(vocabulary)
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     return PreTrainedTokenizerFast(

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from colar.checks import check_choice, check_number, is_number
 from colar.methods.colar.heads import Head, LatentLoss
 from colar.methods.colar.merging import Merge
+from colar.methods.colar.units import LONGEST, Unit
 
 Stop = Literal["majority", "argmax"]
 ChainLabel = Literal["expected", "sampled"]
@@ -124,6 +125,12 @@ class ColarConfig:
     merge: Merge = "sqrt"
     """What a group is fed as: its sum over "sqrt" of its size, its "mean" (ablation MP), or "ordered" (ours, of head:
     sequential), a sum in which each place has a learnt map: a plain sum has lost the order of its tokens."""
+    unit: Unit = "token"
+    """What c counts: "token", or "number", for tokenizers with a token for each digit: the digits of a number, up to
+    three, are one. Of head: sequential."""
+    alone: tuple[str, ...] = ()
+    """Tokens, as the vocabulary spells them, that always are a group of their own: ["="] for equations. What
+    follows is computed there, and a group would have to be taken apart first. Of head: sequential."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
     gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction;
@@ -163,6 +170,10 @@ class ColarConfig:
 
     def __post_init__(self) -> None:
         check_choice("method.merge", self.merge, get_args(Merge))
+        check_choice("method.unit", self.unit, get_args(Unit))
+        texts = isinstance(self.alone, list | tuple) and all(isinstance(t, str) and t for t in self.alone)
+        if not texts:
+            raise ValueError(f"method.alone must be a list of tokens, got {self.alone!r}")
         check_choice("method.head", self.head, get_args(Head))
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
@@ -194,6 +205,8 @@ class ColarConfig:
             self._check_without("confidence_thresholds", any(self.confidence_thresholds))
             self._check_without("lookahead_weight", self.lookahead_weight > 0)
             self._check_without("shortlist", self.shortlist)
+            self._check_without("unit", self.unit != "token")
+            self._check_without("alone", bool(self.alone))
             # The other heads aim at latents: targets must not move.
             self._check_without("merge ordered", self.merge == "ordered")
         self._check_shortlist()
@@ -219,7 +232,12 @@ class ColarConfig:
         return Factors.parse(self.compression_factors)
 
     @property
+    def most_units(self) -> int:
+        """The most units that a group may have."""
+        # At c = 2.5 groups have 2 or 3.
+        return math.ceil(self.factors.most)
+
+    @property
     def widest(self) -> int:
         """The most tokens that a group may have."""
-        # At c = 2.5 groups have 2 or 3 tokens.
-        return math.ceil(self.factors.most)
+        return self.most_units * (LONGEST if self.unit == "number" else 1)

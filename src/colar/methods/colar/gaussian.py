@@ -33,6 +33,7 @@ from colar.methods.colar.heads import (
     without_separator,
 )
 from colar.methods.colar.merging import divisor
+from colar.methods.colar.units import PLAIN, Units
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, groups, noise, ragged
@@ -76,6 +77,10 @@ class LatentPredictor:
                 "probability"
             )
         return None
+
+    def units(self, lm: LatentLM) -> Units:
+        """What c counts: tokens."""
+        return PLAIN
 
     def phase(self, seeds_B: Tensor) -> Tensor:
         """No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colar.methods.colar.group_decoder import NOTHING, without
+from colar.methods.colar.group_decoder import NO_DIGIT, NOTHING, TOKEN_ALONE, without
+from colar.methods.colar.units import Extents, Units
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unlikely_logps
@@ -27,7 +28,7 @@ class Rules:
     """How the tokens of a group are chosen, and where it ends: columns (B,)."""
 
     most: Tensor
-    """The tokens of a group that nothing ends before."""
+    """The units of a group that nothing ends before."""
     temperature: Tensor
     """Of the tokens behind the first."""
     top_p: Tensor
@@ -37,6 +38,8 @@ class Rules:
     """The draws for a place of the group, (B,)."""
     shortlist: HeadRows | None = None
     """What the tokens behind the first are chosen among; the whole vocabulary by default."""
+    units: Units = field(default_factory=Units)
+    """What is a unit, and what a group of its own."""
     known: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""
 
@@ -55,10 +58,13 @@ class Groups:
     logps: Tensor
     """(B, G), of each token given those before it; 0 at the first place."""
     declined_ids: Tensor
-    """(B,), of a group that ended because a token was drawn that is below the threshold: the likeliest token there, if
-    that was not below it. Another draw would have let the group go on. Else `NOTHING`."""
+    """(B,), of a group that ended because of what was drawn behind it: what another draw would have let it go on with.
+    With a threshold, the one token that reaches it. Without one, `NO_DIGIT` where a digit would have, and `TOKEN_ALONE`
+    where all but the tokens that are to be alone would have. `NOTHING` where no draw would."""
+    unsure: Tensor
+    """(B,) bool: whether a group ended before a token that is below the threshold."""
     declined_logps: Tensor
-    """(B,), that such a token was drawn; 0 where nothing else could have been."""
+    """(B,), that such an end was drawn; 0 where nothing else could have been."""
 
     @classmethod
     def begun(cls, first_B: Tensor, places: int) -> Groups:
@@ -71,6 +77,7 @@ class Groups:
             ids_BG,
             torch.zeros(ids_BG.shape, device=device),
             nothing_B,
+            torch.zeros(len(first_B), dtype=torch.bool, device=device),
             torch.zeros(len(first_B), device=device),
         )
 
@@ -135,7 +142,7 @@ def choose(
 ) -> Groups:
     """The groups that begin with `first_B`.
 
-    G is the most tokens that a row may have. A row whose first token is the separator has no more places. If nobody
+    G is the most tokens that a group may have. A row whose first token is the separator has no more places. If nobody
     wants log-probs, they are 0, and no id is `declined`.
     With `compact` only rows whose group goes on are computed, which takes a look at each place; the result is the same.
     By default on the CPU, where a look costs nothing.
@@ -145,7 +152,7 @@ def choose(
     decoder = lm.extra["group_decoder"]
     separator_id = lm.template.separator_id
     shortlist = rules.shortlist
-    G = int(rules.look("most").max())
+    G = rules.units.tokens(int(rules.look("most").max()))
     found = Groups.begun(first_B, G)
     greedy = bool((rules.look("temperature") == 0).all())
     gated = bool((rules.look("confidence_threshold") > 0).any())
@@ -159,7 +166,8 @@ def choose(
     rows_X = torch.arange(len(first_B), device=first_B.device)
     state_XD = hidden_BD
     token_X = first_B
-    going_X = (first_B != separator_id) & (rules.most > 1)
+    extents = Extents(rules.units, first_B, rules.most)
+    going_X = (first_B != separator_id) & extents.open(rows_X)
     for place in range(1, G):
         if compact and not bool(going_X.all()):
             at = going_X.nonzero()[:, 0]
@@ -174,19 +182,23 @@ def choose(
         index_X = likeliest(logits_XV) if greedy else _drawn(logits_XV, rows_X, place, rules, compact)
         token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
 
+        was_going_X = going_X
+        if not rules.units.plain:
+            going_X = going_X & extents.admits(rows_X, token_X)
         # A softmax over the vocabulary: only where somebody looks at it.
         if gated or wants_logps:
             # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
             logps_X = token_logps(logits_XV, temperature_X, index_X)
-            threshold_X = rules.confidence_threshold[rows_X]
-            unsure_X = going_X & (logps_X.exp() < threshold_X)
+            unsure_X = going_X & (logps_X.exp() < rules.confidence_threshold[rows_X])
+            found.unsure[rows_X] = found.unsure[rows_X] | unsure_X
             going_X = going_X & ~unsure_X
             found.logps[rows_X, place] = torch.where(going_X, logps_X, 0)
             # What is drawn is the likeliest where all are greedy: then nothing else could have been.
-            if gated and wants_logps and not greedy:
-                _note_declined(found, rows_X, unsure_X, logits_XV, rules)
+            if (gated or not rules.units.plain) and wants_logps and not greedy:
+                _note_declined(found, rows_X, was_going_X & ~going_X, logits_XV, rules, extents)
         found.ids[rows_X, place] = torch.where(going_X, token_X, NOTHING)
-        going_X = going_X & (token_X != separator_id) & (rules.most[rows_X] > place + 1)
+        extents.add(rows_X, token_X)
+        going_X = going_X & (token_X != separator_id) & extents.open(rows_X)
     return found
 
 
@@ -198,13 +210,28 @@ def _drawn(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact:
     return sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, known)
 
 
-def _note_declined(found: Groups, rows_X: Tensor, unsure_X: Tensor, logits_XV: Tensor, rules: Rules) -> None:
-    """Write down, of the groups that an unsure token ends here, the likeliest token and how likely such an end was."""
-    unlikely_X = unlikely_logps(logits_XV, rules.temperature[rows_X], rules.confidence_threshold[rows_X])
-    # Certain, a log-prob of 0, where all tokens are below the threshold: the likeliest is, too, and was no way on.
-    declined_X = unsure_X & (unlikely_X < 0)
-    best_X = likeliest(logits_XV)
+def _note_declined(
+    found: Groups, rows_X: Tensor, ended_X: Tensor, logits_XV: Tensor, rules: Rules, extents: Extents
+) -> None:
+    """Write down, of the groups that what was drawn has ended here, what would have let them go on, and how likely such
+    an end was."""
+    temperature_X = rules.temperature[rows_X]
+    threshold_X = rules.confidence_threshold[rows_X]
+    allowed_XV = None
+    if not rules.units.plain:
+        ids_V = torch.arange(logits_XV.shape[1], device=logits_XV.device)
+        allowed_XV = extents.admits_of(rows_X, ids_V if rules.shortlist is None else rules.shortlist.ids_S)
+        best_XV = logits_XV.masked_fill(~allowed_XV, -torch.inf)
+    else:
+        best_XV = logits_XV
+    end_logps_X = unlikely_logps(logits_XV, temperature_X, threshold_X, allowed_XV)
+    # Certain, a log-prob of 0, where no token could have let it go on. And what is greedy is no draw.
+    declined_X = ended_X & (end_logps_X < 0) & (temperature_X > 0)
+    best_X = likeliest(best_XV)
     if rules.shortlist is not None:
         best_X = rules.shortlist.ids_S[best_X]
-    found.declined_ids[rows_X] = torch.where(declined_X, best_X, found.declined_ids[rows_X])
-    found.declined_logps[rows_X] = torch.where(declined_X, unlikely_X, found.declined_logps[rows_X])
+    # Without a threshold it is not one token alone.
+    any_X = torch.where(extents.has_room(rows_X), TOKEN_ALONE, NO_DIGIT)
+    which_X = torch.where(threshold_X > 0, best_X, any_X)
+    found.declined_ids[rows_X] = torch.where(declined_X, which_X, found.declined_ids[rows_X])
+    found.declined_logps[rows_X] = torch.where(declined_X, end_logps_X, found.declined_logps[rows_X])

@@ -29,11 +29,14 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from colar.methods.colar.actions import go_on_logps
-from colar.methods.losses import chosen_logps
+from colar.methods.colar.units import PLAIN, Units
+from colar.methods.losses import chosen_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
@@ -41,6 +44,10 @@ from colar.ops.ragged import row_mean
 
 NOTHING = -1
 """In a group's ids: no token at this place."""
+NO_DIGIT = -2
+"""In place of a token that was declined: any digit. The group ended because none was drawn."""
+TOKEN_ALONE = -3
+"""In place of a token that was declined: any but those that are to be alone. The group ended before one of these."""
 
 
 class GroupDecoder(nn.Module):
@@ -113,10 +120,11 @@ def thought_logps(
     temperature_L: Tensor,
     latent_temperature_L: Tensor,
     shortlist: HeadRows | None = None,
+    units: Units = PLAIN,
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
-    Where a group ended because another token than the one `declined` was drawn, that counts as well. Where the two
+    Where a group ended because what was drawn is not what `declined_ids` names, that counts as well. Where the two
     temperatures differ: of going on, at the one, and of the tokens given that, at the other.
     """
     ids_LG = _with_declined(actions)
@@ -124,9 +132,9 @@ def thought_logps(
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
     tokens_LG = label_logps(
-        lm, actions.hidden, ids_LG.clamp(min=0), ids_LG != NOTHING, scale_L, shortlist=shortlist
+        lm, actions.hidden, ids_LG, ids_LG != NOTHING, scale_L, shortlist=shortlist, units=units
     )
-    declined_LG = (actions.group_ids == NOTHING) & (ids_LG != NOTHING)
+    declined_LG = (actions.group_ids == NOTHING) & (ids_LG >= 0)
     tokens_LG = torch.where(declined_LG, _not(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
@@ -171,12 +179,14 @@ def label_logps(
     real: Tensor,
     temperature: Tensor | None = None,
     shortlist: HeadRows | None = None,
+    units: Units = PLAIN,
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
 
     hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default. With a
     shortlist the labels behind a group's first one are scored by its softmax, those of them that it lacks by the whole
-    vocabulary's.
+    vocabulary's. Of `NO_DIGIT` and `TOKEN_ALONE`, which stand behind a group's last token, the log-prob is that of all
+    tokens which end the group there.
     """
     # Outputs without any thought have no labels, and no places either.
     if not ids.numel():
@@ -189,12 +199,20 @@ def label_logps(
     if temperature is not None:
         temperature_P = temperature.flatten()[:, None].expand_as(ids_MG)[real_MG].float()
 
+    # A label that is many tokens is no row of the head: scored as any token at first.
+    token_P = label_P.clamp(min=0)
     if shortlist is None:
-        logps_P = _scored(lm, state_PD, label_P, temperature_P)
+        logps_P = _scored(lm, state_PD, token_P, temperature_P)
     else:
         place_MG = torch.arange(ids.shape[-1], device=ids.device).expand_as(real_MG)
         behind_P = place_MG[real_MG] > 0
-        logps_P = _scored_by_two(lm, state_PD, label_P, temperature_P, behind_P, shortlist)
+        logps_P = _scored_by_two(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
+    for label, ends_V in ((NO_DIGIT, units.is_no_digit), (TOKEN_ALONE, units.is_alone)):
+        at_P = label_P == label
+        if not units.plain and bool(at_P.any()):
+            temperature_X = None if temperature_P is None else temperature_P[at_P]
+            ends_X = _scored_ends(lm, state_PD[at_P], ends_V, temperature_X, shortlist)
+            logps_P = logps_P.masked_scatter(at_P, ends_X)
     logps_MG = logps_P.new_zeros(real_MG.shape).masked_scatter(real_MG, logps_P)
     return logps_MG.view(ids.shape)
 
@@ -229,6 +247,26 @@ def _scored_by_two(
         logps_X = _scored(lm, state_PD[chosen_P], names_P[chosen_P], temperature_X, rows)
         logps_P = logps_P.masked_scatter(chosen_P, logps_X)
     return logps_P
+
+
+def _scored_ends(
+    lm: LatentLM,
+    state_XD: Tensor,
+    ends: Callable[[Tensor], Tensor],
+    temperature_X: Tensor | None,
+    shortlist: HeadRows | None,
+) -> Tensor:
+    """Log-prob that one of the tokens comes which `ends` says of, at each state, (X,)."""
+
+    def reduce(logits_CV: Tensor, *temperature: Tensor) -> tuple[Tensor]:
+        ids_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
+        ends_V = ends(ids_V if shortlist is None else shortlist.ids_S)
+        logps_CV = log_probs(logits_CV, *(temperature or (None,)))
+        return (logps_CV.masked_fill(~ends_V, -torch.inf).logsumexp(-1),)
+
+    columns = () if temperature_X is None else (temperature_X,)
+    (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, rows=shortlist)
+    return logps_X
 
 
 def outside(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows) -> Tensor:

@@ -5,9 +5,13 @@
     ordered    (E t_1 + W_2 E t_2 + W_3 E t_3) / sqrt(3)      ours: W_j a learnt map of the j-th place
 
 A plain sum has lost the order of its tokens: 12 and 21 are one latent where each digit is a token. That of `ordered`
-has not. W_j starts as the identity, so that training begins with sums that a model may know already. Near relatives:
-MegaByte's patch embedding (2305.07185) and Hourglass's linear pooling (2110.13711) concatenate a group's embeddings and
-map them at once, which is the same sum of a map for each place.
+has not. Where c counts numbers (`units.py`), a number is the ordered sum of its digits, and j the place of its unit:
+
+    [<< 4 8 /]     ( E << + W_2 (E 4 + U_2 E 8) + W_3 E / ) / sqrt(4)      U: the maps of digits
+
+So a number is read alike wherever in a group it stands. The maps start as the identity: training begins with sums that
+a model may know already. Near relatives: MegaByte's patch embedding (2305.07185) and Hourglass's linear pooling
+(2110.13711) concatenate a group's embeddings and map them at once, which is the same sum of a map for each place.
 
 Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, D width.
 """
@@ -19,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from colar.methods.colar.units import LONGEST, PLAIN, Units
 from colar.model.latent_lm import LatentLM
 from colar.ops.compress import compress, members, scale
 
@@ -26,9 +31,9 @@ Merge = Literal["sqrt", "mean", "ordered"]
 
 
 class PlaceMaps(nn.Module):
-    """W_2 to W_G: the embeddings of a group's tokens (..., G, D) -> what is summed, (..., G, D), in float32.
+    """W_2 to W_n: embeddings (..., G, D) by the place that each has, (..., G) from 0 -> what is summed, in float32.
 
-    The token in the first place stays as it is.
+    What is in the first place, 0, stays as it is.
     """
 
     def __init__(self, width: int, places: int) -> None:
@@ -36,36 +41,46 @@ class PlaceMaps(nn.Module):
         identity = torch.eye(width)
         self.maps = nn.Parameter(identity.repeat(places - 1, 1, 1))
 
-    def forward(self, embeds: Tensor) -> Tensor:
-        mapped = [embeds[..., 0, :].float()]
+    def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
+        mapped = embeds.float()
         # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
         with torch.autocast(embeds.device.type, enabled=False):
-            for place in range(1, embeds.shape[-2]):
-                at_place = embeds[..., place, :].float()
-                mapped.append(at_place @ self.maps[place - 1].float().T)
-        return torch.stack(mapped, dim=-2)
+            for place, weight in enumerate(self.maps.float(), start=1):
+                at = (places == place)[..., None]
+                mapped = torch.where(at, mapped @ weight.T, mapped)
+        return mapped
 
 
-def modules(merge: Merge, width: int, widest: int) -> dict[str, nn.Module]:
-    """The modules that merging needs, by name; `widest` is the most tokens that a group may have."""
-    return {"place_maps": PlaceMaps(width, widest)} if merge == "ordered" and widest > 1 else {}
+def modules(merge: Merge, width: int, most: int, units: Units = PLAIN) -> dict[str, nn.Module]:
+    """The modules that merging needs, by name; `most` is the most units that a group may have."""
+    found: dict[str, nn.Module] = {}
+    if merge == "ordered" and most > 1:
+        found["place_maps"] = PlaceMaps(width, most)
+    if merge == "ordered" and units.digit_ids:
+        found["digit_maps"] = PlaceMaps(width, LONGEST)
+    return found
 
 
-def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, merge: Merge) -> Tensor:
+def merge_chains(
+    lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, merge: Merge, units: Units = PLAIN
+) -> Tensor:
     """The latents (B, K, D) of chains (B, T) in groups of `sizes_BK`, in float32; zero where a size is 0."""
     if merge == "ordered":
         ids_BKG, real_BKG = members(chain_ids, sizes_BK)
-        return merge_groups(lm, ids_BKG, real_BKG, merge)
+        return merge_groups(lm, ids_BKG, real_BKG, merge, units)
     # Targets keep float32 over a half-precision base.
     return compress(lm.embed(chain_ids).float(), sizes_BK, divisor(merge))
 
 
-def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, merge: Merge) -> Tensor:
+def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, merge: Merge, units: Units = PLAIN) -> Tensor:
     """The latents (..., D) of groups of tokens: ids (..., G), any where not real; float32, zero for an empty group."""
     # Places without a token may hold -1, which is no row of the embedding.
     embeds = lm.embed(torch.where(real, ids, 0)).float()
-    if "place_maps" in lm.extra and ids.shape[-1] > 1:
-        embeds = lm.extra["place_maps"](embeds)
+    if ids.shape[-1] > 1:
+        unit, digit = units.places(torch.where(real, ids, -1))
+        for name, places in (("digit_maps", digit), ("place_maps", unit)):
+            if name in lm.extra:
+                embeds = lm.extra[name](embeds, places)
     total = (real[..., None] * embeds).sum(-2)
     return total / scale(real.sum(-1, keepdim=True), divisor(merge))
 

@@ -162,16 +162,22 @@ class Colar(base.Method):
         """The tokens of each group, (B, K)."""
         predictor = self.predictor
         lengths_B = batch.chain_lengths
+        units = predictor.units(lm)
         gated = bool((batch.params["confidence_threshold"] > 0).any())
-        if not (gated and isinstance(predictor, TokenPredictor)):
+        if units.plain and not gated:
             return groups.sizes(lengths_B, c_B, phase_B)
-        # A first pass over single tokens says how far the model is sure; the loss feeds groups that end there.
-        with torch.no_grad():
-            alone = self._merged(lm, batch, groups.sizes(lengths_B, torch.ones_like(c_B)))
-        return groups.cut_sizes(lengths_B, c_B, phase_B, predictor.bounds(lm, batch, alone))
+        bounds_BT = units.before_alone(batch.chain_ids)
+        if gated and isinstance(predictor, TokenPredictor):
+            # A first pass over single tokens says how far the model is sure; the loss feeds groups that end there.
+            with torch.no_grad():
+                alone = self._merged(lm, batch, groups.sizes(lengths_B, torch.ones_like(c_B)))
+            bounds_BT = torch.minimum(bounds_BT, predictor.bounds(lm, batch, alone))
+        unit_BT = None if units.plain else units.lengths(batch.chain_ids)
+        return groups.cut_sizes(lengths_B, c_B, phase_B, bounds_BT, unit_BT)
 
     def _merged(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> Fed:
-        latents_BKD = merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.config.merge)
+        units = self.predictor.units(lm)
+        latents_BKD = merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.config.merge, units)
         return Fed(latents_BKD, sizes_BK)
 
     # Reinforcement

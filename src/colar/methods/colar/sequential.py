@@ -36,6 +36,7 @@ from colar.methods.colar.config import ColarConfig, ColarParams
 from colar.methods.colar.fed import Fed, followed_by_answer
 from colar.methods.colar.group_choice import Rules
 from colar.methods.colar.group_decoder import NOTHING, GroupDecoder
+from colar.methods.colar.units import Units
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
@@ -58,8 +59,12 @@ class TokenPredictor:
         config = self.config
         return {
             "group_decoder": GroupDecoder(lm.width),
-            **merging.modules(config.merge, lm.width, config.widest),
+            **merging.modules(config.merge, lm.width, config.most_units, self.units(lm)),
         }
+
+    def units(self, lm: LatentLM) -> Units:
+        """What c counts, by the model's tokenizer. ValueError where it lacks a token that the config names."""
+        return Units.of(lm.template, self.config.unit, tuple(self.config.alone))
 
     def check(self, params: ColarParams) -> str | None:
         """None, or a warning; ValueError for values that this head cannot work with."""
@@ -116,8 +121,9 @@ class TokenPredictor:
         c_B1 = batch.params["compression_factor"][:, None]
         phase_B1 = self.phase(batch.seeds)[:, None]
         step_K = torch.arange(K, device=c_B1.device)
-        # What c lets in, up to the token that a cut group ended before: at inference nothing behind that is asked for.
-        own_BK = torch.minimum(groups.most(step_K, c_B1, phase_B1), fed.sizes_BK + 1)
+        most_BK = groups.most(step_K, c_B1, phase_B1)
+        # Up to the token that a group ended before: at inference nothing behind that is asked for.
+        own_BK = self.units(lm).asked(batch.chain_ids, fed.sizes_BK, most_BK)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = group_decoder.windows(
             batch.chain_ids,
@@ -144,6 +150,9 @@ class TokenPredictor:
         c_B1 = batch.params["compression_factor"][:, None]
         starts_BT = torch.arange(T, device=c_B1.device).expand(B, T)
         most_BT = c_B1.ceil().long().expand(B, T)
+        units = self.units(lm)
+        if not units.plain:
+            most_BT = groups.reach(units.lengths(batch.chain_ids), starts_BT, most_BT)
         ids_BTG, real_BTG = group_decoder.windows(
             batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.separator_id
         )
@@ -178,7 +187,7 @@ class TokenPredictor:
             latent_temperature_L = rollouts.latent_temperature[thoughts.row]
             shortlist = self.shortlist(lm.head_rows)
             logps_L = group_decoder.thought_logps(
-                lm, thoughts, temperature_L, latent_temperature_L, shortlist
+                lm, thoughts, temperature_L, latent_temperature_L, shortlist, self.units(lm)
             )
             return logps_L, {}
 
@@ -211,6 +220,7 @@ class TokenPredictor:
         )
         rules = Rules(
             most=self._most(state),
+            units=self.units(lm),
             temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
@@ -240,7 +250,7 @@ class TokenPredictor:
             info = {
                 "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
                 "group_logps": nn.functional.pad(logps_BG, (0, behind)),
-                "group_most": rules.most,
+                "group_unsure": found.unsure,
                 "declined_ids": found.declined_ids,
                 "logp": first_logp_B + rest_B,
                 "stop_probability": probability(separator_id, logits_BV),
@@ -256,10 +266,10 @@ class TokenPredictor:
         """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
         # The separator that ends a group is no part of it.
         real = (ids != NOTHING) & (ids != lm.template.separator_id)
-        return merging.merge_groups(lm, ids, real, self.config.merge)
+        return merging.merge_groups(lm, ids, real, self.config.merge, self.units(lm))
 
     def _most(self, state: ThinkState) -> Tensor:
-        """The tokens that each row's next group has where nothing ends it before, (B,)."""
+        """The units that each row's next group has where nothing ends it before, (B,)."""
         c_B = state.params["compression_factor"]
         # A phase moves groups of a c that is not whole; drawing one takes as long as a place of the group.
         known_c_B = state.known("compression_factor")

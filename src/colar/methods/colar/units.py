@@ -1,0 +1,188 @@
+"""What c counts, and which tokens are always a group of their own: `method.unit` and `method.alone`.
+
+    tokens                     <<  4  8  /  2  =  2  4  >>           c = 2
+    unit: token               [<<  4][8  /][2  =][2  4][>>]
+    unit: number              [<<  4  8][/  2][=  2  4][>>]          48 and 24 are one unit each
+    and alone: ["="]          [<<  4  8][/  2][=][2  4  >>]
+
+Where each digit is a token, as in SmolLM2, Qwen and Gemma, groups of c tokens cut numbers in two, each time elsewhere.
+Llama's tokenizer, which the paper has, cuts a number into pieces of up to three digits; `number` counts those.
+
+A token behind which something is to be computed should have nothing beside it: in the group [2 =] the model must first
+take the latent apart, and then has no layers left for the result. What such a token is depends on the task: "=" in
+equations. It starts a group, and ends it.
+
+Both hold at inference as in training. A group goes on as long as its next token may join it. So the decoder is also
+asked for the token behind a number, which says that the number ends; it is then asked for anew, as the next group's
+first.
+
+Shape suffixes: B rows, T reasoning tokens, K groups, X rows whose group may go on, S columns of logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from colar.ops import groups
+from colar.prompts import Template
+
+Unit = Literal["token", "number"]
+
+DIGITS = tuple("0123456789")
+LONGEST = 3
+"""Digits of a unit, at most: those of a token of Llama's."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """By the ids of a tokenizer. Without any, each token is a unit, and none is alone."""
+
+    digit_ids: tuple[int, ...] = ()
+    alone_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, template: Template, unit: Unit, alone: tuple[str, ...]) -> Units:
+        """ValueError where the tokenizer has no token for a digit, or for one of `alone`."""
+        digits = template.token_ids(DIGITS, "method.unit number") if unit == "number" else ()
+        return cls(digits, template.token_ids(alone, "method.alone"))
+
+    @property
+    def plain(self) -> bool:
+        """Whether a group simply has c tokens."""
+        return not (self.digit_ids or self.alone_ids)
+
+    def tokens(self, units: int) -> int:
+        """The most tokens that so many units may have."""
+        return units * (LONGEST if self.digit_ids else 1)
+
+    def is_digit(self, ids: Tensor) -> Tensor:
+        """bool, of the shape of `ids`, which may hold -1."""
+        return _among(ids, self.digit_ids)
+
+    def is_no_digit(self, ids: Tensor) -> Tensor:
+        return ~self.is_digit(ids)
+
+    def is_alone(self, ids: Tensor) -> Tensor:
+        return _among(ids, self.alone_ids)
+
+    # Of groups that are given
+
+    def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, and the
+        token's place in its unit, (..., G) each, from 0."""
+        column_G = torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)
+        if not self.digit_ids:
+            return column_G, torch.zeros_like(ids)
+        digit = self.is_digit(ids)
+        units = [torch.zeros_like(ids[..., 0])]
+        digits = [torch.zeros_like(ids[..., 0])]
+        for g in range(1, ids.shape[-1]):
+            both = digit[..., g] & digit[..., g - 1]
+            same = both & (digits[-1] < LONGEST - 1)
+            digits.append(torch.where(same, digits[-1] + 1, 0))
+            units.append(units[-1] + (~same).long())
+        return torch.stack(units, dim=-1), torch.stack(digits, dim=-1)
+
+    # Of chains that are given
+
+    def lengths(self, chain_ids: Tensor) -> Tensor:
+        """(B, T): the tokens of the unit that starts at each token. What stands in a row's padding means nothing."""
+        digit_BT = self.is_digit(chain_ids)
+        length_BT = torch.ones_like(chain_ids)
+        run_BT = digit_BT
+        for step in range(1, LONGEST):
+            # Whether `step` more tokens are digits, with none between that is not.
+            later_BT = torch.nn.functional.pad(digit_BT[:, step:], (0, min(step, chain_ids.shape[1])))
+            run_BT = run_BT & later_BT
+            length_BT = length_BT + run_BT.long()
+        return length_BT
+
+    def before_alone(self, chain_ids: Tensor) -> Tensor:
+        """(B, T): the most tokens of a group that starts at each token, for the tokens that are to be alone."""
+        T = chain_ids.shape[1]
+        alone_BT = self.is_alone(chain_ids)
+        at_T = torch.arange(T, device=chain_ids.device)
+        place_BT = torch.where(alone_BT, at_T, T)
+        # From each token on, the first that is to be alone: the least of what stands behind it.
+        next_BT = place_BT.flip(1).cummin(1).values.flip(1)
+        return torch.where(alone_BT, 1, next_BT - at_T)
+
+    def asked(self, chain_ids: Tensor, sizes_BK: Tensor, most_BK: Tensor) -> Tensor:
+        """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where
+        another could still have joined it, the one behind. `most_BK` are the units that c lets in."""
+        if self.plain:
+            return torch.minimum(most_BK, sizes_BK + 1)
+        starts_BK = groups.starts(sizes_BK)
+        last_BK = (starts_BK + sizes_BK - 1).clamp(min=0, max=chain_ids.shape[1] - 1)
+        last_ids_BK = chain_ids.gather(1, last_BK)
+        room_BK = sizes_BK < groups.reach(self.lengths(chain_ids), starts_BK, most_BK)
+        more_BK = (room_BK | self.is_digit(last_ids_BK)) & ~self.is_alone(last_ids_BK)
+        return sizes_BK + more_BK.long()
+
+
+PLAIN = Units()
+"""A group has c tokens."""
+
+
+class Extents:
+    """How far the groups of a batch's rows have come while they are chosen, and what may join them.
+
+    Rows are named by their indices (X,), so that those whose group has ended cost nothing.
+    """
+
+    def __init__(self, units: Units, first_B: Tensor, most_B: Tensor) -> None:
+        self.units = units
+        self.most_B = most_B
+        self.last_B = first_B.clone()
+        self.used_B = torch.ones_like(first_B)
+        """Units so far, the last one included."""
+        self.run_B = units.is_digit(first_B).long()
+        """Digits of the last unit so far; 0 where it is no number."""
+
+    def open(self, rows_X: Tensor) -> Tensor:
+        """Whether any token may join, (X,) bool."""
+        room_X = self.has_room(rows_X)
+        if self.units.plain:
+            return room_X
+        return (room_X | self._in_number(rows_X)) & ~self.units.is_alone(self.last_B[rows_X])
+
+    def has_room(self, rows_X: Tensor) -> Tensor:
+        """Whether c lets one more unit in, (X,) bool."""
+        return self.used_B[rows_X] < self.most_B[rows_X]
+
+    def admits(self, rows_X: Tensor, ids_X: Tensor) -> Tensor:
+        """Whether a token may join each group, (X,) bool; the groups are open."""
+        return self._admits(rows_X, ids_X[:, None])[:, 0]
+
+    def admits_of(self, rows_X: Tensor, ids_S: Tensor) -> Tensor:
+        """Which of some tokens may join each group, (X, S) bool; the groups are open."""
+        return self._admits(rows_X, ids_S[None, :])
+
+    def _admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
+        room_X1 = self.has_room(rows_X)[:, None]
+        number_X1 = self._in_number(rows_X)[:, None]
+        units = self.units
+        return (room_X1 & ~units.is_alone(ids)) | (number_X1 & units.is_digit(ids))
+
+    def add(self, rows_X: Tensor, ids_X: Tensor) -> None:
+        """Let a token join each group. Of a group that has ended nobody asks any more."""
+        digit_X = self.units.is_digit(ids_X)
+        same_X = digit_X & self._in_number(rows_X)
+        self.run_B[rows_X] = torch.where(same_X, self.run_B[rows_X] + 1, digit_X.long())
+        self.used_B[rows_X] += (~same_X).long()
+        self.last_B[rows_X] = ids_X
+
+    def _in_number(self, rows_X: Tensor) -> Tensor:
+        """Whether a digit would belong to the last unit, (X,) bool."""
+        run_X = self.run_B[rows_X]
+        return (run_X > 0) & (run_X < LONGEST)
+
+
+def _among(ids: Tensor, chosen: tuple[int, ...]) -> Tensor:
+    if not chosen:
+        return torch.zeros_like(ids, dtype=torch.bool)
+    return torch.isin(ids, torch.tensor(chosen, device=ids.device))

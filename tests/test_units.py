@@ -1,0 +1,447 @@
+"""What c counts and which tokens are alone: groups by plain loops, the same in training and in thinking, exact draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, FAMILIES
+from hypothesis import given
+from hypothesis import strategies as st
+from sequential import encoded, latent, made
+from test_any_factor import ids_of, most_of, naive_hidden, naive_logps, phase_of, sharpen, sizes_of
+from torch import Tensor
+
+from colar.engine import reference
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request
+from colar.methods import pretrained, registry
+from colar.methods.base import Batch, Row
+from colar.methods.colar import Colar, ColarParams
+from colar.methods.colar.group_choice import Rules, choose
+from colar.methods.colar.group_decoder import NO_DIGIT, TOKEN_ALONE
+from colar.methods.colar.units import Units
+from colar.model.latent_lm import LatentLM
+from colar.ops import groups
+from colar.training.grpo import rollout
+from colar.training.grpo.config import GrpoConfig
+
+GREEDY = Decoding(max_latents=8, max_completion_length=4)
+SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=8, max_completion_length=4)
+
+# Groups by plain loops: tokens are numbers here, 0 to 9 the digits and 11 the token that is alone.
+
+BY_HAND = Units(digit_ids=tuple(range(10)), alone_ids=(11,))
+OTHER = 20
+
+
+def naive_unit(chain: list[int], start: int, units: Units) -> int:
+    """The tokens of the unit that starts there."""
+    size = 1
+    while (
+        size < 3
+        and start + size < len(chain)
+        and set(chain[start : start + size + 1]) <= set(units.digit_ids)
+    ):
+        size += 1
+    return size
+
+
+def naive_bound(chain: list[int], start: int, most: int, units: Units) -> int:
+    """The tokens of a group of `most` units that starts there: before a token that is alone, and after it."""
+    size = 0
+    for _ in range(most):
+        if start + size < len(chain) and not (size and chain[start + size] in units.alone_ids):
+            size += naive_unit(chain, start + size, units)
+        if chain[start] in units.alone_ids:
+            return 1
+    return size
+
+
+def naive_sizes(
+    chain: list[int], c: float, phase: float, units: Units, bounds: list[int] | None = None
+) -> list[int]:
+    sizes: list[int] = []
+    t = 0
+    while t < len(chain):
+        size = naive_bound(chain, t, most_of(len(sizes), c, phase), units)
+        sizes.append(min(size, bounds[t]) if bounds else size)
+        t += sizes[-1]
+    return sizes
+
+
+def found_sizes(chain: list[int], c: float, phase: float, units: Units) -> list[int]:
+    ids = torch.tensor([chain])
+    found = groups.cut_sizes(
+        torch.tensor([len(chain)]),
+        torch.tensor([c]),
+        torch.tensor([phase]).double(),
+        units.before_alone(ids),
+        units.lengths(ids),
+    )
+    return sizes_of(found, 0)
+
+
+@pytest.mark.parametrize(
+    ("c", "expected"),
+    [
+        # << 4 8 / 2 = 2 4 >> << 4 8 + 2 4 = 7 2 >>
+        (1, [1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 1]),
+        (2, [3, 2, 1, 3, 3, 3, 1, 3]),
+        (3, [4, 1, 1, 4, 5, 1, 3]),
+        (1.5, [1, 3, 1, 1, 2, 2, 2, 3, 1, 3]),
+    ],
+)
+def test_groups_by_hand(c: float, expected: list[int]) -> None:
+    a, b = 21, 22
+    chain = [a, 4, 8, 30, 2, 11, 2, 4, b, a, 4, 8, 31, 2, 4, 11, 7, 2, b]
+    assert found_sizes(chain, c, 0.0, BY_HAND) == expected
+    assert sum(expected) == len(chain)
+
+
+def test_a_long_number_has_several_units() -> None:
+    assert BY_HAND.lengths(torch.tensor([[1, 2, 3, 4, 5, OTHER, 7, 11, 1, 2]])).tolist() == [
+        [3, 3, 3, 2, 1, 1, 1, 1, 2, 1]
+    ]
+    assert found_sizes([1, 2, 3, 4, 5, OTHER], 1, 0.0, BY_HAND) == [3, 2, 1]
+    assert found_sizes([1, 2, 3, 4, 5, OTHER], 2, 0.0, BY_HAND) == [5, 1]
+
+
+TOKEN = st.sampled_from([0, 1, 7, 11, OTHER, 21])
+
+
+@given(
+    st.lists(TOKEN, min_size=1, max_size=24),
+    st.floats(1, 4),
+    st.floats(0, 0.99),
+    st.booleans(),
+    st.booleans(),
+)
+def test_groups_are_those_of_a_naive_loop(
+    chain: list[int], c: float, phase: float, numbers: bool, alone: bool
+) -> None:
+    units = Units(BY_HAND.digit_ids if numbers else (), BY_HAND.alone_ids if alone else ())
+    c, phase = round(c, 2), round(phase, 2)
+    sizes = found_sizes(chain, c, phase, units)
+    assert sizes == naive_sizes(chain, c, phase, units)
+    ids = torch.tensor([chain])
+    # The places that merging goes by.
+    grouped, start = torch.full((len(sizes), max(sizes)), -1), 0
+    for k, size in enumerate(sizes):
+        grouped[k, :size] = ids[0, start : start + size]
+        start += size
+    unit, digit = units.places(grouped)
+    for k, size in enumerate(sizes):
+        at, places = 0, []
+        group = grouped[k, :size].tolist()
+        while at < size:
+            length = naive_unit(group, at, units)
+            places += [(len({u for u, _ in places}), d) for d in range(length)]
+            at += length
+        assert list(zip(unit[k, :size].tolist(), digit[k, :size].tolist(), strict=True)) == places
+
+
+def test_rows_of_a_batch_are_grouped_as_they_are_alone() -> None:
+    chains = [[1, 2, 3, 4], [11], [OTHER, 1, 11, 2, 3, OTHER, OTHER], [5, 6]]
+    ids = torch.zeros(len(chains), 7, dtype=torch.long)
+    for row, chain in enumerate(chains):
+        ids[row, : len(chain)] = torch.tensor(chain)
+    found = groups.cut_sizes(
+        torch.tensor([len(chain) for chain in chains]),
+        torch.tensor([2.0] * 4),
+        torch.zeros(4).double(),
+        BY_HAND.before_alone(ids),
+        BY_HAND.lengths(ids),
+    )
+    for row, chain in enumerate(chains):
+        assert sizes_of(found, row) == naive_sizes(chain, 2, 0.0, BY_HAND)
+
+
+# Learning
+
+
+NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
+
+
+def units_of(lm: LatentLM, method: Colar) -> Units:
+    return Units.of(lm.template, method.config.unit, tuple(method.config.alone))
+
+
+def naive_asked(lm: LatentLM, row: Row, sizes: list[int], units: Units, phase: float) -> list[list[int]]:
+    """The labels of each group's position: its tokens, and the one behind where it could have joined."""
+    tokens = [*row.chain, lm.template.separator_id]
+    labels, start = [], 0
+    for k, size in enumerate(sizes):
+        most = most_of(k, row.params.compression_factor, phase)
+        last = tokens[start + size - 1]
+        # More units than the chain has are room, too.
+        full = naive_bound(row.chain, start, most, Units(units.digit_ids))
+        used = sum(1 for _ in naive_units(row.chain[start : start + size], units))
+        room = size < full or used < most
+        more = (room or last in units.digit_ids) and last not in units.alone_ids
+        labels.append(tokens[start : start + size + more])
+        start += size
+    return labels
+
+
+def naive_units(group: list[int], units: Units) -> Any:
+    at = 0
+    while at < len(group):
+        yield at
+        at += naive_unit(group, at, units)
+
+
+@torch.no_grad()
+def naive_loss(lm: LatentLM, row: Row, units: Units) -> tuple[float, list[int]]:
+    phase = phase_of(row.seed)
+    c = row.params.compression_factor
+    bounds = None
+    if row.params.confidence_threshold > 0:
+        hidden = naive_hidden(lm, row, [1] * len(row.chain))
+        bounds = []
+        for t in range(len(row.chain)):
+            window = [*row.chain, lm.template.separator_id][
+                t : t + naive_bound(row.chain, t, math.ceil(c), units)
+            ]
+            sure = [
+                math.exp(p) >= row.params.confidence_threshold for p in naive_logps(lm, hidden[t], window)
+            ]
+            bounds.append(next((j for j in range(1, len(sure)) if not sure[j]), len(sure)))
+    sizes = naive_sizes(row.chain, c, phase, units, bounds)
+    hidden = naive_hidden(lm, row, sizes)
+    labels = naive_asked(lm, row, sizes, units, phase) + [[token] for token in row.answer]
+    means = []
+    for k, label in enumerate(labels):
+        logps = naive_logps(lm, hidden[k], label)
+        means.append(-sum(logps) / len(logps))
+    return sum(means) / len(means), sizes
+
+
+@pytest.mark.parametrize("thresholds", [[0], [0, 1e-4, 2e-3]], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
+    lm, method = made(
+        family, digits=True, compression_factors=[1, 1.5, 2, 3], confidence_thresholds=thresholds, **NUMBERS
+    )
+    units = units_of(lm, method)
+    rows = encoded(lm, method, times=4)
+    batch = Batch.collate(rows)
+    found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
+    numbers = 0
+    for i, row in enumerate(rows):
+        loss, naive = naive_loss(lm, row, units)
+        assert sizes_of(sizes, i) == naive, i
+        assert found[i].item() == pytest.approx(loss, rel=1e-4, abs=1e-5), i
+        numbers += len(naive) < len(row.chain)
+    assert numbers
+
+
+def test_maps_of_digits_and_of_places_are_trained() -> None:
+    lm, method = made(digits=True, compression_factors=[2], **NUMBERS)
+    method.loss(lm, Batch.collate(encoded(lm, method)))["ce"].sum().backward()
+    assert lm.extra["place_maps"].maps.grad.abs().sum() > 0
+    # The examples have numbers of two digits: the map of a second one is trained, and that of a third is not.
+    second, third = lm.extra["digit_maps"].maps.grad.abs().sum((1, 2)).tolist()
+    assert second > 0
+    assert third == 0
+    assert lm.extra["digit_maps"].maps.shape[0] == 2
+    assert lm.extra["place_maps"].maps.shape[0] == 1
+
+
+def test_at_c_1_a_number_is_one_thought() -> None:
+    lm, method = made(digits=True, compression_factors=[1], **NUMBERS)
+    assert set(lm.extra) == {"group_decoder", "digit_maps"}
+    (row,) = [method.encode(lm.template, EXAMPLES[4], Random(0), 0.0)]
+    groups_of = []
+    start = 0
+    for size in sizes_of(method.group_sizes(lm, Batch.collate([row])), 0):
+        groups_of.append("".join(lm.template.token(i) for i in row.chain[start : start + size]))
+        start += size
+    assert "".join(groups_of) == "<<10+11=21>>"
+    assert {"10", "11", "21", "="} <= set(groups_of)
+
+
+# Thinking
+
+
+def lively(
+    family: str = "llama", shortlist: bool = False, equals: float = 1.6, **config: Any
+) -> tuple[LatentLM, Colar]:
+    """A random model that often thinks digits, and "=": the more often, the larger `equals` is."""
+    lm, method = made(
+        family,
+        live=True,
+        digits=True,
+        shortlist=shortlist,
+        **{"compression_factors": [1, 1.5, 2, 3], "confidence_thresholds": [0, 0.5], **NUMBERS, **config},
+    )
+    units = units_of(lm, method)
+    with torch.no_grad():
+        bias = lm.causal_lm.get_output_embeddings().bias
+        spread = lm.logits(torch.randn(64, lm.width)).std().item()
+        bias[list(units.digit_ids)] += 1.2 * spread
+        bias[list(units.alone_ids)] += equals * spread
+    return lm, method
+
+
+def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
+    asked = []
+    for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        for i in range(24):
+            params = ColarParams(
+                (1, 1.5, 2, 3)[i % 4], confidence_threshold=thresholds[i // 4 % len(thresholds)]
+            )
+            question = EXAMPLES[i % 6].question
+            asked.append(Request(f"{mode}/{i}", question, params, decoding, i, i % 3, keep_latents=True))
+    return asked
+
+
+@pytest.mark.parametrize("shortlist", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
+    lm, method = lively(family, shortlist)
+    asked = requests()
+    for max_batch in (1, 5, 64):
+        for request, found in zip(asked, Engine(lm, method, max_batch).generate(asked), strict=True):
+            expected = reference.complete(lm, method, request)
+            assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
+            for mine, theirs in zip(found.info, expected.info, strict=True):
+                assert mine["group_ids"].tolist() == theirs["group_ids"].tolist()
+                assert mine["declined_ids"].tolist() == theirs["declined_ids"].tolist()
+                torch.testing.assert_close(mine["logp"], theirs["logp"], rtol=1e-3, atol=1e-4)
+
+
+def test_groups_have_as_many_units_as_c_lets_in() -> None:
+    """Each by a plain loop over its tokens. Its last unit may be a number whose next digit was not drawn."""
+    lm, method = lively()
+    units = units_of(lm, method)
+    separator = lm.template.separator_id
+    seen = set()
+    for request in [dataclasses.replace(each, sample=s) for each in requests((0,)) for s in range(4)]:
+        done = reference.complete(lm, method, request)
+        phase = phase_of(request.seed, request.sample)
+        for k, info in enumerate(done.info):
+            ids = ids_of(info)
+            kept = [token for token in ids if token != separator]
+            most = most_of(k, request.params.compression_factor, phase)
+            used = len(list(naive_units(kept, units)))
+            assert used <= most
+            assert len(kept) == 1 or not set(kept) & set(units.alone_ids)
+            # Fewer than c lets in only before or as a token that is alone, or before the stop.
+            short = used < most and separator not in ids
+            if short and kept[0] not in units.alone_ids and request.decoding == SAMPLED:
+                assert info["declined_ids"] == TOKEN_ALONE
+            torch.testing.assert_close(done.latents[k], latent(lm, kept), rtol=1e-4, atol=1e-5)
+            seen.add((used, len(kept) > used, kept[0] in units.alone_ids))
+    assert {(1, False, True), (1, False, False), (1, True, False), (2, True, False), (3, True, False)} <= seen
+
+
+# Reinforcement
+
+
+@pytest.mark.parametrize("drawn_at", [1.0, 1.3])
+@pytest.mark.parametrize("threshold", [0.0, 0.7])
+@pytest.mark.parametrize("shortlist", [False, True])
+def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at: float) -> None:
+    """By training as by the engine: the tokens of a group, and that what was drawn behind them has ended it."""
+    lm, method = lively(shortlist=shortlist, equals=2.5)
+    if threshold:
+        sharpen(lm)
+    config = GrpoConfig(
+        num_generations=16,
+        max_latents=6,
+        max_completion_length=3,
+        compression_factors=(1, 2, 3),
+        confidence_threshold=threshold or None,
+        latent_temperature=drawn_at,
+    )
+    outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
+    tensors = rollout.collate(outputs, lm.width)
+    declined = tensors.declined_ids != -1
+    if threshold:
+        assert (tensors.declined_ids >= -1).all()
+        assert declined.any()
+    else:
+        assert {NO_DIGIT, TOKEN_ALONE} <= set(tensors.declined_ids.unique().tolist())
+    scores = method.logps(lm, tensors, "mean")
+    engine = rollout.engine_logps(method, outputs, tensors, "mean")
+    torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
+    # It counts.
+    without = dataclasses.replace(tensors, declined_ids=torch.full_like(tensors.declined_ids, -1))
+    other = method.logps(lm, without, "mean")
+    at = torch.nn.functional.pad(declined, (0, scores.logps.shape[1] - declined.shape[1]))
+    assert bool((other.logps[at] >= scores.logps[at]).all())
+    assert bool((other.logps[at] > scores.logps[at]).any())
+    torch.testing.assert_close(other.logps[~at], scores.logps[~at])
+    scores.logps.sum().backward()
+    assert lm.extra["group_decoder"].mlp[-1].weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.6])
+@torch.no_grad()
+def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
+    """Many draws of one group: the share of each outcome against exp(logp), all ways to end included."""
+    lm, method = lively()
+    units = units_of(lm, method)
+    n = 8_000
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(4, lm.width, generator=generator)
+    columns = torch.ones(n, dtype=torch.float64)
+    declined = set()
+    for i in range(len(state)):
+        for first_id in (units.digit_ids[3], 7, units.alone_ids[0]):
+            uniform = torch.rand(6, n, generator=generator, dtype=torch.float64)
+            most = torch.full((n,), 1 + i % 2)
+            rules = Rules(
+                most, columns, columns, threshold * columns, lambda place, u=uniform: u[place], units=units
+            )
+            found = choose(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
+            logps = found.logps.sum(-1) + found.declined_logps
+            outcomes, which, count = torch.unique(found.ids, dim=0, return_inverse=True, return_counts=True)
+            for number in range(len(outcomes)):
+                mine = which == number
+                assert found.declined_ids[mine].unique().numel() == 1
+                expected = logps[mine][0].exp().item()
+                spread = math.sqrt(expected * (1 - expected) / n)
+                assert count[number] / n == pytest.approx(expected, abs=5 * spread + 2e-4)
+            declined |= set(found.declined_ids.unique().tolist())
+    assert NO_DIGIT in declined if threshold == 0 else max(declined) >= 0
+
+
+# Bad values, checkpoints
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"unit": "word"}, "method.unit must be one of token, number"),
+        ({"alone": "="}, "method.alone must be a list of tokens, got '='"),
+        ({"alone": [""]}, "method.alone must be a list of tokens"),
+        ({"head": "gaussian", "unit": "number"}, "method.unit is an option of head: sequential; this one is gaussian"),
+        ({"head": "gaussian", "alone": ["="]}, "method.alone is an option of head: sequential"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        registry.build("colar", {"head": "sequential", **config})
+
+
+def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match="method.alone: this tokenizer has no token 'equals'"):
+        made(alone=["equals"])
+
+
+def test_a_checkpoint_thinks_as_before(tmp_path: Path) -> None:
+    lm, method = lively()
+    pretrained.save(lm, method, tmp_path / "model", {}, "")
+    again, method_again = pretrained.load(tmp_path / "model")
+    assert isinstance(method_again, Colar)
+    assert method_again.config.unit == "number"
+    assert tuple(method_again.config.alone) == ("=",)
+    ours: Tensor = lm.extra["digit_maps"].maps
+    torch.testing.assert_close(again.extra["digit_maps"].maps, ours)
