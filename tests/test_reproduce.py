@@ -46,7 +46,8 @@ def run(script, folder, *args, after=(), fail_at=""):
 
 
 SCRIPTS = (
-    "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "sequential.sh", "table1_smollm2.sh"
+    "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "sequential.sh", "units.sh",
+    "table1_smollm2.sh",
 )  # fmt: skip
 
 

@@ -170,6 +170,9 @@ class Extents:
 
     def add(self, rows_X: Tensor, ids_X: Tensor) -> None:
         """Let a token join each group. Of a group that has ended nobody asks any more."""
+        if self.units.plain:
+            self.used_B[rows_X] += 1
+            return
         digit_X = self.units.is_digit(ids_X)
         same_X = digit_X & self._in_number(rows_X)
         self.run_B[rows_X] = torch.where(same_X, self.run_B[rows_X] + 1, digit_X.long())
