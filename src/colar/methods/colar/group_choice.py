@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from colar.methods.colar.group_decoder import NO_DIGIT, NOTHING, TOKEN_ALONE, without
-from colar.methods.colar.units import Extents, Units
+from colar.methods.colar.units import PLAIN, Extents, Units
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unlikely_logps
@@ -38,7 +38,7 @@ class Rules:
     """The draws for a place of the group, (B,)."""
     shortlist: HeadRows | None = None
     """What the tokens behind the first are chosen among; the whole vocabulary by default."""
-    units: Units = field(default_factory=Units)
+    units: Units = PLAIN
     """What is a unit, and what a group of its own."""
     known: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""

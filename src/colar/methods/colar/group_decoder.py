@@ -207,12 +207,13 @@ def label_logps(
         place_MG = torch.arange(ids.shape[-1], device=ids.device).expand_as(real_MG)
         behind_P = place_MG[real_MG] > 0
         logps_P = _scored_by_two(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
-    for label, ends_V in ((NO_DIGIT, units.is_no_digit), (TOKEN_ALONE, units.is_alone)):
-        at_P = label_P == label
-        if not units.plain and bool(at_P.any()):
-            temperature_X = None if temperature_P is None else temperature_P[at_P]
-            ends_X = _scored_ends(lm, state_PD[at_P], ends_V, temperature_X, shortlist)
-            logps_P = logps_P.masked_scatter(at_P, ends_X)
+    if not units.plain:
+        for label, ends in ((NO_DIGIT, units.is_no_digit), (TOKEN_ALONE, units.is_alone)):
+            at_P = label_P == label
+            if bool(at_P.any()):
+                temperature_X = None if temperature_P is None else temperature_P[at_P]
+                ends_X = _scored_ends(lm, state_PD[at_P], ends, temperature_X, shortlist)
+                logps_P = logps_P.masked_scatter(at_P, ends_X)
     logps_MG = logps_P.new_zeros(real_MG.shape).masked_scatter(real_MG, logps_P)
     return logps_MG.view(ids.shape)
 

@@ -31,9 +31,9 @@ Merge = Literal["sqrt", "mean", "ordered"]
 
 
 class PlaceMaps(nn.Module):
-    """W_2 to W_n: embeddings (..., G, D) by the place that each has, (..., G) from 0 -> what is summed, in float32.
+    """W_2 to W_n: embeddings (..., G, D) by the place that each has -> what is summed, in float32.
 
-    What is in the first place, 0, stays as it is.
+    Places are (..., G), from 0, and by default the order. What is in the first place stays as it is.
     """
 
     def __init__(self, width: int, places: int) -> None:
@@ -41,7 +41,9 @@ class PlaceMaps(nn.Module):
         identity = torch.eye(width)
         self.maps = nn.Parameter(identity.repeat(places - 1, 1, 1))
 
-    def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
+    def forward(self, embeds: Tensor, places: Tensor | None = None) -> Tensor:
+        if places is None:
+            places = torch.arange(embeds.shape[-2], device=embeds.device)
         mapped = embeds.float()
         # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
         with torch.autocast(embeds.device.type, enabled=False):

@@ -113,7 +113,10 @@ class Units:
 
     def asked(self, chain_ids: Tensor, sizes_BK: Tensor, most_BK: Tensor) -> Tensor:
         """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where
-        another could still have joined it, the one behind. `most_BK` are the units that c lets in."""
+        another could still have joined it, the one behind. `most_BK` are the units that c lets in.
+
+        Behind a number of three digits, too: whether they are one unit is not looked at.
+        """
         if self.plain:
             return torch.minimum(most_BK, sizes_BK + 1)
         starts_BK = groups.starts(sizes_BK)
