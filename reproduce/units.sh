@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Where each digit is a token: what c counts, and whether "=" is a thought of its own (docs/method.md). Four ways to group a
 # chain, trained on the same rows from the same CoT weights, beside CoT trained on for as many. Everything is left in
-# runs/units (or the folder given). Stopped and run again, it resumes. 40 minutes on 2 cores.
+# runs/units (or the folder given). Stopped and run again, it resumes. 50 minutes on 2 cores.
 #
 #   reproduce/units.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
 set -euo pipefail
@@ -34,14 +34,17 @@ done
 run_all "training from CoT weights"
 
 answered=()
+ask() { # NAME MODEL=PATH...
+  add "eval/$1" colar evaluate "${@:2}" --data arithmetic --options 'arithmetic.steps=[2,4]' arithmetic.max_number=12 \
+    arithmetic.max_value=99 --limit "$limit" --compression_factor 1 2 3 --max_latents 96 --max_completion_length 8 \
+    --batch_size 256 --output "$out/eval/$1"
+  answered+=("$out/eval/$1")
+}
 for seed in "${seeds[@]}"; do
-  at=$out/seed$seed
   models=()
-  for name in cot tokens alone numbers both; do models+=("tiny-digits=$at/$name/best"); done
-  add "eval/seed$seed" colar evaluate "${models[@]}" --data arithmetic --options 'arithmetic.steps=[2,4]' \
-    arithmetic.max_number=12 arithmetic.max_value=99 --limit "$limit" --compression_factor 1 2 3 --max_latents 96 \
-    --max_completion_length 8 --batch_size 256 --output "$out/eval/seed$seed"
-  answered+=("$out/eval/seed$seed")
+  for name in tokens alone numbers both; do models+=("tiny-digits=$out/seed$seed/$name/best"); done
+  ask "cot$seed" "tiny-digits=$out/seed$seed/cot/best"
+  ask "colar$seed" "${models[@]}"
 done
 run_all "answering the test questions"
 
