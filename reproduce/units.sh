@@ -34,17 +34,17 @@ done
 run_all "training from CoT weights"
 
 answered=()
-ask() { # NAME MODEL=PATH...
+ask() { # NAME MODEL=PATH... OPTION...
   add "eval/$1" colar evaluate "${@:2}" --data arithmetic --options 'arithmetic.steps=[2,4]' arithmetic.max_number=12 \
-    arithmetic.max_value=99 --limit "$limit" --compression_factor 1 2 3 --max_latents 96 --max_completion_length 8 \
-    --batch_size 256 --output "$out/eval/$1"
+    arithmetic.max_value=99 --limit "$limit" --max_latents 96 --max_completion_length 8 --batch_size 256 \
+    --output "$out/eval/$1"
   answered+=("$out/eval/$1")
 }
 for seed in "${seeds[@]}"; do
   models=()
   for name in tokens alone numbers both; do models+=("tiny-digits=$out/seed$seed/$name/best"); done
   ask "cot$seed" "tiny-digits=$out/seed$seed/cot/best"
-  ask "colar$seed" "${models[@]}"
+  ask "colar$seed" "${models[@]}" --compression_factor 1 2 3
 done
 run_all "answering the test questions"
 
