@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from families import EXAMPLES, liven, tiny_lm
 
 from colar.methods import pretrained, registry
 from colar.methods.base import Row
 from colar.methods.colar import Colar
+from colar.methods.colar.group_choice import Groups
 from colar.model.latent_lm import LatentLM
 
 
@@ -53,3 +56,24 @@ def latent(lm: LatentLM, ids: list[int]) -> torch.Tensor:
             embed = lm.extra["place_maps"].maps[unit - 1] @ embed
         total = total + embed
     return total / len(ids) ** 0.5
+
+
+def check_shares(found: Groups, slack: float = 1e-4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Many draws of one group: each outcome comes as often as its log-probs say, the end by what was drawn included.
+
+    `slack` is for outcomes so rare that a draw or two are many. Returns the ids of each outcome and what its draws
+    declined.
+    """
+    n = len(found.ids)
+    logps = found.logps.sum(-1) + found.declined_logps
+    outcomes, which, count = torch.unique(found.ids, dim=0, return_inverse=True, return_counts=True)
+    kinds = []
+    for number in range(len(outcomes)):
+        mine = which == number
+        # What was declined may differ by place, not within one outcome.
+        assert found.declined_ids[mine].unique().numel() == 1
+        expected = logps[mine][0].exp().item()
+        spread = math.sqrt(expected * (1 - expected) / n)
+        assert count[number] / n == pytest.approx(expected, abs=5 * spread + slack)
+        kinds.append((outcomes[number], found.declined_ids[mine][0]))
+    return kinds

@@ -13,7 +13,7 @@ import torch
 from families import EXAMPLES, FAMILIES
 from hypothesis import given
 from hypothesis import strategies as st
-from sequential import encoded, latent, made
+from sequential import check_shares, encoded, latent, made
 from test_any_factor import ids_of, most_of, naive_hidden, naive_logps, phase_of, sharpen, sizes_of
 from torch import Tensor
 
@@ -401,15 +401,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
                 most, columns, columns, threshold * columns, lambda place, u=uniform: u[place], units=units
             )
             found = choose(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
-            logps = found.logps.sum(-1) + found.declined_logps
-            outcomes, which, count = torch.unique(found.ids, dim=0, return_inverse=True, return_counts=True)
-            for number in range(len(outcomes)):
-                mine = which == number
-                assert found.declined_ids[mine].unique().numel() == 1
-                expected = logps[mine][0].exp().item()
-                spread = math.sqrt(expected * (1 - expected) / n)
-                assert count[number] / n == pytest.approx(expected, abs=5 * spread + 2e-4)
-            declined |= set(found.declined_ids.unique().tolist())
+            declined |= {int(which) for _, which in check_shares(found, 2e-4)}
     assert NO_DIGIT in declined if threshold == 0 else max(declined) >= 0
 
 

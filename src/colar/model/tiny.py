@@ -24,8 +24,6 @@ INIT_STD = 0.06
 """About 0.7 / sqrt(width). Llama's 0.02 is made for widths in the thousands; here it costs accuracy."""
 DIGITS = {"tiny": 2, "tiny-digits": 1}
 """The most digits of a token, by the backbone's name."""
-
-
 PIECES = "|".join(
     (
         r"###",  # the separator
