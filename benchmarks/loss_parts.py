@@ -93,7 +93,7 @@ def score_ours(head: nn.Linear, hidden_ND: Tensor, ids_N: Tensor, scale_N: Tenso
 
 
 def _in_chunks(reduce: Reduce, head: nn.Linear, hidden_ND: Tensor, *columns: Tensor) -> Values:
-    size = chunks.positions_of(chunks.CHUNK_BYTES, V)
+    size = chunks.positions_of(chunks.CHUNK_BYTES_ON_CPU, V)
 
     def values_of(hidden_CD: Tensor, *own: Tensor) -> Values:
         return reduce(head(hidden_CD).float(), *own)

@@ -210,7 +210,7 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         "setting": {
             "vocabulary": V,
             "width": D,
-            "chunk_bytes": chunks.CHUNK_BYTES,
+            "chunk_bytes": chunks.CHUNK_BYTES_ON_CPU,
             "rows": args.rows,
             "tokens_per_batch": TOKENS,
             "threads": args.threads,

@@ -42,20 +42,30 @@ def encoded(lm: LatentLM, method: Colar, times: int = 1) -> list[Row]:
 
 
 def latent(lm: LatentLM, ids: list[int]) -> torch.Tensor:
-    """What a group is fed as, token by token: (D,). With maps for digits, a number's digits are mapped, and its unit."""
+    """What a group is fed as, token by token: (D,). With maps for digits, a digit's by what it is worth, and its unit."""
     total = torch.zeros(lm.width)
     digits = [lm.tokenizer.get_vocab()[digit] for digit in "0123456789"] if "digit_maps" in lm.extra else []
-    unit, run = -1, 0
-    for token in ids:
-        run = run + 1 if token in digits and 0 < run < 3 else int(token in digits)
-        unit += run < 2
-        embed = lm.embed(torch.tensor(token))
-        if run > 1:
-            embed = lm.extra["digit_maps"].maps[run - 2] @ embed
-        if unit > 0 and "place_maps" in lm.extra:
-            embed = lm.extra["place_maps"].maps[unit - 1] @ embed
-        total = total + embed
+    for unit, tokens in enumerate(units_of(ids, digits)):
+        for worth, token in enumerate(reversed(tokens)):
+            embed = lm.embed(torch.tensor(token))
+            if worth > 0:
+                embed = lm.extra["digit_maps"].maps[worth - 1] @ embed
+            if unit > 0 and "place_maps" in lm.extra:
+                embed = lm.extra["place_maps"].maps[unit - 1] @ embed
+            total = total + embed
     return total / len(ids) ** 0.5
+
+
+def units_of(ids: list[int], digits: list[int]) -> list[list[int]]:
+    """The tokens of each unit of a group: up to three digits, or any other token."""
+    units: list[list[int]] = []
+    for token in ids:
+        last = units[-1] if units else []
+        if token in digits and last and last[-1] in digits and len(last) < 3:
+            last.append(token)
+        else:
+            units.append([token])
+    return units
 
 
 def check_shares(found: Groups, slack: float = 1e-4) -> list[tuple[torch.Tensor, torch.Tensor]]:

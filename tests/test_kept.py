@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from colar import kept, processes
 from colar.methods import pretrained, registry
 from colar.methods.tokenskip import importance
 from colar.model.latent_lm import LatentLM
+from colar.recipe import wiring
+from colar.recipe.schema import DataConfig
 from colar.training.batches import TrainingRows
 
 ROWS = [replace(EXAMPLES[i % len(EXAMPLES)], id=f"t/{i}") for i in range(2 * importance.ROWS + 3)]
@@ -128,3 +131,21 @@ def test_a_classifier_reads_rows_together_as_alone(tmp_path: Path) -> None:
         (alone,) = scorer.scores(lm.template, [ROWS[i]])
         assert together_[i] == pytest.approx(alone, abs=1e-6)
         assert together_[i + len(EXAMPLES)] == pytest.approx(alone, abs=1e-6)
+
+
+def test_renumbered_rows_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = {
+        "question": "Tom has 12 pens and buys 5. How many has he?",
+        "steps": ["<<12+5=17>>"],
+        "answer": "17",
+    }
+    path.write_text(json.dumps(row) + "\n")
+    data = DataConfig(source=str(path), renumber=3, validation_size=0)
+    first, _ = wiring.load_examples(data)
+    assert len(first) == 4
+    monkeypatch.setattr(wiring.renumber, "renumbered", refuse)
+    again, _ = wiring.load_examples(data)
+    assert again == first
+    with pytest.raises(AssertionError, match="it is in the cache"):
+        wiring.load_examples(replace(data, seed=1))

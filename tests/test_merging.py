@@ -113,3 +113,34 @@ def test_two_digits_are_told_apart_only_in_order() -> None:
     ordered, _ = made(compression_factors=[2], merge="ordered")
     found = merge_groups(ordered, ids, real, "ordered")
     assert not torch.allclose(found[0], found[1], atol=0.1)
+
+
+@pytest.mark.parametrize("config", [{}, {"unit": "number"}], ids=["places", "digits"])
+def test_mapping_each_token_once_is_mapping_each_place(config: dict[str, Any]) -> None:
+    """On a CPU each token is mapped once a batch: values and gradients are those of the maps at every place."""
+    lm, method = made(compression_factors=[3], merge="ordered", digits=True, **config)
+    units = method.predictor.units(lm)
+    digits = lm.template.token_ids(tuple("0123456789"), "")
+    torch.manual_seed(0)
+    ids = torch.tensor([5, 6, *digits])[torch.randint(0, 12, (4, 6, 3))]
+    real = torch.arange(3) < torch.randint(0, 4, (4, 6, 1))
+    weight = torch.randn(lm.width)
+
+    def gradients(latents: torch.Tensor) -> dict[str, torch.Tensor]:
+        lm.zero_grad()
+        (latents @ weight).square().sum().backward()
+        return {name: each.grad.clone() for name, each in lm.named_parameters() if each.grad is not None}
+
+    found = merge_groups(lm, ids, real, "ordered", units)
+    mine = gradients(found)
+    embeds = lm.embed(torch.where(real, ids, 0))
+    unit, digit = units.places(torch.where(real, ids, -1))
+    if "digit_maps" in lm.extra:
+        embeds = lm.extra["digit_maps"](embeds, digit)
+    embeds = lm.extra["place_maps"](embeds, unit)
+    expected = (embeds * real[..., None]).sum(-2) / real.sum(-1, keepdim=True).clamp(min=1).sqrt()
+    torch.testing.assert_close(found, expected)
+    theirs = gradients(expected)
+    assert mine.keys() == theirs.keys()
+    for name, gradient in mine.items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-5)

@@ -142,7 +142,7 @@ def test_groups_are_those_of_a_naive_loop(
         group = grouped[k, :size].tolist()
         while at < size:
             length = naive_unit(group, at, units)
-            places += [(len({u for u, _ in places}), d) for d in range(length)]
+            places += [(len({u for u, _ in places}), d) for d in reversed(range(length))]
             at += length
         assert list(zip(unit[k, :size].tolist(), digit[k, :size].tolist(), strict=True)) == places
 
@@ -171,6 +171,11 @@ NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
 
 def units_of(lm: LatentLM, method: Colar) -> Units:
     return Units.of(lm.template, method.config.unit, tuple(method.config.alone))
+
+
+def of_row(units: Units, c: float, numbers_from: float) -> Units:
+    """What counts in a row: below `numbers_from` a digit is like any other token."""
+    return units if c >= numbers_from else Units((), units.alone_ids)
 
 
 def naive_asked(lm: LatentLM, row: Row, sizes: list[int], units: Units, phase: float) -> list[list[int]]:
@@ -223,11 +228,17 @@ def naive_loss(lm: LatentLM, row: Row, units: Units) -> tuple[float, list[int]]:
     return sum(means) / len(means), sizes
 
 
+@pytest.mark.parametrize("numbers_from", [1, 1.5, 2])
 @pytest.mark.parametrize("thresholds", [[0], [0, 1e-4, 2e-3]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
+def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float], numbers_from: float) -> None:
     lm, method = made(
-        family, digits=True, compression_factors=[1, 1.5, 2, 3], confidence_thresholds=thresholds, **NUMBERS
+        family,
+        digits=True,
+        compression_factors=[1, 1.5, 2, 3],
+        confidence_thresholds=thresholds,
+        numbers_from=numbers_from,
+        **NUMBERS,
     )
     units = units_of(lm, method)
     rows = encoded(lm, method, times=4)
@@ -235,7 +246,7 @@ def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float]) -> None:
     found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
     numbers = 0
     for i, row in enumerate(rows):
-        loss, naive = naive_loss(lm, row, units)
+        loss, naive = naive_loss(lm, row, of_row(units, row.params.compression_factor, numbers_from))
         assert sizes_of(sizes, i) == naive, i
         assert found[i].item() == pytest.approx(loss, rel=1e-4, abs=1e-5), i
         numbers += len(naive) < len(row.chain)
@@ -267,6 +278,18 @@ def test_at_c_1_a_number_is_one_thought() -> None:
     assert {"10", "11", "21", "="} <= set(groups_of)
 
 
+def test_from_c_2_numbers_are_units_and_c_1_is_cot() -> None:
+    lm, method = made(digits=True, compression_factors=[1, 2], numbers_from=2, **NUMBERS)
+    cot = registry.build("cot", {})
+    rows = encoded(lm, method, times=4)
+    single = [row for row in rows if row.params.compression_factor == 1]
+    batch = Batch.collate(single)
+    assert method.group_sizes(lm, batch).amax() == 1
+    torch.testing.assert_close(method.loss(lm, batch)["ce"], cot.loss(lm, batch)["ce"])
+    double = [row for row in rows if row.params.compression_factor == 2]
+    assert method.group_sizes(lm, Batch.collate(double)).amax() == 3
+
+
 # Thinking
 
 
@@ -290,6 +313,14 @@ def lively(
     return lm, method
 
 
+def test_places_say_what_a_digit_is_worth() -> None:
+    # 4 8 + 1 2 3 4 5: the last number has two units.
+    group = torch.tensor([4, 8, OTHER, 1, 2, 3, 4, 5, -1])
+    unit, digit = BY_HAND.places(group)
+    assert unit[:8].tolist() == [0, 0, 1, 2, 2, 2, 3, 3]
+    assert digit[:8].tolist() == [1, 0, 0, 2, 1, 0, 1, 0]
+
+
 def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
     asked = []
     for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED)):
@@ -302,10 +333,10 @@ def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
     return asked
 
 
-@pytest.mark.parametrize("shortlist", [False, True])
+@pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
-    lm, method = lively(family, shortlist)
+def test_the_engine_equals_the_reference(family: str, shortlist: bool, numbers_from: float) -> None:
+    lm, method = lively(family, shortlist, numbers_from=numbers_from)
     asked = requests()
     for max_batch in (1, 5, 64):
         for request, found in zip(asked, Engine(lm, method, max_batch).generate(asked), strict=True):
@@ -317,14 +348,16 @@ def test_the_engine_equals_the_reference(family: str, shortlist: bool) -> None:
                 torch.testing.assert_close(mine["logp"], theirs["logp"], rtol=1e-3, atol=1e-4)
 
 
-def test_groups_have_as_many_units_as_c_lets_in() -> None:
+@pytest.mark.parametrize("numbers_from", [1, 2])
+def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float) -> None:
     """Each by a plain loop over its tokens. Its last unit may be a number whose next digit was not drawn."""
-    lm, method = lively()
-    units = units_of(lm, method)
+    lm, method = lively(numbers_from=numbers_from)
+    all_units = units_of(lm, method)
     separator = lm.template.separator_id
     seen = set()
     for request in [dataclasses.replace(each, sample=s) for each in requests((0,)) for s in range(4)]:
         done = reference.complete(lm, method, request)
+        units = of_row(all_units, request.params.compression_factor, numbers_from)
         phase = phase_of(request.seed, request.sample)
         for k, info in enumerate(done.info):
             ids = ids_of(info)
@@ -339,7 +372,10 @@ def test_groups_have_as_many_units_as_c_lets_in() -> None:
                 assert info["declined_ids"] == TOKEN_ALONE
             torch.testing.assert_close(done.latents[k], latent(lm, kept), rtol=1e-4, atol=1e-5)
             seen.add((used, len(kept) > used, kept[0] in units.alone_ids))
-    assert {(1, False, True), (1, False, False), (1, True, False), (2, True, False), (3, True, False)} <= seen
+    expected = {(1, False, True), (1, False, False), (2, True, False), (3, True, False)}
+    assert expected <= seen
+    # A number by itself is one thought at c = 1 and 1.5, where these count numbers.
+    assert ((1, True, False) in seen) or numbers_from > 1
 
 
 # Reinforcement
@@ -347,10 +383,12 @@ def test_groups_have_as_many_units_as_c_lets_in() -> None:
 
 @pytest.mark.parametrize("drawn_at", [1.0, 1.3])
 @pytest.mark.parametrize("threshold", [0.0, 0.7])
-@pytest.mark.parametrize("shortlist", [False, True])
-def test_how_a_group_ended_is_scored(shortlist: bool, threshold: float, drawn_at: float) -> None:
+@pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
+def test_how_a_group_ended_is_scored(
+    shortlist: bool, numbers_from: float, threshold: float, drawn_at: float
+) -> None:
     """By training as by the engine: the tokens of a group, and that what was drawn behind them has ended it."""
-    lm, method = lively(shortlist=shortlist, equals=2.5)
+    lm, method = lively(shortlist=shortlist, equals=2.5, numbers_from=numbers_from)
     if threshold:
         sharpen(lm)
     config = GrpoConfig(
@@ -416,6 +454,8 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
         ({"alone": "="}, "method.alone must be a list of tokens, got '='"),
         ({"alone": [""]}, "method.alone must be a list of tokens"),
         ({"head": "gaussian", "unit": "number"}, "method.unit is an option of head: sequential; this one is gaussian"),
+        ({"numbers_from": 0.5}, "method.numbers_from must be a number, 1 or more, got 0.5"),
+        ({"numbers_from": 2}, "method.numbers_from is a value of unit: number; this one is token"),
         ({"head": "gaussian", "alone": ["="]}, "method.alone is an option of head: sequential"),
     ],
 )  # fmt: skip

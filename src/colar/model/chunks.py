@@ -28,12 +28,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_BYTES = 2**28
 """Bytes of a chunk's logits in float32; their gradient needs about two more such tensors."""
+CHUNK_BYTES_ON_CPU = 2**24
+"""The same on a CPU, where slopes are made beside the values. Its allocator gives larger blocks back to the system, and
+to have them anew for every tensor takes longer than the softmax itself: a chunk of 2**28 takes twice as long."""
 
 Values = tuple[Tensor, ...]
 ValuesOf = Callable[..., Values]
@@ -138,6 +141,15 @@ def split(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
 def joined(chunks: list[Values]) -> Values:
     """The tensors of all chunks end to end."""
     return tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
+
+
+def default_bytes(head: nn.Module) -> int:
+    """Bytes of a chunk of this LM head's logits, where the model's `chunk_bytes` names none."""
+    weights = list(head.parameters())
+    # Chunks of a head that is trained cost one more product with it: the fewer, the better.
+    trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+    on_cpu = weights[0].device.type == "cpu"
+    return CHUNK_BYTES_ON_CPU if on_cpu and not trained else CHUNK_BYTES
 
 
 def positions_of(chunk_bytes: int, vocabulary: int) -> int:

@@ -86,7 +86,8 @@ class LatentLM(nn.Module):
         if lora is not None:
             self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
         self.extra = nn.ModuleDict()
-        self.chunk_bytes = chunks.CHUNK_BYTES
+        self.chunk_bytes: int | None = None
+        """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
 
     @classmethod
     def from_backbone(
@@ -223,8 +224,8 @@ class LatentLM(nn.Module):
         # Without a weight of their own the rows are taken from the logits of the whole vocabulary.
         narrow = rows is not None and rows.weight_SD is not None
         count = len(rows.ids_S) if rows is not None and narrow else self.vocabulary_size
-        size = chunks.positions_of(self.chunk_bytes, count)
         head = self.causal_lm.get_output_embeddings()
+        size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
         own_XN = None if narrow else added_rows.own_logits(head, hidden_XD)
         if own_XN is None or len(hidden_XD) <= size:
             return chunks.in_chunks(

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from colar.methods.base import Method
-from colar.model import tiny
+from colar.model import chunks, tiny
 from colar.model.backbones import DTYPES, Backbone
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.prompts import TemplateConfig
@@ -133,6 +133,8 @@ def without_memory(
                     if id(tensor) not in known:
                         known[id(tensor)] = _like(tensor)
                     tensors[name] = known[id(tensor)]
+    # What stands for a card says that it is a CPU, whose chunks are smaller.
+    lm.chunk_bytes = chunks.CHUNK_BYTES
     return lm
 
 

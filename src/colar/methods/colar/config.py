@@ -128,6 +128,8 @@ class ColarConfig:
     unit: Unit = "token"
     """What c counts: "token", or "number", for tokenizers with a token for each digit: the digits of a number, up to
     three, are one. Of head: sequential."""
+    numbers_from: float = 1
+    """The least c at which a number is a unit (unit: number). With 2, thinking at c = 1 is CoT, digit by digit."""
     alone: tuple[str, ...] = ()
     """Tokens, as the vocabulary spells them, that always are a group of their own: ["="] for equations. What
     follows is computed there, and a group would have to be taken apart first. Of head: sequential."""
@@ -185,6 +187,9 @@ class ColarConfig:
             raise ValueError(f"method.nll_beta is a value of latent_loss nll; this one is {self.latent_loss}")
         for name in ("alpha", "comp_weight", "latent_weight", "lookahead_weight"):
             check_number(f"method.{name}", getattr(self, name), 0)
+        check_number("method.numbers_from", self.numbers_from, 1)
+        if self.numbers_from > 1 and self.unit != "number":
+            raise ValueError("method.numbers_from is a value of unit: number; this one is token")
         sigma_e = self.sigma_e
         if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
             raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")

@@ -82,6 +82,10 @@ class LatentPredictor:
         """What c counts: tokens."""
         return PLAIN
 
+    def numbers(self, c: Tensor) -> Tensor | None:
+        """Nothing to say: no number is a unit."""
+        return None
+
     def phase(self, seeds_B: Tensor) -> Tensor:
         """No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn."""
         return torch.zeros_like(seeds_B, dtype=devices.widest(seeds_B.device))

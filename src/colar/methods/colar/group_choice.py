@@ -40,8 +40,16 @@ class Rules:
     """What the tokens behind the first are chosen among; the whole vocabulary by default."""
     units: Units = PLAIN
     """What is a unit, and what a group of its own."""
+    numbers: Tensor | None = None
+    """Bools: in which rows numbers are units; None: in all."""
     known: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""
+
+    @property
+    def places(self) -> int:
+        """The most tokens that a group may have."""
+        numbers = None if self.numbers is None else self.look("numbers")
+        return int(self.units.tokens(self.look("most"), numbers).max())
 
     def look(self, name: str) -> Tensor:
         """A column on the CPU, if it is known there."""
@@ -152,7 +160,7 @@ def choose(
     decoder = lm.extra["group_decoder"]
     separator_id = lm.template.separator_id
     shortlist = rules.shortlist
-    G = rules.units.tokens(int(rules.look("most").max()))
+    G = rules.places
     found = Groups.begun(first_B, G)
     greedy = bool((rules.look("temperature") == 0).all())
     gated = bool((rules.look("confidence_threshold") > 0).any())
@@ -166,7 +174,7 @@ def choose(
     rows_X = torch.arange(len(first_B), device=first_B.device)
     state_XD = hidden_BD
     token_X = first_B
-    extents = Extents(rules.units, first_B, rules.most)
+    extents = Extents(rules.units, first_B, rules.most, rules.numbers)
     going_X = (first_B != separator_id) & extents.open(rows_X)
     for place in range(1, G):
         if compact and not bool(going_X.all()):

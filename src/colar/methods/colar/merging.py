@@ -7,11 +7,12 @@
 A plain sum has lost the order of its tokens: 12 and 21 are one latent where each digit is a token. That of `ordered`
 has not. Where c counts numbers (`units.py`), a number is the ordered sum of its digits, and j the place of its unit:
 
-    [<< 4 8 /]     ( E << + W_2 (E 4 + U_2 E 8) + W_3 E / ) / sqrt(4)      U: the maps of digits
+    [<< 4 8 /]     ( E << + W_2 (U_2 E 4 + E 8) + W_3 E / ) / sqrt(4)      U_2: the map of tens, U_3 of hundreds
 
-So a number is read alike wherever in a group it stands. The maps start as the identity: training begins with sums that
-a model may know already. Near relatives: MegaByte's patch embedding (2305.07185) and Hourglass's linear pooling
-(2110.13711) concatenate a group's embeddings and map them at once, which is the same sum of a map for each place.
+So a number is read alike wherever in a group it stands, and a digit by what it is worth. The maps start as the
+identity: training begins with sums that a model may know already. Near relatives: MegaByte's patch embedding
+(2305.07185) and Hourglass's linear pooling (2110.13711) concatenate a group's embeddings and map them at once, which is
+the same sum of a map for each place.
 
 Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, D width.
 """
@@ -40,6 +41,13 @@ class PlaceMaps(nn.Module):
         super().__init__()
         identity = torch.eye(width)
         self.maps = nn.Parameter(identity.repeat(places - 1, 1, 1))
+
+    def of_each_place(self, embeds_UD: Tensor) -> Tensor:
+        """(U, D) -> (P, U, D): what each embedding is in each place, the first one as it is."""
+        embeds_UD = embeds_UD.float()
+        with torch.autocast(embeds_UD.device.type, enabled=False):
+            mapped_PUD = embeds_UD @ self.maps.float().transpose(1, 2)
+        return torch.cat([embeds_UD[None], mapped_PUD])
 
     def forward(self, embeds: Tensor, places: Tensor | None = None) -> Tensor:
         if places is None:
@@ -77,7 +85,12 @@ def merge_chains(
 def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, merge: Merge, units: Units = PLAIN) -> Tensor:
     """The latents (..., D) of groups of tokens: ids (..., G), any where not real; float32, zero for an empty group."""
     # Places without a token may hold -1, which is no row of the embedding.
-    embeds = lm.embed(torch.where(real, ids, 0)).float()
+    known = torch.where(real, ids, 0)
+    names = [name for name in ("digit_maps", "place_maps") if name in lm.extra]
+    # Two looks at the ids, which a GPU would have to wait for; there the products of all tokens are fast.
+    if ids.device.type == "cpu" and names and ids.shape[-1] > 1:
+        return _from_table(lm, known, real, units) / scale(real.sum(-1, keepdim=True), divisor(merge))
+    embeds = lm.embed(known).float()
     if ids.shape[-1] > 1:
         unit, digit = units.places(torch.where(real, ids, -1))
         for name, places in (("digit_maps", digit), ("place_maps", unit)):
@@ -85,6 +98,33 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, merge: Merge, units: U
                 embeds = lm.extra[name](embeds, places)
     total = (real[..., None] * embeds).sum(-2)
     return total / scale(real.sum(-1, keepdim=True), divisor(merge))
+
+
+def _from_table(lm: LatentLM, ids: Tensor, real: Tensor, units: Units) -> Tensor:
+    """The sums (..., D) of mapped embeddings, each token of a batch mapped to each place once.
+
+    Chains have a few dozen different tokens and thousands of places: the maps' products would take as long as the
+    layers of a small backbone.
+    """
+    present_U, index = torch.unique(ids, return_inverse=True)
+    unit, digit = units.places(torch.where(real, ids, -1))
+    table = lm.embed(present_U).float()
+    for name, place in (("digit_maps", digit), ("place_maps", unit)):
+        if name in lm.extra:
+            maps = lm.extra[name]
+            assert isinstance(maps, PlaceMaps)
+            rows = table.flatten(end_dim=-2)
+            index = index + place * len(rows)
+            table = maps.of_each_place(rows)
+    # Groups of more units than there are maps do not come: c is at most what was trained.
+    index = torch.where(real, index, 0)
+    sums = nn.functional.embedding_bag(
+        index.flatten(end_dim=-2),
+        table.reshape(-1, table.shape[-1]),
+        mode="sum",
+        per_sample_weights=real.flatten(end_dim=-2).to(table.dtype),
+    )
+    return sums.view(*ids.shape[:-1], -1)
 
 
 def divisor(merge: Merge) -> Literal["sqrt", "mean"]:

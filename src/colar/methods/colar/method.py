@@ -172,7 +172,7 @@ class Colar(base.Method):
             with torch.no_grad():
                 alone = self._merged(lm, batch, groups.sizes(lengths_B, torch.ones_like(c_B)))
             bounds_BT = torch.minimum(bounds_BT, predictor.bounds(lm, batch, alone))
-        unit_BT = None if units.plain else units.lengths(batch.chain_ids)
+        unit_BT = None if units.plain else units.lengths(batch.chain_ids, predictor.numbers(c_B))
         return groups.cut_sizes(lengths_B, c_B, phase_B, bounds_BT, unit_BT)
 
     def _merged(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> Fed:

@@ -66,6 +66,11 @@ class TokenPredictor:
         """What c counts, by the model's tokenizer. ValueError where it lacks a token that the config names."""
         return Units.of(lm.template, self.config.unit, tuple(self.config.alone))
 
+    def numbers(self, c: Tensor) -> Tensor | None:
+        """In which rows numbers are units, by their c; None: in all of them."""
+        least = self.config.numbers_from
+        return None if least <= 1 else c >= least
+
     def check(self, params: ColarParams) -> str | None:
         """None, or a warning; ValueError for values that this head cannot work with."""
         c = params.compression_factor
@@ -123,7 +128,8 @@ class TokenPredictor:
         step_K = torch.arange(K, device=c_B1.device)
         most_BK = groups.most(step_K, c_B1, phase_B1)
         # Up to the token that a group ended before: at inference nothing behind that is asked for.
-        own_BK = self.units(lm).asked(batch.chain_ids, fed.sizes_BK, most_BK)
+        numbers_B = self.numbers(batch.params["compression_factor"])
+        own_BK = self.units(lm).asked(batch.chain_ids, fed.sizes_BK, most_BK, numbers_B)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = group_decoder.windows(
             batch.chain_ids,
@@ -152,7 +158,8 @@ class TokenPredictor:
         most_BT = c_B1.ceil().long().expand(B, T)
         units = self.units(lm)
         if not units.plain:
-            most_BT = groups.reach(units.lengths(batch.chain_ids), starts_BT, most_BT)
+            lengths_BT = units.lengths(batch.chain_ids, self.numbers(c_B1[:, 0]))
+            most_BT = groups.reach(lengths_BT, starts_BT, most_BT)
         ids_BTG, real_BTG = group_decoder.windows(
             batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.separator_id
         )
@@ -209,6 +216,8 @@ class TokenPredictor:
         temperatures = (state.temperature, state.latent_temperature)
         known_temperature_B, known_top_p_B = state.known_decoding()
         known_latent_temperature_B = state.known("latent_temperature")
+        known_c_B = state.known("compression_factor")
+        known_numbers_B = self.numbers(known_c_B)
         first_B = group_choice.choose_first(
             logits_BV,
             separator_id,
@@ -221,6 +230,7 @@ class TokenPredictor:
         rules = Rules(
             most=self._most(state),
             units=self.units(lm),
+            numbers=self.numbers(state.params["compression_factor"]),
             temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
@@ -229,10 +239,11 @@ class TokenPredictor:
             shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
             known={
                 # An upper bound: for a c that is not whole the phase decides, which is drawn on the device.
-                "most": state.known("compression_factor").ceil().long(),
+                "most": known_c_B.ceil().long(),
                 "temperature": known_latent_temperature_B,
                 "top_p": known_top_p_B,
                 "confidence_threshold": state.known("confidence_threshold"),
+                **({} if known_numbers_B is None else {"numbers": known_numbers_B}),
             },
         )
         found = group_choice.choose(lm, state.hidden, first_B, rules, state.wants_info)

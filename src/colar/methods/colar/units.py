@@ -12,9 +12,14 @@ A token behind which something is to be computed should have nothing beside it: 
 take the latent apart, and then has no layers left for the result. What such a token is depends on the task: "=" in
 equations. It starts a group, and ends it.
 
-Both hold at inference as in training. A group goes on as long as its next token may join it. So the decoder is also
-asked for the token behind a number, which says that the number ends; it is then asked for anew, as the next group's
-first.
+A number is a unit only where c is `numbers_from` or more. With 2, a request at c = 1 thinks token by token, as CoT
+does: what a model knows of digits it keeps there, and numbers are put together where c asks for larger groups.
+
+All of this holds at inference as in training. A group goes on as long as its next token may join it. So the decoder is
+also asked for the token behind a number, which says that the number ends; it is then asked for anew, as the next
+group's first.
+
+Columns of bools `numbers` (B,) say in which rows numbers are units; None: in all.
 
 Shape suffixes: B rows, T reasoning tokens, K groups, X rows whose group may go on, S columns of logits.
 """
@@ -55,9 +60,12 @@ class Units:
         """Whether a group simply has c tokens."""
         return not (self.digit_ids or self.alone_ids)
 
-    def tokens(self, units: int) -> int:
-        """The most tokens that so many units may have."""
-        return units * (LONGEST if self.digit_ids else 1)
+    def tokens(self, units_B: Tensor, numbers_B: Tensor | None = None) -> Tensor:
+        """The most tokens that so many units may have, (B,)."""
+        if not self.digit_ids:
+            return units_B
+        longest_B = units_B * LONGEST
+        return longest_B if numbers_B is None else torch.where(numbers_B, longest_B, units_B)
 
     def is_digit(self, ids: Tensor) -> Tensor:
         """bool, of the shape of `ids`, which may hold -1."""
@@ -72,8 +80,12 @@ class Units:
     # Of groups that are given
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, and the
-        token's place in its unit, (..., G) each, from 0."""
+        """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, from 0,
+        and the token's place in its number: 0 for ones, 1 for tens, 2 for hundreds. (..., G) each.
+
+        Counted from the end, a digit's place says what it is worth. Transformers add and multiply better when they are
+        told so ("abacus embeddings", 2405.17399).
+        """
         column_G = torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)
         if not self.digit_ids:
             return column_G, torch.zeros_like(ids)
@@ -85,11 +97,14 @@ class Units:
             same = both & (digits[-1] < LONGEST - 1)
             digits.append(torch.where(same, digits[-1] + 1, 0))
             units.append(units[-1] + (~same).long())
-        return torch.stack(units, dim=-1), torch.stack(digits, dim=-1)
+        worth = [torch.zeros_like(ids[..., 0])]
+        for g in reversed(range(ids.shape[-1] - 1)):
+            worth.append(torch.where(units[g] == units[g + 1], worth[-1] + 1, 0))
+        return torch.stack(units, dim=-1), torch.stack(worth[::-1], dim=-1)
 
     # Of chains that are given
 
-    def lengths(self, chain_ids: Tensor) -> Tensor:
+    def lengths(self, chain_ids: Tensor, numbers_B: Tensor | None = None) -> Tensor:
         """(B, T): the tokens of the unit that starts at each token. What stands in a row's padding means nothing."""
         digit_BT = self.is_digit(chain_ids)
         length_BT = torch.ones_like(chain_ids)
@@ -99,7 +114,7 @@ class Units:
             later_BT = torch.nn.functional.pad(digit_BT[:, step:], (0, min(step, chain_ids.shape[1])))
             run_BT = run_BT & later_BT
             length_BT = length_BT + run_BT.long()
-        return length_BT
+        return length_BT if numbers_B is None else torch.where(numbers_B[:, None], length_BT, 1)
 
     def before_alone(self, chain_ids: Tensor) -> Tensor:
         """(B, T): the most tokens of a group that starts at each token, for the tokens that are to be alone."""
@@ -111,7 +126,9 @@ class Units:
         next_BT = place_BT.flip(1).cummin(1).values.flip(1)
         return torch.where(alone_BT, 1, next_BT - at_T)
 
-    def asked(self, chain_ids: Tensor, sizes_BK: Tensor, most_BK: Tensor) -> Tensor:
+    def asked(
+        self, chain_ids: Tensor, sizes_BK: Tensor, most_BK: Tensor, numbers_B: Tensor | None = None
+    ) -> Tensor:
         """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where
         another could still have joined it, the one behind. `most_BK` are the units that c lets in.
 
@@ -122,8 +139,11 @@ class Units:
         starts_BK = groups.starts(sizes_BK)
         last_BK = (starts_BK + sizes_BK - 1).clamp(min=0, max=chain_ids.shape[1] - 1)
         last_ids_BK = chain_ids.gather(1, last_BK)
-        room_BK = sizes_BK < groups.reach(self.lengths(chain_ids), starts_BK, most_BK)
-        more_BK = (room_BK | self.is_digit(last_ids_BK)) & ~self.is_alone(last_ids_BK)
+        room_BK = sizes_BK < groups.reach(self.lengths(chain_ids, numbers_B), starts_BK, most_BK)
+        number_BK = self.is_digit(last_ids_BK)
+        if numbers_B is not None:
+            number_BK = number_BK & numbers_B[:, None]
+        more_BK = (room_BK | number_BK) & ~self.is_alone(last_ids_BK)
         return sizes_BK + more_BK.long()
 
 
@@ -137,9 +157,12 @@ class Extents:
     Rows are named by their indices (X,), so that those whose group has ended cost nothing.
     """
 
-    def __init__(self, units: Units, first_B: Tensor, most_B: Tensor) -> None:
+    def __init__(
+        self, units: Units, first_B: Tensor, most_B: Tensor, numbers_B: Tensor | None = None
+    ) -> None:
         self.units = units
         self.most_B = most_B
+        self.numbers_B = numbers_B
         self.last_B = first_B.clone()
         self.used_B = torch.ones_like(first_B)
         """Units so far, the last one included."""
@@ -185,7 +208,8 @@ class Extents:
     def _in_number(self, rows_X: Tensor) -> Tensor:
         """Whether a digit would belong to the last unit, (X,) bool."""
         run_X = self.run_B[rows_X]
-        return (run_X > 0) & (run_X < LONGEST)
+        inside_X = (run_X > 0) & (run_X < LONGEST)
+        return inside_X if self.numbers_B is None else inside_X & self.numbers_B[rows_X]
 
 
 def _among(ids: Tensor, chosen: tuple[int, ...]) -> Tensor:
