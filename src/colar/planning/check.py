@@ -100,7 +100,7 @@ def _grpo(recipe: Recipe, trainer: GrpoTrainer, held_out: list[Example]) -> Esti
 
 
 def _begun(trainer: LatentTrainer) -> Estimate:
-    preflight.warn_of_software_bfloat16(trainer)
+    preflight.warn_of_slow_bfloat16(trainer)
     lm = trainer.objective.lm
     estimate = Estimate(f"{lm.name} on {trainer.args.world_size} x {lm.device}, measured")
     parameters = sum(weight.numel() for weight in trainer.objective.parameters())

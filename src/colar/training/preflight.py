@@ -42,20 +42,27 @@ class Measured:
     """Weights and AdamW's moments included."""
 
 
-def warn_of_software_bfloat16(trainer: LatentTrainer) -> None:
-    """Say what to set where this CPU has no bfloat16 arithmetic, and the run asks for it."""
+def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
+    """Say what to set where the run asks for bfloat16, and this CPU has no such arithmetic or is slower in it."""
     lm = trainer.objective.lm
-    if devices.computes_bfloat16(lm.device):
+    if lm.device.type != "cpu":
         return
     advice = []
     if trainer.args.bf16:
         advice.append("--training.bf16 false")
     if any(weight.dtype == torch.bfloat16 for weight in lm.parameters()):
         advice.append("--model.dtype float32")
-    if advice:
+    if not advice:
+        return
+    if not devices.computes_bfloat16(lm.device):
         progress.say(
             "warning: this CPU has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or "
             f"more: set {' '.join(advice)}"
+        )
+    elif devices.bfloat16_speed() < 1:
+        progress.say(
+            f"warning: this CPU multiplies in bfloat16 at {devices.bfloat16_speed():.1f} of the speed of float32: "
+            f"set {' '.join(advice)}"
         )
 
 

@@ -191,7 +191,7 @@ def _ready_to_train(
     trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, curriculum: Curriculum
 ) -> Iterator[None]:
     """Give the trainer our callbacks and modes inside the block; an error names the checkpoints that are still good."""
-    preflight.warn_of_software_bfloat16(trainer)
+    preflight.warn_of_slow_bfloat16(trainer)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     # Trainer's own two write to stdout, which is for results.
