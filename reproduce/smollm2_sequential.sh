@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics with the sequential head: CoT-SFT on more rows than there are, CoLaR-SFT
-# from its weights, the four whole test sets, and where it loses (results/smollm2-135m/README.md). About four hours on 2
-# cores with AMX. Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in
+# from its weights, the four whole test sets, and where it loses. results/smollm2-135m-numbers/README.md has an unfinished
+# run of it; it has not been run to its end. About four hours on 2 cores with AMX, reckoned from that. Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in
 # runs/smollm2-135m (or $1). Stopped and run again, it resumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
