@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics with the sequential head: CoT-SFT on more rows than there are, CoLaR-SFT
-# from its weights, the four whole test sets, and where it loses. results/smollm2-135m-numbers/README.md has an unfinished
-# run of it; it has not been run to its end. About four hours on 2 cores with AMX, reckoned from that. Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in
-# runs/smollm2-135m (or $1). Stopped and run again, it resumes.
+# from its weights, the four whole test sets, and where it loses. It has not been run to its end:
+# results/smollm2-135m-numbers/README.md has an unfinished run. About four hours on 2 cores with AMX, reckoned from that.
+# Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1).
+# Stopped and run again, it resumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/smollm2-135m}

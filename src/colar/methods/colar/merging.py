@@ -86,9 +86,9 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, merge: Merge, units: U
     """The latents (..., D) of groups of tokens: ids (..., G), any where not real; float32, zero for an empty group."""
     # Places without a token may hold -1, which is no row of the embedding.
     known = torch.where(real, ids, 0)
-    names = [name for name in ("digit_maps", "place_maps") if name in lm.extra]
-    # Two looks at the ids, which a GPU would have to wait for; there the products of all tokens are fast.
-    if ids.device.type == "cpu" and names and ids.shape[-1] > 1:
+    mapped = "digit_maps" in lm.extra or "place_maps" in lm.extra
+    # The table takes a look at the ids, which a GPU would have to wait for; there the products of all tokens are fast.
+    if mapped and ids.device.type == "cpu" and ids.shape[-1] > 1:
         return _from_table(lm, known, real, units) / scale(real.sum(-1, keepdim=True), divisor(merge))
     embeds = lm.embed(known).float()
     if ids.shape[-1] > 1:
