@@ -81,7 +81,7 @@ def found_sizes(chain: list[int], c: float, phase: float, units: Units) -> list[
         torch.tensor([len(chain)]),
         torch.tensor([c], dtype=torch.float64),  # as a batch has it: float32 would move groups of 1.54
         torch.tensor([phase], dtype=torch.float64),
-        units.before_alone(ids),
+        units.bounds(ids),
         units.lengths(ids),
     )
     return sizes_of(found, 0)
@@ -156,7 +156,7 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone() -> None:
         torch.tensor([len(chain) for chain in chains]),
         torch.tensor([2.0] * 4),
         torch.zeros(4).double(),
-        BY_HAND.before_alone(ids),
+        BY_HAND.bounds(ids),
         BY_HAND.lengths(ids),
     )
     for row, chain in enumerate(chains):
@@ -450,12 +450,12 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"unit": "word"}, "method.unit must be one of token, number"),
+        ({"unit": "word"}, "method.unit must be one of token, number, term"),
         ({"alone": "="}, "method.alone must be a list of tokens, got '='"),
         ({"alone": [""]}, "method.alone must be a list of tokens"),
         ({"head": "gaussian", "unit": "number"}, "method.unit is an option of head: sequential; this one is gaussian"),
         ({"numbers_from": 0.5}, "method.numbers_from must be a number, 1 or more, got 0.5"),
-        ({"numbers_from": 2}, "method.numbers_from is a value of unit: number; this one is token"),
+        ({"numbers_from": 2}, "method.numbers_from is a value of unit: number and unit: term; this one is token"),
         ({"head": "gaussian", "alone": ["="]}, "method.alone is an option of head: sequential"),
     ],
 )  # fmt: skip

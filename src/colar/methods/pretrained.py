@@ -97,7 +97,7 @@ def load_for_training(
     attach(lm, method, seed)
     # Modules of other names or shapes (CoLaR's other kind of head) are an error there, not a fresh start.
     if info["method"]["name"] == method.name:
-        checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only)
+        checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only, starts=True)
     return lm
 
 

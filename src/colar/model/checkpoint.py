@@ -12,9 +12,9 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
@@ -141,14 +141,35 @@ def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) ->
     load_modules(lm.extra, folder, leave_out)
 
 
-def load_modules(extra: nn.ModuleDict, folder: Path, leave_out: Collection[str] = ()) -> None:
-    """Fill a method's modules from a checkpoint folder; those named in `leave_out` keep the weights that they have."""
+@runtime_checkable
+class Startable(Protocol):
+    """A module that can start its training from weights of another shape."""
+
+    def start_from(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a checkpoint's weights, by their names in the module. ValueError where they cannot fit."""
+        ...
+
+
+def load_modules(
+    extra: nn.ModuleDict, folder: Path, leave_out: Collection[str] = (), starts: bool = False
+) -> None:
+    """Fill a method's modules from a checkpoint folder; those named in `leave_out` keep the weights that they have.
+
+    With `starts` another stage of training begins: a module may start from weights of another shape (`Startable`).
+    """
     wanted = nn.ModuleDict({name: module for name, module in extra.items() if name not in leave_out})
     if not wanted:
         return
+    state = _load(folder / MODULES)
     try:
-        wanted.load_state_dict(_load(folder / MODULES))
-    except RuntimeError as error:
+        for name, module in list(wanted.items()):
+            own = _under(f"{name}.", state)
+            if starts and own and isinstance(module, Startable):
+                module.start_from(own)
+                del wanted[name]
+                state = {key: value for key, value in state.items() if not key.startswith(f"{name}.")}
+        wanted.load_state_dict(state)
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"{folder / MODULES} does not fit the method's modules: {error}") from error
 
 

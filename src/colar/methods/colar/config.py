@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from colar.checks import check_choice, check_number, is_number
 from colar.methods.colar.heads import Head, LatentLoss
 from colar.methods.colar.merging import Merge
-from colar.methods.colar.units import LONGEST, Unit
+from colar.methods.colar.units import Unit, longest
 
 Stop = Literal["majority", "argmax"]
 ChainLabel = Literal["expected", "sampled"]
@@ -125,11 +125,16 @@ class ColarConfig:
     merge: Merge = "sqrt"
     """What a group is fed as: its sum over "sqrt" of its size, its "mean" (ablation MP), or "ordered" (ours, of head:
     sequential), a sum in which each place has a learnt map: a plain sum has lost the order of its tokens."""
+    merge_rank: int | None = None
+    """Rank of what these maps add to the identity; null: full matrices, of which a checkpoint has one for each place.
+    Of merge: ordered."""
     unit: Unit = "token"
-    """What c counts: "token", or "number", for tokenizers with a token for each digit: the digits of a number, up to
-    three, are one. Of head: sequential."""
+    """What c counts: "token"; or, for tokenizers with a token for each digit, "number": the digits of a number, up to
+    three, are one; or "term": a token with the number behind it is one, and the digits of a number that begins a group,
+    as results do, come one a thought. Of head: sequential."""
     numbers_from: float = 1
-    """The least c at which a number is a unit (unit: number). With 2, thinking at c = 1 is CoT, digit by digit."""
+    """The least c at which a number is a unit, or a part of one (unit: number, term). With 2, thinking at c = 1 is CoT,
+    digit by digit."""
     alone: tuple[str, ...] = ()
     """Tokens, as the vocabulary spells them, that always are a group of their own: ["="] for equations. What
     follows is computed there, and a group would have to be taken apart first. Of head: sequential."""
@@ -187,9 +192,13 @@ class ColarConfig:
             raise ValueError(f"method.nll_beta is a value of latent_loss nll; this one is {self.latent_loss}")
         for name in ("alpha", "comp_weight", "latent_weight", "lookahead_weight"):
             check_number(f"method.{name}", getattr(self, name), 0)
+        if self.merge_rank is not None:
+            check_number("method.merge_rank", self.merge_rank, 1, whole=True)
+            if self.merge != "ordered":
+                raise ValueError(f"method.merge_rank is a value of merge: ordered; this one is {self.merge}")
         check_number("method.numbers_from", self.numbers_from, 1)
-        if self.numbers_from > 1 and self.unit != "number":
-            raise ValueError("method.numbers_from is a value of unit: number; this one is token")
+        if self.numbers_from > 1 and self.unit == "token":
+            raise ValueError("method.numbers_from is a value of unit: number and unit: term; this one is token")
         sigma_e = self.sigma_e
         if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
             raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
@@ -245,4 +254,9 @@ class ColarConfig:
     @property
     def widest(self) -> int:
         """The most tokens that a group may have."""
-        return self.most_units * (LONGEST if self.unit == "number" else 1)
+        return self.most_units * (1 if self.unit == "token" else longest(self.unit == "term"))
+
+    @property
+    def most_places(self) -> int:
+        """The most places that a group may have (`merge: ordered`): a term has one for its sign and one for its number."""
+        return self.most_units * (2 if self.unit == "term" else 1)

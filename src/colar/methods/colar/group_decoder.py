@@ -48,6 +48,8 @@ NO_DIGIT = -2
 """In place of a token that was declined: any digit. The group ended because none was drawn."""
 TOKEN_ALONE = -3
 """In place of a token that was declined: any but those that are to be alone. The group ended before one of these."""
+DIGIT_OR_ALONE = -4
+"""In place of a token that was declined: any but digits and those that are to be alone."""
 
 
 class GroupDecoder(nn.Module):
@@ -185,7 +187,7 @@ def label_logps(
 
     hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default. With a
     shortlist the labels behind a group's first one are scored by its softmax, those of them that it lacks by the whole
-    vocabulary's. Of `NO_DIGIT` and `TOKEN_ALONE`, which stand behind a group's last token, the log-prob is that of all
+    vocabulary's. Of `NO_DIGIT`, `TOKEN_ALONE` and `DIGIT_OR_ALONE`, which stand behind a group's last token, the log-prob is that of all
     tokens which end the group there.
     """
     # Outputs without any thought have no labels, and no places either.
@@ -208,7 +210,12 @@ def label_logps(
         behind_P = place_MG[real_MG] > 0
         logps_P = _scored_by_two(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
     if not units.plain:
-        for label, ends in ((NO_DIGIT, units.is_no_digit), (TOKEN_ALONE, units.is_alone)):
+        ends_by_label = {
+            NO_DIGIT: units.is_no_digit,
+            TOKEN_ALONE: units.is_alone,
+            DIGIT_OR_ALONE: units.is_digit_or_alone,
+        }
+        for label, ends in ends_by_label.items():
             at_P = label_P == label
             if bool(at_P.any()):
                 temperature_X = None if temperature_P is None else temperature_P[at_P]

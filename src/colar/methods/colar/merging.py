@@ -5,7 +5,7 @@
     ordered    (E t_1 + W_2 E t_2 + W_3 E t_3) / sqrt(3)      ours: W_j a learnt map of the j-th place
 
 A plain sum has lost the order of its tokens: 12 and 21 are one latent where each digit is a token. That of `ordered`
-has not. Where c counts numbers (`units.py`), a number is the ordered sum of its digits, and j the place of its unit:
+has not. Where c counts numbers (`units.py`), a number is the ordered sum of its digits, and j the place of the number among the group's numbers and other tokens:
 
     [<< 4 8 /]     ( E << + W_2 (U_2 E 4 + E 8) + W_3 E / ) / sqrt(4)      U_2: the map of tens, U_3 of hundreds
 
@@ -19,6 +19,7 @@ Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, D wid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -34,20 +35,64 @@ Merge = Literal["sqrt", "mean", "ordered"]
 class PlaceMaps(nn.Module):
     """W_2 to W_n: embeddings (..., G, D) by the place that each has -> what is summed, in float32.
 
-    Places are (..., G), from 0, and by default the order. What is in the first place stays as it is.
+    Places are (..., G), from 0, and by default the order. What is in the first place stays as it is. With a `rank` R a
+    map is I + U V, U (D, R) and V (R, D), as LoRA changes a weight: trained maps differ from the identity in few
+    directions (results/smollm2-135m-terms).
     """
 
-    def __init__(self, width: int, places: int) -> None:
+    def __init__(self, width: int, places: int, rank: int | None = None) -> None:
         super().__init__()
-        identity = torch.eye(width)
-        self.maps = nn.Parameter(identity.repeat(places - 1, 1, 1))
+        self.rank = rank
+        if rank is None:
+            self.maps = nn.Parameter(torch.eye(width).repeat(places - 1, 1, 1))
+        else:
+            self.up = nn.Parameter(torch.zeros(places - 1, width, rank))
+            self.down = nn.Parameter(torch.randn(places - 1, rank, width) / width**0.5)
+
+    def matrices(self) -> Tensor:
+        """W_2 to W_n, (P - 1, D, D) float32."""
+        if self.rank is None:
+            return self.maps.float()
+        up, down = self.up.float(), self.down.float()
+        with torch.autocast(up.device.type, enabled=False):
+            return torch.eye(up.shape[1], device=up.device) + up @ down
 
     def of_each_place(self, embeds_UD: Tensor) -> Tensor:
         """(U, D) -> (P, U, D): what each embedding is in each place, the first one as it is."""
         embeds_UD = embeds_UD.float()
         with torch.autocast(embeds_UD.device.type, enabled=False):
-            mapped_PUD = embeds_UD @ self.maps.float().transpose(1, 2)
+            if self.rank is None:
+                mapped_PUD = embeds_UD @ self.maps.float().transpose(1, 2)
+            else:
+                low_PUR = embeds_UD @ self.down.float().transpose(1, 2)
+                mapped_PUD = embeds_UD + low_PUR @ self.up.float().transpose(1, 2)
         return torch.cat([embeds_UD[None], mapped_PUD])
+
+    @torch.no_grad()
+    def start_from(self, state: Mapping[str, Tensor]) -> None:
+        """Take the maps of a checkpoint, which may have fewer places, or another rank: (P' - 1, D, D), or U and V.
+
+        Places that it lacks stay as they are. ValueError where it has more of them, or another width.
+        """
+        if "maps" in state:
+            maps = state["maps"].float()
+        else:
+            up, down = state["up"].float(), state["down"].float()
+            maps = torch.eye(up.shape[1]) + up @ down
+        mine = self.matrices()
+        n = len(maps)
+        if n > len(mine) or maps.shape[1:] != mine.shape[1:]:
+            raise ValueError(
+                f"{n} maps of width {maps.shape[-1]} do not fit {len(mine)} of width {mine.shape[-1]}"
+            )
+        if self.rank is None:
+            self.maps[:n] = maps
+            return
+        # The nearest change of that rank, its scale shared by both factors.
+        u, s, v = torch.linalg.svd(maps - torch.eye(maps.shape[-1]), full_matrices=False)
+        root = s[:, : self.rank].sqrt()
+        self.up[:n] = u[:, :, : self.rank] * root[:, None, :]
+        self.down[:n] = v[:, : self.rank] * root[:, :, None]
 
     def forward(self, embeds: Tensor, places: Tensor | None = None) -> Tensor:
         if places is None:
@@ -55,19 +100,21 @@ class PlaceMaps(nn.Module):
         mapped = embeds.float()
         # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
         with torch.autocast(embeds.device.type, enabled=False):
-            for place, weight in enumerate(self.maps.float(), start=1):
+            for place, weight in enumerate(self.matrices(), start=1):
                 at = (places == place)[..., None]
                 mapped = torch.where(at, mapped @ weight.T, mapped)
         return mapped
 
 
-def modules(merge: Merge, width: int, most: int, units: Units = PLAIN) -> dict[str, nn.Module]:
-    """The modules that merging needs, by name; `most` is the most units that a group may have."""
+def modules(
+    merge: Merge, width: int, most: int, units: Units = PLAIN, rank: int | None = None
+) -> dict[str, nn.Module]:
+    """The modules that merging needs, by name; `most` is the most places that a group may have."""
     found: dict[str, nn.Module] = {}
     if merge == "ordered" and most > 1:
-        found["place_maps"] = PlaceMaps(width, most)
+        found["place_maps"] = PlaceMaps(width, most, rank)
     if merge == "ordered" and units.digit_ids:
-        found["digit_maps"] = PlaceMaps(width, LONGEST)
+        found["digit_maps"] = PlaceMaps(width, LONGEST, rank)
     return found
 
 

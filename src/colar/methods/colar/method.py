@@ -166,7 +166,7 @@ class Colar(base.Method):
         gated = bool((batch.params["confidence_threshold"] > 0).any())
         if units.plain and not gated:
             return groups.sizes(lengths_B, c_B, phase_B)
-        bounds_BT = units.before_alone(batch.chain_ids)
+        bounds_BT = units.bounds(batch.chain_ids, predictor.numbers(c_B))
         if gated and isinstance(predictor, TokenPredictor):
             # A first pass over single tokens says how far the model is sure; the loss feeds groups that end there.
             with torch.no_grad():

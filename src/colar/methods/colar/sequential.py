@@ -59,7 +59,7 @@ class TokenPredictor:
         config = self.config
         return {
             "group_decoder": GroupDecoder(lm.width),
-            **merging.modules(config.merge, lm.width, config.most_units, self.units(lm)),
+            **merging.modules(config.merge, lm.width, config.most_places, self.units(lm), config.merge_rank),
         }
 
     def units(self, lm: LatentLM) -> Units:
