@@ -29,7 +29,8 @@ def made(
     torch.nn.init.normal_(lm.extra["group_decoder"].mlp[-1].weight, std=0.3)
     for name in ("place_maps", "digit_maps"):
         if name in lm.extra:
-            torch.nn.init.normal_(lm.extra[name].maps, std=0.2)
+            for weight in lm.extra[name].parameters():
+                torch.nn.init.normal_(weight, std=0.2)
     method.prepare(lm, EXAMPLES)
     return (liven(lm) if live else lm), method
 
@@ -49,9 +50,9 @@ def latent(lm: LatentLM, ids: list[int]) -> torch.Tensor:
         for worth, token in enumerate(reversed(tokens)):
             embed = lm.embed(torch.tensor(token))
             if worth > 0:
-                embed = lm.extra["digit_maps"].maps[worth - 1] @ embed
+                embed = lm.extra["digit_maps"].matrices()[worth - 1] @ embed
             if unit > 0 and "place_maps" in lm.extra:
-                embed = lm.extra["place_maps"].maps[unit - 1] @ embed
+                embed = lm.extra["place_maps"].matrices()[unit - 1] @ embed
             total = total + embed
     return total / len(ids) ** 0.5
 

@@ -11,6 +11,7 @@ import torch
 from families import EXAMPLES, tiny_lm
 from sequential import encoded, latent, made
 
+from colar import files
 from colar.engine import reference
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
@@ -115,7 +116,11 @@ def test_two_digits_are_told_apart_only_in_order() -> None:
     assert not torch.allclose(found[0], found[1], atol=0.1)
 
 
-@pytest.mark.parametrize("config", [{}, {"unit": "number"}], ids=["places", "digits"])
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"unit": "number"}, {"unit": "term", "merge_rank": 3}],
+    ids=["places", "digits", "terms of low rank"],
+)
 def test_mapping_each_token_once_is_mapping_each_place(config: dict[str, Any]) -> None:
     """On a CPU each token is mapped once a batch: values and gradients are those of the maps at every place."""
     lm, method = made(compression_factors=[3], merge="ordered", digits=True, **config)
@@ -144,3 +149,98 @@ def test_mapping_each_token_once_is_mapping_each_place(config: dict[str, Any]) -
     assert mine.keys() == theirs.keys()
     for name, gradient in mine.items():
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+# Maps of low rank, and maps to start from
+
+
+def test_maps_of_low_rank_start_as_the_plain_sum_and_learn() -> None:
+    lm, method = made(compression_factors=[3], merge="ordered")
+    low = PlaceMaps(lm.width, 3, rank=2)
+    torch.testing.assert_close(low.matrices(), torch.eye(lm.width).repeat(2, 1, 1))
+    assert sum(weight.numel() for weight in low.parameters()) == 2 * 2 * 2 * lm.width
+    lm.extra["place_maps"] = low
+    method.loss(lm, Batch.collate(encoded(lm, method)))["ce"].sum().backward()
+    assert (low.up.grad.abs().sum((1, 2)) > 0).all()
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_map_is_what_its_matrix_says(rank: int | None) -> None:
+    maps = PlaceMaps(8, 4, rank)
+    for weight in maps.parameters():
+        torch.nn.init.normal_(weight)
+    embeds = torch.randn(5, 3, 8)
+    places = torch.randint(0, 4, (5, 3))
+    by_matrix = torch.zeros_like(embeds)
+    for row in range(5):
+        for g in range(3):
+            place = int(places[row, g])
+            matrix = torch.eye(8) if place == 0 else maps.matrices()[place - 1]
+            by_matrix[row, g] = matrix @ embeds[row, g]
+    torch.testing.assert_close(maps(embeds, places), by_matrix, rtol=1e-4, atol=1e-5)
+    table = maps.of_each_place(embeds.flatten(end_dim=1))
+    chosen = table[places.flatten(), torch.arange(15)].view_as(embeds)
+    torch.testing.assert_close(chosen, by_matrix, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("trained", [None, 3])
+@pytest.mark.parametrize("rank", [None, 3, 8])
+def test_maps_start_from_those_of_a_checkpoint(trained: int | None, rank: int | None) -> None:
+    """Of full matrices or of a rank, with fewer places: the same where the rank suffices, the nearest where not."""
+    before = PlaceMaps(8, 3, trained)
+    for weight in before.parameters():
+        torch.nn.init.normal_(weight)
+    maps = PlaceMaps(8, 5, rank)
+    maps.start_from(before.state_dict())
+    change = before.matrices() - torch.eye(8)
+    u, s, v = torch.linalg.svd(change)
+    kept = rank or 8
+    nearest = u[:, :, :kept] @ torch.diag_embed(s[:, :kept]) @ v[:, :kept]
+    torch.testing.assert_close(maps.matrices()[:2], nearest + torch.eye(8), rtol=1e-4, atol=1e-4)
+    # Places that the checkpoint has not seen start as the plain sum.
+    torch.testing.assert_close(maps.matrices()[2:], torch.eye(8).repeat(2, 1, 1))
+
+
+def test_maps_that_cannot_be_taken_over_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 maps of width 8 do not fit 2 of width 8"):
+        PlaceMaps(8, 3).start_from(PlaceMaps(8, 5).state_dict())
+    with pytest.raises(ValueError, match="2 maps of width 4 do not fit 2 of width 8"):
+        PlaceMaps(8, 3).start_from(PlaceMaps(4, 3).state_dict())
+
+
+def test_training_goes_on_from_other_maps_and_thinking_does_not(tmp_path: Path) -> None:
+    """`init_from` takes over maps of fewer places and another rank; a checkpoint that is loaded must have its own."""
+    lm, method = made(compression_factors=[2], merge="ordered", unit="number", digits=True)
+    folder = tmp_path / "model"
+    pretrained.save(lm, method, folder, {}, "")
+    config = {"head": "sequential", "compression_factors": [2], "merge": "ordered", "unit": "term", "merge_rank": 4}
+    terms = registry.build("colar", config)
+    again = pretrained.load_for_training(folder, terms, None, "float32", seed=0)
+    change = lm.extra["place_maps"].matrices()[0] - torch.eye(lm.width)
+    started = again.extra["place_maps"].matrices()
+    assert len(started) == 3
+    u, s, v = torch.linalg.svd(change)
+    torch.testing.assert_close(
+        started[0] - torch.eye(lm.width), u[:, :4] @ torch.diag(s[:4]) @ v[:4], rtol=1e-3, atol=1e-4
+    )
+    for name, weight in lm.extra["group_decoder"].state_dict().items():
+        torch.testing.assert_close(again.extra["group_decoder"].state_dict()[name], weight)
+
+    info = files.read_json(folder / "colar.json")
+    info["method"]["config"]["merge_rank"] = 4
+    files.write_json(folder / "colar.json", info)
+    with pytest.raises(ValueError, match=r"modules.safetensors does not fit the method's modules"):
+        pretrained.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"merge_rank": 0, "merge": "ordered"}, "method.merge_rank must be a whole number, 1 or more, got 0"),
+        ({"merge_rank": 1.5, "merge": "ordered"}, "method.merge_rank must be a whole number, 1 or more, got 1.5"),
+        ({"merge_rank": 4}, "method.merge_rank is a value of merge: ordered; this one is sqrt"),
+    ],
+)  # fmt: skip
+def test_a_wrong_rank_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        registry.build("colar", {"head": "sequential", **config})

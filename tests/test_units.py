@@ -24,7 +24,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarParams
 from colar.methods.colar.group_choice import Rules, choose
-from colar.methods.colar.group_decoder import NO_DIGIT, TOKEN_ALONE
+from colar.methods.colar.group_decoder import DIGIT_OR_ALONE, NO_DIGIT, TOKEN_ALONE
 from colar.methods.colar.units import Units
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
@@ -37,29 +37,48 @@ SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=8, max_completion_length=4)
 # Groups by plain loops: tokens are numbers here, 0 to 9 the digits and 11 the token that is alone.
 
 BY_HAND = Units(digit_ids=tuple(range(10)), alone_ids=(11,))
+TERMS_BY_HAND = dataclasses.replace(BY_HAND, terms=True)
 OTHER = 20
 
 
-def naive_unit(chain: list[int], start: int, units: Units) -> int:
-    """The tokens of the unit that starts there."""
+def naive_used(group: list[int], units: Units) -> int:
+    """The units of a group."""
+    used = 0
+    for at, token in enumerate(group):
+        digits = naive_digits(group[:at], units)
+        continues = token in units.digit_ids and (at > 0 if units.terms else digits % 3 > 0)
+        used += not continues
+    return used
+
+
+def naive_digits(group: list[int], units: Units) -> int:
+    """The digits that a group ends with."""
+    n = 0
+    while n < len(group) and group[-1 - n] in units.digit_ids:
+        n += 1
+    return n
+
+
+def may_join(group: list[int], token: int, most: int, units: Units) -> bool:
+    """Whether a token may join a group of `most` units."""
+    if token in units.alone_ids or group[-1] in units.alone_ids:
+        return False
+    digits = naive_digits(group, units)
+    if token in units.digit_ids and units.terms:
+        # A number follows its sign, and has three digits at most.
+        return digits < min(3, len(group))
+    if token in units.digit_ids and digits % 3 > 0:
+        return True
+    return naive_used(group, units) < most
+
+
+def naive_size(chain: list[int], start: int, most: int, units: Units) -> int:
+    """The tokens of a group of `most` units that starts there."""
     size = 1
-    while (
-        size < 3
-        and start + size < len(chain)
-        and set(chain[start : start + size + 1]) <= set(units.digit_ids)
+    while start + size < len(chain) and may_join(
+        chain[start : start + size], chain[start + size], most, units
     ):
         size += 1
-    return size
-
-
-def naive_bound(chain: list[int], start: int, most: int, units: Units) -> int:
-    """The tokens of a group of `most` units that starts there: before a token that is alone, and after it."""
-    size = 0
-    for _ in range(most):
-        if start + size < len(chain) and not (size and chain[start + size] in units.alone_ids):
-            size += naive_unit(chain, start + size, units)
-        if chain[start] in units.alone_ids:
-            return 1
     return size
 
 
@@ -69,7 +88,7 @@ def naive_sizes(
     sizes: list[int] = []
     t = 0
     while t < len(chain):
-        size = naive_bound(chain, t, most_of(len(sizes), c, phase), units)
+        size = naive_size(chain, t, most_of(len(sizes), c, phase), units)
         sizes.append(min(size, bounds[t]) if bounds else size)
         t += sizes[-1]
     return sizes
@@ -104,6 +123,28 @@ def test_groups_by_hand(c: float, expected: list[int]) -> None:
     assert sum(expected) == len(chain)
 
 
+@pytest.mark.parametrize(
+    ("c", "expected"),
+    [
+        # << 4 8 / 2 = 2 4 >> << 4 8 + 2 4 = 7 2 >>
+        (1, [3, 2, 1, 1, 1, 1, 3, 3, 1, 1, 1, 1]),
+        (2, [5, 1, 1, 2, 6, 1, 1, 2]),
+        (3, [5, 1, 1, 5, 3, 1, 1, 2]),
+    ],
+)
+def test_terms_by_hand(c: float, expected: list[int]) -> None:
+    """Numbers go with the token before them; those behind "=" come digit by digit."""
+    a, b = 21, 22
+    chain = [a, 4, 8, 30, 2, 11, 2, 4, b, a, 4, 8, 31, 2, 4, 11, 7, 2, b]
+    assert found_sizes(chain, c, 0.0, TERMS_BY_HAND) == expected
+    assert sum(expected) == len(chain)
+
+
+def test_a_long_number_of_a_term_goes_on_digit_by_digit() -> None:
+    assert found_sizes([OTHER, 1, 2, 3, 4, 5, OTHER, 6], 2, 0.0, TERMS_BY_HAND) == [4, 1, 3]
+    assert found_sizes([1, 2, OTHER, 1, 2, 3, 4], 3, 0.0, TERMS_BY_HAND) == [1, 5, 1]
+
+
 def test_a_long_number_has_several_units() -> None:
     assert BY_HAND.lengths(torch.tensor([[1, 2, 3, 4, 5, OTHER, 7, 11, 1, 2]])).tolist() == [
         [3, 3, 3, 2, 1, 1, 1, 1, 2, 1]
@@ -119,14 +160,15 @@ TOKEN = st.sampled_from([0, 1, 7, 11, OTHER, 21])
     st.lists(TOKEN, min_size=1, max_size=24),
     st.floats(1, 4),
     st.floats(0, 0.99),
-    st.booleans(),
+    st.sampled_from(["token", "number", "term"]),
     st.booleans(),
 )
-@example([0, 11, 0, 0], 1.54, 0.38, False, True)
+@example([0, 11, 0, 0], 1.54, 0.38, "token", True)
 def test_groups_are_those_of_a_naive_loop(
-    chain: list[int], c: float, phase: float, numbers: bool, alone: bool
+    chain: list[int], c: float, phase: float, unit_name: str, alone: bool
 ) -> None:
-    units = Units(BY_HAND.digit_ids if numbers else (), BY_HAND.alone_ids if alone else ())
+    digits = () if unit_name == "token" else BY_HAND.digit_ids
+    units = Units(digits, BY_HAND.alone_ids if alone else (), terms=unit_name == "term")
     c, phase = round(c, 2), round(phase, 2)
     sizes = found_sizes(chain, c, phase, units)
     assert sizes == naive_sizes(chain, c, phase, units)
@@ -141,13 +183,17 @@ def test_groups_are_those_of_a_naive_loop(
         at, places = 0, []
         group = grouped[k, :size].tolist()
         while at < size:
-            length = naive_unit(group, at, units)
+            length = 1
+            while length < 3 and naive_digits(group[: at + length + 1], units) > length:
+                length += 1
+            length = min(length, size - at)
             places += [(len({u for u, _ in places}), d) for d in reversed(range(length))]
             at += length
         assert list(zip(unit[k, :size].tolist(), digit[k, :size].tolist(), strict=True)) == places
 
 
-def test_rows_of_a_batch_are_grouped_as_they_are_alone() -> None:
+@pytest.mark.parametrize("units", [BY_HAND, TERMS_BY_HAND], ids=["number", "term"])
+def test_rows_of_a_batch_are_grouped_as_they_are_alone(units: Units) -> None:
     chains = [[1, 2, 3, 4], [11], [OTHER, 1, 11, 2, 3, OTHER, OTHER], [5, 6]]
     ids = torch.zeros(len(chains), 7, dtype=torch.long)
     for row, chain in enumerate(chains):
@@ -156,17 +202,19 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone() -> None:
         torch.tensor([len(chain) for chain in chains]),
         torch.tensor([2.0] * 4),
         torch.zeros(4).double(),
-        BY_HAND.bounds(ids),
-        BY_HAND.lengths(ids),
+        units.bounds(ids),
+        units.lengths(ids),
     )
     for row, chain in enumerate(chains):
-        assert sizes_of(found, row) == naive_sizes(chain, 2, 0.0, BY_HAND)
+        assert sizes_of(found, row) == naive_sizes(chain, 2, 0.0, units)
 
 
 # Learning
 
 
 NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
+TERMS: dict[str, Any] = {**NUMBERS, "unit": "term"}
+UNITS = pytest.mark.parametrize("kind", [NUMBERS, TERMS], ids=["number", "term"])
 
 
 def units_of(lm: LatentLM, method: Colar) -> Units:
@@ -185,21 +233,11 @@ def naive_asked(lm: LatentLM, row: Row, sizes: list[int], units: Units, phase: f
     for k, size in enumerate(sizes):
         most = most_of(k, row.params.compression_factor, phase)
         last = tokens[start + size - 1]
-        # More units than the chain has are room, too.
-        full = naive_bound(row.chain, start, most, Units(units.digit_ids))
-        used = sum(1 for _ in naive_units(row.chain[start : start + size], units))
-        room = size < full or used < most
-        more = (room or last in units.digit_ids) and last not in units.alone_ids
+        room = naive_used(row.chain[start : start + size], units) < most
+        more = (room or units.terms or last in units.digit_ids) and last not in units.alone_ids
         labels.append(tokens[start : start + size + more])
         start += size
     return labels
-
-
-def naive_units(group: list[int], units: Units) -> Any:
-    at = 0
-    while at < len(group):
-        yield at
-        at += naive_unit(group, at, units)
 
 
 @torch.no_grad()
@@ -211,9 +249,7 @@ def naive_loss(lm: LatentLM, row: Row, units: Units) -> tuple[float, list[int]]:
         hidden = naive_hidden(lm, row, [1] * len(row.chain))
         bounds = []
         for t in range(len(row.chain)):
-            window = [*row.chain, lm.template.separator_id][
-                t : t + naive_bound(row.chain, t, math.ceil(c), units)
-            ]
+            window = row.chain[t : t + naive_size(row.chain, t, math.ceil(c), units)]
             sure = [
                 math.exp(p) >= row.params.confidence_threshold for p in naive_logps(lm, hidden[t], window)
             ]
@@ -228,17 +264,20 @@ def naive_loss(lm: LatentLM, row: Row, units: Units) -> tuple[float, list[int]]:
     return sum(means) / len(means), sizes
 
 
+@UNITS
 @pytest.mark.parametrize("numbers_from", [1, 1.5, 2])
 @pytest.mark.parametrize("thresholds", [[0], [0, 1e-4, 2e-3]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_is_a_naive_loop(family: str, thresholds: list[float], numbers_from: float) -> None:
+def test_the_loss_is_a_naive_loop(
+    family: str, thresholds: list[float], numbers_from: float, kind: dict[str, Any]
+) -> None:
     lm, method = made(
         family,
         digits=True,
         compression_factors=[1, 1.5, 2, 3],
         confidence_thresholds=thresholds,
         numbers_from=numbers_from,
-        **NUMBERS,
+        **kind,
     )
     units = units_of(lm, method)
     rows = encoded(lm, method, times=4)
@@ -333,10 +372,13 @@ def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
     return asked
 
 
+@UNITS
 @pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_equals_the_reference(family: str, shortlist: bool, numbers_from: float) -> None:
-    lm, method = lively(family, shortlist, numbers_from=numbers_from)
+def test_the_engine_equals_the_reference(
+    family: str, shortlist: bool, numbers_from: float, kind: dict[str, Any]
+) -> None:
+    lm, method = lively(family, shortlist, numbers_from=numbers_from, **kind)
     asked = requests()
     for max_batch in (1, 5, 64):
         for request, found in zip(asked, Engine(lm, method, max_batch).generate(asked), strict=True):
@@ -348,10 +390,11 @@ def test_the_engine_equals_the_reference(family: str, shortlist: bool, numbers_f
                 torch.testing.assert_close(mine["logp"], theirs["logp"], rtol=1e-3, atol=1e-4)
 
 
+@UNITS
 @pytest.mark.parametrize("numbers_from", [1, 2])
-def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float) -> None:
+def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float, kind: dict[str, Any]) -> None:
     """Each by a plain loop over its tokens. Its last unit may be a number whose next digit was not drawn."""
-    lm, method = lively(numbers_from=numbers_from)
+    lm, method = lively(numbers_from=numbers_from, **kind)
     all_units = units_of(lm, method)
     separator = lm.template.separator_id
     seen = set()
@@ -363,18 +406,21 @@ def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float) -> None:
             ids = ids_of(info)
             kept = [token for token in ids if token != separator]
             most = most_of(k, request.params.compression_factor, phase)
-            used = len(list(naive_units(kept, units)))
+            used = naive_used(kept, units)
             assert used <= most
+            for size in range(1, len(kept)):
+                assert may_join(kept[:size], kept[size], most, units)
             assert len(kept) == 1 or not set(kept) & set(units.alone_ids)
             # Fewer than c lets in only before or as a token that is alone, or before the stop.
             short = used < most and separator not in ids
             if short and kept[0] not in units.alone_ids and request.decoding == SAMPLED:
-                assert info["declined_ids"] == TOKEN_ALONE
+                refused = units.terms and naive_digits(kept, units) >= min(3, len(kept))
+                assert info["declined_ids"] == (DIGIT_OR_ALONE if refused else TOKEN_ALONE)
             torch.testing.assert_close(done.latents[k], latent(lm, kept), rtol=1e-4, atol=1e-5)
             seen.add((used, len(kept) > used, kept[0] in units.alone_ids))
     expected = {(1, False, True), (1, False, False), (2, True, False), (3, True, False)}
     assert expected <= seen
-    # A number by itself is one thought at c = 1 and 1.5, where these count numbers.
+    # A number, or one with its sign, is one thought at c = 1 and 1.5, where these count numbers or terms.
     assert ((1, True, False) in seen) or numbers_from > 1
 
 
@@ -384,11 +430,12 @@ def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float) -> None:
 @pytest.mark.parametrize("drawn_at", [1.0, 1.3])
 @pytest.mark.parametrize("threshold", [0.0, 0.7])
 @pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
+@UNITS
 def test_how_a_group_ended_is_scored(
-    shortlist: bool, numbers_from: float, threshold: float, drawn_at: float
+    kind: dict[str, Any], shortlist: bool, numbers_from: float, threshold: float, drawn_at: float
 ) -> None:
     """By training as by the engine: the tokens of a group, and that what was drawn behind them has ended it."""
-    lm, method = lively(shortlist=shortlist, equals=2.5, numbers_from=numbers_from)
+    lm, method = lively(shortlist=shortlist, equals=2.5, numbers_from=numbers_from, **kind)
     if threshold:
         sharpen(lm)
     config = GrpoConfig(
@@ -406,7 +453,8 @@ def test_how_a_group_ended_is_scored(
         assert (tensors.declined_ids >= -1).all()
         assert declined.any()
     else:
-        assert {NO_DIGIT, TOKEN_ALONE} <= set(tensors.declined_ids.unique().tolist())
+        ends = {NO_DIGIT, TOKEN_ALONE} | ({DIGIT_OR_ALONE} if kind is TERMS else set())
+        assert ends <= set(tensors.declined_ids.unique().tolist())
     scores = method.logps(lm, tensors, "mean")
     engine = rollout.engine_logps(method, outputs, tensors, "mean")
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
@@ -421,11 +469,12 @@ def test_how_a_group_ended_is_scored(
     assert lm.extra["group_decoder"].mlp[-1].weight.grad.isfinite().all()
 
 
+@UNITS
 @pytest.mark.parametrize("threshold", [0.0, 0.1, 0.6])
 @torch.no_grad()
-def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
+def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dict[str, Any]) -> None:
     """Many draws of one group: the share of each outcome against exp(logp), all ways to end included."""
-    lm, method = lively()
+    lm, method = lively(**kind)
     units = units_of(lm, method)
     n = 8_000
     generator = torch.Generator().manual_seed(0)
@@ -442,6 +491,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float) -> None:
             found = choose(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
             declined |= {int(which) for _, which in check_shares(found, 2e-4)}
     assert NO_DIGIT in declined if threshold == 0 else max(declined) >= 0
+    assert (DIGIT_OR_ALONE in declined) == (kind is TERMS and threshold == 0)
 
 
 # Bad values, checkpoints

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from colar.checks import check_choice, check_number, is_number
 from colar.methods.colar.heads import Head, LatentLoss
 from colar.methods.colar.merging import Merge
-from colar.methods.colar.units import Unit, longest
+from colar.methods.colar.units import LONGEST, Unit
 
 Stop = Literal["majority", "argmax"]
 ChainLabel = Literal["expected", "sampled"]
@@ -130,14 +130,15 @@ class ColarConfig:
     Of merge: ordered."""
     unit: Unit = "token"
     """What c counts: "token"; or, for tokenizers with a token for each digit, "number": the digits of a number, up to
-    three, are one; or "term": a token with the number behind it is one, and the digits of a number that begins a group,
-    as results do, come one a thought. Of head: sequential."""
+    three, are one; or "result": so are those of a number that begins a group, and other digits, which are computed with,
+    never share a thought with the digit before. Of head: sequential."""
     numbers_from: float = 1
-    """The least c at which a number is a unit, or a part of one (unit: number, term). With 2, thinking at c = 1 is CoT,
-    digit by digit."""
+    """The least c at which a number is a unit (unit: number, result). With 2, thinking at c = 1 is CoT, digit by digit."""
     alone: tuple[str, ...] = ()
     """Tokens, as the vocabulary spells them, that always are a group of their own: ["="] for equations. What
     follows is computed there, and a group would have to be taken apart first. Of head: sequential."""
+    ends: tuple[str, ...] = ()
+    """Tokens that always end their group: what follows them begins the next. Of head: sequential."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
     gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction;
@@ -178,9 +179,14 @@ class ColarConfig:
     def __post_init__(self) -> None:
         check_choice("method.merge", self.merge, get_args(Merge))
         check_choice("method.unit", self.unit, get_args(Unit))
-        texts = isinstance(self.alone, list | tuple) and all(isinstance(t, str) and t for t in self.alone)
-        if not texts:
-            raise ValueError(f"method.alone must be a list of tokens, got {self.alone!r}")
+        for name in ("alone", "ends"):
+            tokens = getattr(self, name)
+            texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
+            if not texts:
+                raise ValueError(f"method.{name} must be a list of tokens, got {tokens!r}")
+        both = [token for token in self.ends if token in self.alone]
+        if both:
+            raise ValueError(f"method.ends has {both[0]!r}, which is in method.alone: it ends its group anyway")
         check_choice("method.head", self.head, get_args(Head))
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
@@ -198,7 +204,7 @@ class ColarConfig:
                 raise ValueError(f"method.merge_rank is a value of merge: ordered; this one is {self.merge}")
         check_number("method.numbers_from", self.numbers_from, 1)
         if self.numbers_from > 1 and self.unit == "token":
-            raise ValueError("method.numbers_from is a value of unit: number and unit: term; this one is token")
+            raise ValueError("method.numbers_from is a value of unit: number and unit: result; this one is token")
         sigma_e = self.sigma_e
         if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
             raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
@@ -221,6 +227,7 @@ class ColarConfig:
             self._check_without("shortlist", self.shortlist)
             self._check_without("unit", self.unit != "token")
             self._check_without("alone", bool(self.alone))
+            self._check_without("ends", bool(self.ends))
             # The other heads aim at latents: targets must not move.
             self._check_without("merge ordered", self.merge == "ordered")
         self._check_shortlist()
@@ -254,9 +261,4 @@ class ColarConfig:
     @property
     def widest(self) -> int:
         """The most tokens that a group may have."""
-        return self.most_units * (1 if self.unit == "token" else longest(self.unit == "term"))
-
-    @property
-    def most_places(self) -> int:
-        """The most places that a group may have (`merge: ordered`): a term has one for its sign and one for its number."""
-        return self.most_units * (2 if self.unit == "term" else 1)
+        return self.most_units * (1 if self.unit == "token" else LONGEST)

@@ -109,7 +109,7 @@ class PlaceMaps(nn.Module):
 def modules(
     merge: Merge, width: int, most: int, units: Units = PLAIN, rank: int | None = None
 ) -> dict[str, nn.Module]:
-    """The modules that merging needs, by name; `most` is the most places that a group may have."""
+    """The modules that merging needs, by name; `most` is the most units that a group may have."""
     found: dict[str, nn.Module] = {}
     if merge == "ordered" and most > 1:
         found["place_maps"] = PlaceMaps(width, most, rank)

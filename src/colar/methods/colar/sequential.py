@@ -59,12 +59,13 @@ class TokenPredictor:
         config = self.config
         return {
             "group_decoder": GroupDecoder(lm.width),
-            **merging.modules(config.merge, lm.width, config.most_places, self.units(lm), config.merge_rank),
+            **merging.modules(config.merge, lm.width, config.most_units, self.units(lm), config.merge_rank),
         }
 
     def units(self, lm: LatentLM) -> Units:
         """What c counts, by the model's tokenizer. ValueError where it lacks a token that the config names."""
-        return Units.of(lm.template, self.config.unit, tuple(self.config.alone))
+        config = self.config
+        return Units.of(lm.template, config.unit, tuple(config.alone), tuple(config.ends))
 
     def numbers(self, c: Tensor) -> Tensor | None:
         """In which rows numbers are units, by their c; None: in all of them."""
