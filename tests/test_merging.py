@@ -118,8 +118,8 @@ def test_two_digits_are_told_apart_only_in_order() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"unit": "number"}, {"unit": "term", "merge_rank": 3}],
-    ids=["places", "digits", "terms of low rank"],
+    [{}, {"unit": "number"}, {"unit": "result", "merge_rank": 3}],
+    ids=["places", "digits", "maps of low rank"],
 )
 def test_mapping_each_token_once_is_mapping_each_place(config: dict[str, Any]) -> None:
     """On a CPU each token is mapped once a batch: values and gradients are those of the maps at every place."""
@@ -213,9 +213,15 @@ def test_training_goes_on_from_other_maps_and_thinking_does_not(tmp_path: Path) 
     lm, method = made(compression_factors=[2], merge="ordered", unit="number", digits=True)
     folder = tmp_path / "model"
     pretrained.save(lm, method, folder, {}, "")
-    config = {"head": "sequential", "compression_factors": [2], "merge": "ordered", "unit": "term", "merge_rank": 4}
-    terms = registry.build("colar", config)
-    again = pretrained.load_for_training(folder, terms, None, "float32", seed=0)
+    config = {
+        "head": "sequential",
+        "compression_factors": [4],
+        "merge": "ordered",
+        "unit": "result",
+        "merge_rank": 4,
+    }
+    other = registry.build("colar", config)
+    again = pretrained.load_for_training(folder, other, None, "float32", seed=0)
     change = lm.extra["place_maps"].matrices()[0] - torch.eye(lm.width)
     started = again.extra["place_maps"].matrices()
     assert len(started) == 3

@@ -24,7 +24,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarParams
 from colar.methods.colar.group_choice import Rules, choose
-from colar.methods.colar.group_decoder import DIGIT_OR_ALONE, NO_DIGIT, TOKEN_ALONE
+from colar.methods.colar.group_decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT
 from colar.methods.colar.units import Units
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
@@ -34,10 +34,10 @@ from colar.training.grpo.config import GrpoConfig
 GREEDY = Decoding(max_latents=8, max_completion_length=4)
 SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=8, max_completion_length=4)
 
-# Groups by plain loops: tokens are numbers here, 0 to 9 the digits and 11 the token that is alone.
+# Groups by plain loops: tokens are numbers here, 0 to 9 the digits and 11 the token that is alone, or ends its group.
 
-BY_HAND = Units(digit_ids=tuple(range(10)), alone_ids=(11,))
-TERMS_BY_HAND = dataclasses.replace(BY_HAND, terms=True)
+BY_HAND = Units(digit_ids=tuple(range(10)), start_ids=(11,), end_ids=(11,))
+RESULTS_BY_HAND = Units(digit_ids=tuple(range(10)), start_ids=(30, 31), end_ids=(11,), results=True)
 OTHER = 20
 
 
@@ -46,7 +46,7 @@ def naive_used(group: list[int], units: Units) -> int:
     used = 0
     for at, token in enumerate(group):
         digits = naive_digits(group[:at], units)
-        continues = token in units.digit_ids and (at > 0 if units.terms else digits % 3 > 0)
+        continues = token in units.digit_ids and (digits if units.results else digits % 3) > 0
         used += not continues
     return used
 
@@ -59,16 +59,22 @@ def naive_digits(group: list[int], units: Units) -> int:
     return n
 
 
+def takes_digit(group: list[int], units: Units) -> bool:
+    """Whether a digit would belong to the group's last number."""
+    digits = naive_digits(group, units)
+    if units.results:
+        return 0 < digits < 3 and digits == len(group)
+    return digits % 3 > 0
+
+
 def may_join(group: list[int], token: int, most: int, units: Units) -> bool:
     """Whether a token may join a group of `most` units."""
-    if token in units.alone_ids or group[-1] in units.alone_ids:
+    if token in units.start_ids or group[-1] in units.end_ids:
         return False
-    digits = naive_digits(group, units)
-    if token in units.digit_ids and units.terms:
-        # A number follows its sign, and has three digits at most.
-        return digits < min(3, len(group))
-    if token in units.digit_ids and digits % 3 > 0:
+    if token in units.digit_ids and takes_digit(group, units):
         return True
+    if token in units.digit_ids and units.results and group[-1] in units.digit_ids:
+        return False
     return naive_used(group, units) < most
 
 
@@ -127,22 +133,24 @@ def test_groups_by_hand(c: float, expected: list[int]) -> None:
     ("c", "expected"),
     [
         # << 4 8 / 2 = 2 4 >> << 4 8 + 2 4 = 7 2 >>
-        (1, [3, 2, 1, 1, 1, 1, 3, 3, 1, 1, 1, 1]),
-        (2, [5, 1, 1, 2, 6, 1, 1, 2]),
-        (3, [5, 1, 1, 5, 3, 1, 1, 2]),
+        (1, [1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 1]),
+        (2, [2, 1, 2, 1, 3, 2, 1, 2, 2, 3]),
+        (3, [2, 1, 3, 4, 2, 2, 2, 3]),
+        (5, [2, 1, 3, 5, 1, 2, 2, 3]),
     ],
 )
-def test_terms_by_hand(c: float, expected: list[int]) -> None:
-    """Numbers go with the token before them; those behind "=" come digit by digit."""
+def test_results_by_hand(c: float, expected: list[int]) -> None:
+    """Digits of operands apart, behind signs that start a group; results whole, behind the "=" that ends one."""
     a, b = 21, 22
     chain = [a, 4, 8, 30, 2, 11, 2, 4, b, a, 4, 8, 31, 2, 4, 11, 7, 2, b]
-    assert found_sizes(chain, c, 0.0, TERMS_BY_HAND) == expected
+    assert found_sizes(chain, c, 0.0, RESULTS_BY_HAND) == expected
     assert sum(expected) == len(chain)
 
 
-def test_a_long_number_of_a_term_goes_on_digit_by_digit() -> None:
-    assert found_sizes([OTHER, 1, 2, 3, 4, 5, OTHER, 6], 2, 0.0, TERMS_BY_HAND) == [4, 1, 3]
-    assert found_sizes([1, 2, OTHER, 1, 2, 3, 4], 3, 0.0, TERMS_BY_HAND) == [1, 5, 1]
+def test_the_later_digits_of_an_operand_are_together() -> None:
+    assert found_sizes([OTHER, 1, 2, 3, 4, 5, OTHER, 6], 2, 0.0, RESULTS_BY_HAND) == [2, 3, 2, 1]
+    assert found_sizes([1, 2, OTHER, 1, 2, 3, 4], 3, 0.0, RESULTS_BY_HAND) == [4, 3]
+    assert found_sizes([1, 2, 3, 4, OTHER, OTHER], 2, 0.0, RESULTS_BY_HAND) == [3, 2, 1]
 
 
 def test_a_long_number_has_several_units() -> None:
@@ -160,15 +168,17 @@ TOKEN = st.sampled_from([0, 1, 7, 11, OTHER, 21])
     st.lists(TOKEN, min_size=1, max_size=24),
     st.floats(1, 4),
     st.floats(0, 0.99),
-    st.sampled_from(["token", "number", "term"]),
-    st.booleans(),
+    st.sampled_from(["token", "number", "result"]),
+    st.sampled_from(["alone", "starts", "ends", ""]),
 )
-@example([0, 11, 0, 0], 1.54, 0.38, "token", True)
+@example([0, 11, 0, 0], 1.54, 0.38, "token", "alone")
 def test_groups_are_those_of_a_naive_loop(
-    chain: list[int], c: float, phase: float, unit_name: str, alone: bool
+    chain: list[int], c: float, phase: float, unit_name: str, closes: str
 ) -> None:
     digits = () if unit_name == "token" else BY_HAND.digit_ids
-    units = Units(digits, BY_HAND.alone_ids if alone else (), terms=unit_name == "term")
+    starts = (11,) if closes in ("alone", "starts") else ()
+    ends = (11,) if closes in ("alone", "ends") else ()
+    units = Units(digits, starts, ends, results=unit_name == "result")
     c, phase = round(c, 2), round(phase, 2)
     sizes = found_sizes(chain, c, phase, units)
     assert sizes == naive_sizes(chain, c, phase, units)
@@ -192,7 +202,7 @@ def test_groups_are_those_of_a_naive_loop(
         assert list(zip(unit[k, :size].tolist(), digit[k, :size].tolist(), strict=True)) == places
 
 
-@pytest.mark.parametrize("units", [BY_HAND, TERMS_BY_HAND], ids=["number", "term"])
+@pytest.mark.parametrize("units", [BY_HAND, RESULTS_BY_HAND], ids=["number", "result"])
 def test_rows_of_a_batch_are_grouped_as_they_are_alone(units: Units) -> None:
     chains = [[1, 2, 3, 4], [11], [OTHER, 1, 11, 2, 3, OTHER, OTHER], [5, 6]]
     ids = torch.zeros(len(chains), 7, dtype=torch.long)
@@ -213,17 +223,18 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone(units: Units) -> None:
 
 
 NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
-TERMS: dict[str, Any] = {**NUMBERS, "unit": "term"}
-UNITS = pytest.mark.parametrize("kind", [NUMBERS, TERMS], ids=["number", "term"])
+RESULTS: dict[str, Any] = {"unit": "result", "starts": ["+"], "ends": ["="], "merge": "ordered"}
+UNITS = pytest.mark.parametrize("kind", [NUMBERS, RESULTS], ids=["number", "result"])
 
 
 def units_of(lm: LatentLM, method: Colar) -> Units:
-    return Units.of(lm.template, method.config.unit, tuple(method.config.alone))
+    config = method.config
+    return Units.of(lm.template, config.unit, config.alone, config.starts, config.ends)
 
 
 def of_row(units: Units, c: float, numbers_from: float) -> Units:
     """What counts in a row: below `numbers_from` a digit is like any other token."""
-    return units if c >= numbers_from else Units((), units.alone_ids)
+    return units if c >= numbers_from else Units((), units.start_ids, units.end_ids)
 
 
 def naive_asked(lm: LatentLM, row: Row, sizes: list[int], units: Units, phase: float) -> list[list[int]]:
@@ -232,9 +243,11 @@ def naive_asked(lm: LatentLM, row: Row, sizes: list[int], units: Units, phase: f
     labels, start = [], 0
     for k, size in enumerate(sizes):
         most = most_of(k, row.params.compression_factor, phase)
-        last = tokens[start + size - 1]
-        room = naive_used(row.chain[start : start + size], units) < most
-        more = (room or units.terms or last in units.digit_ids) and last not in units.alone_ids
+        group = row.chain[start : start + size]
+        room = naive_used(group, units) < most
+        # Behind a number of three digits, too.
+        number = naive_digits(group, units) >= (len(group) if units.results else 1)
+        more = (room or number) and group[-1] not in units.end_ids
         labels.append(tokens[start : start + size + more])
         start += size
     return labels
@@ -348,7 +361,7 @@ def lively(
         bias = lm.causal_lm.get_output_embeddings().bias
         spread = lm.logits(torch.randn(64, lm.width)).std().item()
         bias[list(units.digit_ids)] += 1.2 * spread
-        bias[list(units.alone_ids)] += equals * spread
+        bias[list({*units.start_ids, *units.end_ids})] += equals * spread
     return lm, method
 
 
@@ -413,14 +426,15 @@ def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float, kind: dict[
             assert len(kept) == 1 or not set(kept) & set(units.alone_ids)
             # Fewer than c lets in only before or as a token that is alone, or before the stop.
             short = used < most and separator not in ids
-            if short and kept[0] not in units.alone_ids and request.decoding == SAMPLED:
-                refused = units.terms and naive_digits(kept, units) >= min(3, len(kept))
-                assert info["declined_ids"] == (DIGIT_OR_ALONE if refused else TOKEN_ALONE)
+            closed = kept[-1] in units.end_ids
+            if short and not closed and request.decoding == SAMPLED:
+                refused = units.results and kept[-1] in units.digit_ids and not takes_digit(kept, units)
+                assert info["declined_ids"] == (DIGIT_OR_START if refused else GROUP_START)
             torch.testing.assert_close(done.latents[k], latent(lm, kept), rtol=1e-4, atol=1e-5)
             seen.add((used, len(kept) > used, kept[0] in units.alone_ids))
     expected = {(1, False, True), (1, False, False), (2, True, False), (3, True, False)}
     assert expected <= seen
-    # A number, or one with its sign, is one thought at c = 1 and 1.5, where these count numbers or terms.
+    # A number by itself is one thought at c = 1 and 1.5, where these count numbers.
     assert ((1, True, False) in seen) or numbers_from > 1
 
 
@@ -453,7 +467,7 @@ def test_how_a_group_ended_is_scored(
         assert (tensors.declined_ids >= -1).all()
         assert declined.any()
     else:
-        ends = {NO_DIGIT, TOKEN_ALONE} | ({DIGIT_OR_ALONE} if kind is TERMS else set())
+        ends = {NO_DIGIT, GROUP_START} | ({DIGIT_OR_START} if kind is RESULTS else set())
         assert ends <= set(tensors.declined_ids.unique().tolist())
     scores = method.logps(lm, tensors, "mean")
     engine = rollout.engine_logps(method, outputs, tensors, "mean")
@@ -491,7 +505,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dic
             found = choose(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
             declined |= {int(which) for _, which in check_shares(found, 2e-4)}
     assert NO_DIGIT in declined if threshold == 0 else max(declined) >= 0
-    assert (DIGIT_OR_ALONE in declined) == (kind is TERMS and threshold == 0)
+    assert (DIGIT_OR_START in declined) == (kind is RESULTS and threshold == 0)
 
 
 # Bad values, checkpoints
@@ -500,13 +514,16 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dic
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"unit": "word"}, "method.unit must be one of token, number, term"),
+        ({"unit": "word"}, "method.unit must be one of token, number, result"),
         ({"alone": "="}, "method.alone must be a list of tokens, got '='"),
         ({"alone": [""]}, "method.alone must be a list of tokens"),
         ({"head": "gaussian", "unit": "number"}, "method.unit is an option of head: sequential; this one is gaussian"),
         ({"numbers_from": 0.5}, "method.numbers_from must be a number, 1 or more, got 0.5"),
-        ({"numbers_from": 2}, "method.numbers_from is a value of unit: number and unit: term; this one is token"),
+        ({"numbers_from": 2}, "method.numbers_from is a value of unit: number and unit: result; this one is token"),
         ({"head": "gaussian", "alone": ["="]}, "method.alone is an option of head: sequential"),
+        ({"head": "gaussian", "ends": ["="]}, "method.ends is an option of head: sequential"),
+        ({"ends": [3]}, "method.ends must be a list of tokens"),
+        ({"ends": ["+", "="], "alone": ["="]}, "method.ends has '=', which is in method.alone: that starts and ends a group"),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
@@ -517,6 +534,8 @@ def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
 def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
     with pytest.raises(ValueError, match="method.alone: this tokenizer has no token 'equals'"):
         made(alone=["equals"])
+    with pytest.raises(ValueError, match="method.ends: this tokenizer has no token 'equals'"):
+        made(ends=["equals"])
 
 
 def test_a_checkpoint_thinks_as_before(tmp_path: Path) -> None:

@@ -137,8 +137,10 @@ class ColarConfig:
     alone: tuple[str, ...] = ()
     """Tokens, as the vocabulary spells them, that always are a group of their own: ["="] for equations. What
     follows is computed there, and a group would have to be taken apart first. Of head: sequential."""
+    starts: tuple[str, ...] = ()
+    """Tokens that always start a group. Of head: sequential."""
     ends: tuple[str, ...] = ()
-    """Tokens that always end their group: what follows them begins the next. Of head: sequential."""
+    """Tokens that always end their group: what follows begins the next. Of head: sequential."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
     gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction;
@@ -179,14 +181,17 @@ class ColarConfig:
     def __post_init__(self) -> None:
         check_choice("method.merge", self.merge, get_args(Merge))
         check_choice("method.unit", self.unit, get_args(Unit))
-        for name in ("alone", "ends"):
+        for name in ("alone", "starts", "ends"):
             tokens = getattr(self, name)
             texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
             if not texts:
                 raise ValueError(f"method.{name} must be a list of tokens, got {tokens!r}")
-        both = [token for token in self.ends if token in self.alone]
-        if both:
-            raise ValueError(f"method.ends has {both[0]!r}, which is in method.alone: it ends its group anyway")
+        for name in ("starts", "ends"):
+            for token in getattr(self, name):
+                if token in self.alone:
+                    raise ValueError(
+                        f"method.{name} has {token!r}, which is in method.alone: that starts and ends a group"
+                    )
         check_choice("method.head", self.head, get_args(Head))
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
@@ -204,7 +209,9 @@ class ColarConfig:
                 raise ValueError(f"method.merge_rank is a value of merge: ordered; this one is {self.merge}")
         check_number("method.numbers_from", self.numbers_from, 1)
         if self.numbers_from > 1 and self.unit == "token":
-            raise ValueError("method.numbers_from is a value of unit: number and unit: result; this one is token")
+            raise ValueError(
+                "method.numbers_from is a value of unit: number and unit: result; this one is token"
+            )
         sigma_e = self.sigma_e
         if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
             raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
@@ -227,6 +234,7 @@ class ColarConfig:
             self._check_without("shortlist", self.shortlist)
             self._check_without("unit", self.unit != "token")
             self._check_without("alone", bool(self.alone))
+            self._check_without("starts", bool(self.starts))
             self._check_without("ends", bool(self.ends))
             # The other heads aim at latents: targets must not move.
             self._check_without("merge ordered", self.merge == "ordered")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colar.methods.colar.group_decoder import DIGIT_OR_ALONE, NO_DIGIT, NOTHING, TOKEN_ALONE, without
+from colar.methods.colar.group_decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT, NOTHING, without
 from colar.methods.colar.units import PLAIN, Extents, Units
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
@@ -67,8 +67,8 @@ class Groups:
     """(B, G), of each token given those before it; 0 at the first place."""
     declined_ids: Tensor
     """(B,), of a group that ended because of what was drawn behind it: what another draw would have let it go on with.
-    With a threshold, the one token that reaches it. Without one, `NO_DIGIT` where a digit would have, `TOKEN_ALONE`
-    where all but the tokens that are to be alone would have, and `DIGIT_OR_ALONE` where digits would not, either.
+    With a threshold, the one token that reaches it. Without one, `NO_DIGIT` where a digit would have, `GROUP_START`
+    where all but the tokens that start a group would have, and `DIGIT_OR_START` where digits would not, either.
     `NOTHING` where no draw would."""
     unsure: Tensor
     """(B,) bool: whether a group ended before a token that is below the threshold."""
@@ -240,7 +240,7 @@ def _note_declined(
     if rules.shortlist is not None:
         best_X = rules.shortlist.ids_S[best_X]
     # Without a threshold it is not one token alone.
-    begins_X = torch.where(extents.refuses_digit(rows_X), DIGIT_OR_ALONE, TOKEN_ALONE)
+    begins_X = torch.where(extents.refuses_digit(rows_X), DIGIT_OR_START, GROUP_START)
     any_X = torch.where(extents.has_room(rows_X), begins_X, NO_DIGIT)
     which_X = torch.where(threshold_X > 0, best_X, any_X)
     found.declined_ids[rows_X] = torch.where(declined_X, which_X, found.declined_ids[rows_X])

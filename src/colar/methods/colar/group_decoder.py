@@ -46,10 +46,10 @@ NOTHING = -1
 """In a group's ids: no token at this place."""
 NO_DIGIT = -2
 """In place of a token that was declined: any digit. The group ended because none was drawn."""
-TOKEN_ALONE = -3
-"""In place of a token that was declined: any but those that are to be alone. The group ended before one of these."""
-DIGIT_OR_ALONE = -4
-"""In place of a token that was declined: any but digits and those that are to be alone."""
+GROUP_START = -3
+"""In place of a token that was declined: any but those that start a group. The group ended before one of these."""
+DIGIT_OR_START = -4
+"""In place of a token that was declined: any but digits and those that start a group."""
 
 
 class GroupDecoder(nn.Module):
@@ -187,7 +187,7 @@ def label_logps(
 
     hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default. With a
     shortlist the labels behind a group's first one are scored by its softmax, those of them that it lacks by the whole
-    vocabulary's. Of `NO_DIGIT`, `TOKEN_ALONE` and `DIGIT_OR_ALONE`, which stand behind a group's last token, the log-prob is that of all
+    vocabulary's. Of `NO_DIGIT`, `GROUP_START` and `DIGIT_OR_START`, which stand behind a group's last token, the log-prob is that of all
     tokens which end the group there.
     """
     # Outputs without any thought have no labels, and no places either.
@@ -212,8 +212,8 @@ def label_logps(
     if not units.plain:
         ends_by_label = {
             NO_DIGIT: units.is_no_digit,
-            TOKEN_ALONE: units.is_alone,
-            DIGIT_OR_ALONE: units.is_digit_or_alone,
+            GROUP_START: units.is_start,
+            DIGIT_OR_START: units.is_digit_or_start,
         }
         for label, ends in ends_by_label.items():
             at_P = label_P == label

@@ -5,7 +5,7 @@
     ordered    (E t_1 + W_2 E t_2 + W_3 E t_3) / sqrt(3)      ours: W_j a learnt map of the j-th place
 
 A plain sum has lost the order of its tokens: 12 and 21 are one latent where each digit is a token. That of `ordered`
-has not. Where c counts numbers (`units.py`), a number is the ordered sum of its digits, and j the place of the number among the group's numbers and other tokens:
+has not. Where numbers are units (`units.py`), a number is the ordered sum of its digits, and j the place of its unit:
 
     [<< 4 8 /]     ( E << + W_2 (U_2 E 4 + E 8) + W_3 E / ) / sqrt(4)      U_2: the map of tens, U_3 of hundreds
 
@@ -37,7 +37,7 @@ class PlaceMaps(nn.Module):
 
     Places are (..., G), from 0, and by default the order. What is in the first place stays as it is. With a `rank` R a
     map is I + U V, U (D, R) and V (R, D), as LoRA changes a weight: trained maps differ from the identity in few
-    directions (results/smollm2-135m-terms).
+    directions (docs/log.md).
     """
 
     def __init__(self, width: int, places: int, rank: int | None = None) -> None:

@@ -1,22 +1,25 @@
-"""What c counts, and which tokens end a group or are one of their own: `method.unit`, `method.ends`, `method.alone`.
+"""What c counts, and where groups start and end whatever c: `method.unit`, `method.starts`, `method.ends`, `method.alone`.
 
     tokens                     <<  4  8  /  2  =  2  4  >>           c = 2
     unit: token               [<<  4][8  /][2  =][2  4][>>]
     unit: number              [<<  4  8][/  2][=  2  4][>>]          48 and 24 are one unit each
     and alone: ["="]          [<<  4  8][/  2][=][2  4  >>]
-    unit: result, ends: ["="] [<<  4][8  /][2  =][2  4  >>]          24 is one unit
+    unit: result, ends: ["="],
+    starts: ["/"]             [<<  4][8][/  2][=][2  4  >>]          24 is one unit
 
 Where each digit is a token, as in SmolLM2, Qwen and Gemma, groups of c tokens cut numbers in two, each time elsewhere.
 Llama's tokenizer, which the paper has, cuts a number into pieces of up to three digits; `number` counts those.
 
 A token behind which something is to be computed should have nothing beside it: in the group [2 =] the model must first
 take the latent apart, and then has no layers left for the result. What such a token is depends on the task: "=" in
-equations. `alone` starts a group and ends it; `ends` only ends it.
+equations. `alone` starts a group and ends it; a token of `starts` may have others behind it in its group, one of `ends`
+before it.
 
 A pretrained model computes with digits that stand at positions of their own; to compute with several in one latent it
 has to learn anew. So `result` keeps the digits of operands apart, and puts together what is hardly computed with: the
 digits of a number that begins a group, as a result does behind "=", are one unit. No digit joins a group behind another
-digit else. (The later digits of an operand begin a group as well: those of 1234 are fed as 1 and 234.)
+digit else. Signs should start a group: behind [8 /] the next operand would begin one. (The later digits of a longer
+operand do: 1234 is fed as 1 and 234.)
 
 A number is a unit only where c is `numbers_from` or more. With 2, a request at c = 1 thinks token by token, as CoT
 does: what a model knows of digits it keeps there, and numbers are put together where c asks for larger groups.
@@ -32,6 +35,7 @@ Shape suffixes: B rows, T reasoning tokens, K groups, X rows whose group may go 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,29 +57,36 @@ class Units:
     """By the ids of a tokenizer. Without any, each token is a unit, and none is alone."""
 
     digit_ids: tuple[int, ...] = ()
-    alone_ids: tuple[int, ...] = ()
+    start_ids: tuple[int, ...] = ()
+    """Tokens that join no group."""
     end_ids: tuple[int, ...] = ()
-    """Tokens that end their group."""
+    """Tokens that nothing joins. What is among both is a group of its own."""
     results: bool = False
     """Whether only a number that begins a group is a unit, and other digits are never behind one another."""
 
     @classmethod
     def of(
-        cls, template: Template, unit: Unit, alone: tuple[str, ...] = (), ends: tuple[str, ...] = ()
+        cls,
+        template: Template,
+        unit: Unit,
+        alone: Sequence[str] = (),
+        starts: Sequence[str] = (),
+        ends: Sequence[str] = (),
     ) -> Units:
-        """ValueError where the tokenizer has no token for a digit, or for one of `alone` and `ends`."""
+        """ValueError where the tokenizer has no token for a digit, or for one that is named."""
         digits = () if unit == "token" else template.token_ids(DIGITS, f"method.unit {unit}")
+        alone_ids = template.token_ids(tuple(alone), "method.alone")
         return cls(
             digits,
-            template.token_ids(alone, "method.alone"),
-            template.token_ids(ends, "method.ends"),
+            alone_ids + template.token_ids(tuple(starts), "method.starts"),
+            alone_ids + template.token_ids(tuple(ends), "method.ends"),
             results=unit == "result",
         )
 
     @property
     def plain(self) -> bool:
         """Whether a group simply has c tokens."""
-        return not (self.digit_ids or self.alone_ids or self.end_ids)
+        return not (self.digit_ids or self.start_ids or self.end_ids)
 
     def tokens(self, units_B: Tensor, numbers_B: Tensor | None = None) -> Tensor:
         """The most tokens that so many units may have, (B,)."""
@@ -91,15 +102,14 @@ class Units:
     def is_no_digit(self, ids: Tensor) -> Tensor:
         return ~self.is_digit(ids)
 
-    def is_alone(self, ids: Tensor) -> Tensor:
-        return _among(ids, self.alone_ids)
+    def is_start(self, ids: Tensor) -> Tensor:
+        return _among(ids, self.start_ids)
 
-    def is_digit_or_alone(self, ids: Tensor) -> Tensor:
-        return self.is_digit(ids) | self.is_alone(ids)
+    def is_digit_or_start(self, ids: Tensor) -> Tensor:
+        return self.is_digit(ids) | self.is_start(ids)
 
-    def closes(self, ids: Tensor) -> Tensor:
-        """Whether nothing may follow a token in its group."""
-        return self.is_alone(ids) | _among(ids, self.end_ids)
+    def is_end(self, ids: Tensor) -> Tensor:
+        return _among(ids, self.end_ids)
 
     # Of groups that are given
 
@@ -148,9 +158,8 @@ class Units:
         join it."""
         T = chain_ids.shape[1]
         at_T = torch.arange(T, device=chain_ids.device)
-        # Which tokens no group that began before them has: those that are alone, and those behind one that closes.
-        closed_BT = self.closes(chain_ids)
-        refused_BT = self.is_alone(chain_ids) | _shifted(closed_BT, 1)
+        # Which tokens no group that began before them has.
+        refused_BT = self.is_start(chain_ids) | _shifted(self.is_end(chain_ids), 1)
         first_BT = torch.ones_like(chain_ids)
         if self.results:
             digit_BT = self.is_digit(chain_ids)
@@ -186,7 +195,7 @@ class Units:
             number_BK = self.is_digit(last_ids_BK)
         if numbers_B is not None:
             number_BK = number_BK & numbers_B[:, None]
-        more_BK = (room_BK | number_BK) & ~self.closes(last_ids_BK)
+        more_BK = (room_BK | number_BK) & ~self.is_end(last_ids_BK)
         return sizes_BK + more_BK.long()
 
     def _room(
@@ -236,7 +245,7 @@ class Extents:
         room_X = self.has_room(rows_X)
         if self.units.plain:
             return room_X
-        return (room_X | self.takes_digit(rows_X)) & ~self.units.closes(self.last_B[rows_X])
+        return (room_X | self.takes_digit(rows_X)) & ~self.units.is_end(self.last_B[rows_X])
 
     def has_room(self, rows_X: Tensor) -> Tensor:
         """Whether c lets one more unit in, (X,) bool."""
@@ -254,7 +263,7 @@ class Extents:
         room_X1 = self.has_room(rows_X)[:, None]
         takes_X1 = self.takes_digit(rows_X)[:, None]
         units = self.units
-        begins = ~units.is_alone(ids)
+        begins = ~units.is_start(ids)
         if units.results:
             begins = begins & ~(self.refuses_digit(rows_X)[:, None] & units.is_digit(ids))
         return (room_X1 & begins) | (takes_X1 & units.is_digit(ids))
