@@ -1,4 +1,4 @@
-"""What c counts and which tokens are alone: groups by plain loops, the same in training and in thinking, exact draws."""
+"""What c counts, and where groups start and end: groups by plain loops, the same in training and in thinking, exact draws."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from colar.training.grpo.config import GrpoConfig
 GREEDY = Decoding(max_latents=8, max_completion_length=4)
 SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=8, max_completion_length=4)
 
-# Groups by plain loops: tokens are numbers here, 0 to 9 the digits and 11 the token that is alone, or ends its group.
+# Groups by plain loops: tokens are numbers here, 0 to 9 the digits, 11 starts or ends a group, or does both.
 
 BY_HAND = Units(digit_ids=tuple(range(10)), start_ids=(11,), end_ids=(11,))
 RESULTS_BY_HAND = Units(digit_ids=tuple(range(10)), start_ids=(30, 31), end_ids=(11,), results=True)
@@ -223,7 +223,7 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone(units: Units) -> None:
 
 
 NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
-RESULTS: dict[str, Any] = {"unit": "result", "starts": ["+"], "ends": ["="], "merge": "ordered"}
+RESULTS: dict[str, Any] = {**NUMBERS, "unit": "result", "alone": [], "starts": ["+"], "ends": ["="]}
 UNITS = pytest.mark.parametrize("kind", [NUMBERS, RESULTS], ids=["number", "result"])
 
 
@@ -423,15 +423,14 @@ def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float, kind: dict[
             assert used <= most
             for size in range(1, len(kept)):
                 assert may_join(kept[:size], kept[size], most, units)
-            assert len(kept) == 1 or not set(kept) & set(units.alone_ids)
-            # Fewer than c lets in only before or as a token that is alone, or before the stop.
+            # Fewer than c lets in only before a token that may not join, behind one that ends it, or before the stop.
             short = used < most and separator not in ids
             closed = kept[-1] in units.end_ids
             if short and not closed and request.decoding == SAMPLED:
                 refused = units.results and kept[-1] in units.digit_ids and not takes_digit(kept, units)
                 assert info["declined_ids"] == (DIGIT_OR_START if refused else GROUP_START)
             torch.testing.assert_close(done.latents[k], latent(lm, kept), rtol=1e-4, atol=1e-5)
-            seen.add((used, len(kept) > used, kept[0] in units.alone_ids))
+            seen.add((used, len(kept) > used, kept[-1] in units.end_ids))
     expected = {(1, False, True), (1, False, False), (2, True, False), (3, True, False)}
     assert expected <= seen
     # A number by itself is one thought at c = 1 and 1.5, where these count numbers.
@@ -467,8 +466,9 @@ def test_how_a_group_ended_is_scored(
         assert (tensors.declined_ids >= -1).all()
         assert declined.any()
     else:
-        ends = {NO_DIGIT, GROUP_START} | ({DIGIT_OR_START} if kind is RESULTS else set())
-        assert ends <= set(tensors.declined_ids.unique().tolist())
+        ends = set(tensors.declined_ids.unique().tolist())
+        assert GROUP_START in ends
+        assert ends & ({NO_DIGIT, DIGIT_OR_START} if kind is RESULTS else {NO_DIGIT})
     scores = method.logps(lm, tensors, "mean")
     engine = rollout.engine_logps(method, outputs, tensors, "mean")
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
@@ -496,7 +496,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dic
     columns = torch.ones(n, dtype=torch.float64)
     declined = set()
     for i in range(len(state)):
-        for first_id in (units.digit_ids[3], 7, units.alone_ids[0]):
+        for first_id in (units.digit_ids[3], 7, units.end_ids[0]):
             uniform = torch.rand(6, n, generator=generator, dtype=torch.float64)
             most = torch.full((n,), 1 + i % 2)
             rules = Rules(

@@ -130,10 +130,11 @@ class ColarConfig:
     Of merge: ordered."""
     unit: Unit = "token"
     """What c counts: "token"; or, for tokenizers with a token for each digit, "number": the digits of a number, up to
-    three, are one; or "result": so are those of a number that begins a group, and other digits, which are computed with,
-    never share a thought with the digit before. Of head: sequential."""
+    three, are one; or "result": so are those of a number that begins a group, and other digits, which are computed
+    with, never share a thought with the digit before. Of head: sequential."""
     numbers_from: float = 1
-    """The least c at which a number is a unit (unit: number, result). With 2, thinking at c = 1 is CoT, digit by digit."""
+    """The least c at which a number is a unit (unit: number and result). With 2, thinking at c = 1 is CoT, digit by
+    digit."""
     alone: tuple[str, ...] = ()
     """Tokens, as the vocabulary spells them, that always are a group of their own: ["="] for equations. What
     follows is computed there, and a group would have to be taken apart first. Of head: sequential."""

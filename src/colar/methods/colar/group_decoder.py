@@ -187,8 +187,8 @@ def label_logps(
 
     hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default. With a
     shortlist the labels behind a group's first one are scored by its softmax, those of them that it lacks by the whole
-    vocabulary's. Of `NO_DIGIT`, `GROUP_START` and `DIGIT_OR_START`, which stand behind a group's last token, the log-prob is that of all
-    tokens which end the group there.
+    vocabulary's. Of `NO_DIGIT`, `GROUP_START` and `DIGIT_OR_START`, which stand behind a group's last token, the
+    log-prob is that of all tokens which end the group there.
     """
     # Outputs without any thought have no labels, and no places either.
     if not ids.numel():

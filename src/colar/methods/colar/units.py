@@ -1,11 +1,11 @@
-"""What c counts, and where groups start and end whatever c: `method.unit`, `method.starts`, `method.ends`, `method.alone`.
+"""What c counts, and where groups start and end whatever c: `method.unit`, and `starts`, `ends` and `alone`.
 
     tokens                     <<  4  8  /  2  =  2  4  >>           c = 2
     unit: token               [<<  4][8  /][2  =][2  4][>>]
     unit: number              [<<  4  8][/  2][=  2  4][>>]          48 and 24 are one unit each
     and alone: ["="]          [<<  4  8][/  2][=][2  4  >>]
-    unit: result, ends: ["="],
-    starts: ["/"]             [<<  4][8][/  2][=][2  4  >>]          24 is one unit
+    unit: result, starts: ["/"], ends: ["="]
+                              [<<  4][8][/  2][=][2  4  >>]          24 is one unit
 
 Where each digit is a token, as in SmolLM2, Qwen and Gemma, groups of c tokens cut numbers in two, each time elsewhere.
 Llama's tokenizer, which the paper has, cuts a number into pieces of up to three digits; `number` counts those.
@@ -54,7 +54,7 @@ LONGEST = 3
 
 @dataclass(frozen=True)
 class Units:
-    """By the ids of a tokenizer. Without any, each token is a unit, and none is alone."""
+    """By the ids of a tokenizer. Without any, each token is a unit, and may stand anywhere in a group."""
 
     digit_ids: tuple[int, ...] = ()
     start_ids: tuple[int, ...] = ()
@@ -114,8 +114,8 @@ class Units:
     # Of groups that are given
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Groups of tokens (..., G), -1 behind them -> the place of each number or other token among those of its group,
-        from 0, and the token's place in its number: 0 for ones, 1 for tens, 2 for hundreds. (..., G) each.
+        """Groups of tokens (..., G), -1 behind them -> the place of each token's unit among those of its group, from 0,
+        and the token's place in its number: 0 for ones, 1 for tens, 2 for hundreds. (..., G) each.
 
         Counted from the end, a digit's place says what it is worth. Transformers add and multiply better when they are
         told so ("abacus embeddings", 2405.17399).
