@@ -37,7 +37,7 @@ SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=8, max_completion_length=4)
 # Groups by plain loops: tokens are numbers here, 0 to 9 the digits, 11 starts or ends a group, or does both.
 
 BY_HAND = Units(digit_ids=tuple(range(10)), start_ids=(11,), end_ids=(11,))
-RESULTS_BY_HAND = Units(digit_ids=tuple(range(10)), start_ids=(30, 31), end_ids=(11,), results=True)
+RESULTS_BY_HAND = Units(digit_ids=tuple(range(10)), start_ids=(11, 30, 31), end_ids=(11,), results=True)
 OTHER = 20
 
 
@@ -134,13 +134,13 @@ def test_groups_by_hand(c: float, expected: list[int]) -> None:
     [
         # << 4 8 / 2 = 2 4 >> << 4 8 + 2 4 = 7 2 >>
         (1, [1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 1]),
-        (2, [2, 1, 2, 1, 3, 2, 1, 2, 2, 3]),
-        (3, [2, 1, 3, 4, 2, 2, 2, 3]),
-        (5, [2, 1, 3, 5, 1, 2, 2, 3]),
+        (2, [2, 1, 2, 1, 3, 2, 1, 2, 1, 1, 3]),
+        (3, [2, 1, 2, 1, 4, 2, 2, 1, 1, 3]),
+        (5, [2, 1, 2, 1, 5, 1, 2, 1, 1, 3]),
     ],
 )
 def test_results_by_hand(c: float, expected: list[int]) -> None:
-    """Digits of operands apart, behind signs that start a group; results whole, behind the "=" that ends one."""
+    """Digits of operands apart, behind signs that start a group; results whole, behind the "=" that is alone."""
     a, b = 21, 22
     chain = [a, 4, 8, 30, 2, 11, 2, 4, b, a, 4, 8, 31, 2, 4, 11, 7, 2, b]
     assert found_sizes(chain, c, 0.0, RESULTS_BY_HAND) == expected
@@ -223,13 +223,13 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone(units: Units) -> None:
 
 
 NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
-RESULTS: dict[str, Any] = {**NUMBERS, "unit": "result", "alone": [], "starts": ["+"], "ends": ["="]}
+RESULTS: dict[str, Any] = {**NUMBERS, "unit": "result", "starts": ["+"]}
 UNITS = pytest.mark.parametrize("kind", [NUMBERS, RESULTS], ids=["number", "result"])
 
 
 def units_of(lm: LatentLM, method: Colar) -> Units:
     config = method.config
-    return Units.of(lm.template, config.unit, config.alone, config.starts, config.ends)
+    return Units.of(lm.template, config.unit, config.alone, config.starts)
 
 
 def of_row(units: Units, c: float, numbers_from: float) -> Units:
@@ -521,9 +521,9 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dic
         ({"numbers_from": 0.5}, "method.numbers_from must be a number, 1 or more, got 0.5"),
         ({"numbers_from": 2}, "method.numbers_from is a value of unit: number and unit: result; this one is token"),
         ({"head": "gaussian", "alone": ["="]}, "method.alone is an option of head: sequential"),
-        ({"head": "gaussian", "ends": ["="]}, "method.ends is an option of head: sequential"),
-        ({"ends": [3]}, "method.ends must be a list of tokens"),
-        ({"ends": ["+", "="], "alone": ["="]}, "method.ends has '=', which is in method.alone: that starts and ends a group"),
+        ({"head": "gaussian", "starts": ["="]}, "method.starts is an option of head: sequential"),
+        ({"starts": [3]}, "method.starts must be a list of tokens"),
+        ({"starts": ["+", "="], "alone": ["="]}, "method.starts has '=', which is in method.alone: it starts one anyway"),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
@@ -534,8 +534,8 @@ def test_bad_values_are_refused(config: dict[str, Any], message: str) -> None:
 def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
     with pytest.raises(ValueError, match="method.alone: this tokenizer has no token 'equals'"):
         made(alone=["equals"])
-    with pytest.raises(ValueError, match="method.ends: this tokenizer has no token 'equals'"):
-        made(ends=["equals"])
+    with pytest.raises(ValueError, match="method.starts: this tokenizer has no token 'plus'"):
+        made(starts=["plus"])
 
 
 def test_a_checkpoint_thinks_as_before(tmp_path: Path) -> None:

@@ -139,9 +139,8 @@ class ColarConfig:
     """Tokens, as the vocabulary spells them, that always are a group of their own: ["="] for equations. What
     follows is computed there, and a group would have to be taken apart first. Of head: sequential."""
     starts: tuple[str, ...] = ()
-    """Tokens that always start a group. Of head: sequential."""
-    ends: tuple[str, ...] = ()
-    """Tokens that always end their group: what follows begins the next. Of head: sequential."""
+    """Tokens that always start a group: the signs, where operands are to be behind them (unit: result). Of head:
+    sequential."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL); "anchored" is
     gaussian with a mean that starts from the LM head's expected embedding, to which the MLP learns a correction;
@@ -182,17 +181,16 @@ class ColarConfig:
     def __post_init__(self) -> None:
         check_choice("method.merge", self.merge, get_args(Merge))
         check_choice("method.unit", self.unit, get_args(Unit))
-        for name in ("alone", "starts", "ends"):
+        for name in ("alone", "starts"):
             tokens = getattr(self, name)
             texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
             if not texts:
                 raise ValueError(f"method.{name} must be a list of tokens, got {tokens!r}")
-        for name in ("starts", "ends"):
-            for token in getattr(self, name):
-                if token in self.alone:
-                    raise ValueError(
-                        f"method.{name} has {token!r}, which is in method.alone: that starts and ends a group"
-                    )
+        for token in self.starts:
+            if token in self.alone:
+                raise ValueError(
+                    f"method.starts has {token!r}, which is in method.alone: it starts one anyway"
+                )
         check_choice("method.head", self.head, get_args(Head))
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
@@ -236,7 +234,6 @@ class ColarConfig:
             self._check_without("unit", self.unit != "token")
             self._check_without("alone", bool(self.alone))
             self._check_without("starts", bool(self.starts))
-            self._check_without("ends", bool(self.ends))
             # The other heads aim at latents: targets must not move.
             self._check_without("merge ordered", self.merge == "ordered")
         self._check_shortlist()

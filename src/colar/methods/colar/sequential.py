@@ -65,7 +65,7 @@ class TokenPredictor:
     def units(self, lm: LatentLM) -> Units:
         """What c counts, by the model's tokenizer. ValueError where it lacks a token that the config names."""
         config = self.config
-        return Units.of(lm.template, config.unit, config.alone, config.starts, config.ends)
+        return Units.of(lm.template, config.unit, config.alone, config.starts)
 
     def numbers(self, c: Tensor) -> Tensor | None:
         """In which rows numbers are units, by their c; None: in all of them."""

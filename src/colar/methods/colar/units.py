@@ -1,10 +1,10 @@
-"""What c counts, and where groups start and end whatever c: `method.unit`, and `starts`, `ends` and `alone`.
+"""What c counts, and where groups start and end whatever c: `method.unit`, `method.alone` and `method.starts`.
 
     tokens                     <<  4  8  /  2  =  2  4  >>           c = 2
     unit: token               [<<  4][8  /][2  =][2  4][>>]
     unit: number              [<<  4  8][/  2][=  2  4][>>]          48 and 24 are one unit each
     and alone: ["="]          [<<  4  8][/  2][=][2  4  >>]
-    unit: result, starts: ["/"], ends: ["="]
+    unit: result, alone: ["="], starts: ["/"]
                               [<<  4][8][/  2][=][2  4  >>]          24 is one unit
 
 Where each digit is a token, as in SmolLM2, Qwen and Gemma, groups of c tokens cut numbers in two, each time elsewhere.
@@ -12,8 +12,7 @@ Llama's tokenizer, which the paper has, cuts a number into pieces of up to three
 
 A token behind which something is to be computed should have nothing beside it: in the group [2 =] the model must first
 take the latent apart, and then has no layers left for the result. What such a token is depends on the task: "=" in
-equations. `alone` starts a group and ends it; a token of `starts` may have others behind it in its group, one of `ends`
-before it.
+equations. It starts a group, and ends it. A token of `starts` may have others behind it in its group.
 
 A pretrained model computes with digits that stand at positions of their own; to compute with several in one latent it
 has to learn anew. So `result` keeps the digits of operands apart, and puts together what is hardly computed with: the
@@ -71,7 +70,6 @@ class Units:
         unit: Unit,
         alone: Sequence[str] = (),
         starts: Sequence[str] = (),
-        ends: Sequence[str] = (),
     ) -> Units:
         """ValueError where the tokenizer has no token for a digit, or for one that is named."""
         digits = () if unit == "token" else template.token_ids(DIGITS, f"method.unit {unit}")
@@ -79,7 +77,7 @@ class Units:
         return cls(
             digits,
             alone_ids + template.token_ids(tuple(starts), "method.starts"),
-            alone_ids + template.token_ids(tuple(ends), "method.ends"),
+            alone_ids,
             results=unit == "result",
         )
 
