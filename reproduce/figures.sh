@@ -53,7 +53,7 @@ inside() {
   add inside/untaught colar inspect "$out/untaught/best" "${measured[@]}" --limit "$look" --max_latents 2 \
     --max_completion_length 1 --output "$out/inside/untaught.json"
   add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed \
-    --limit $((problems * 3 / 10)) --look $((look / 2)) --compression_factor 1 2 --snap true --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.html"
+    --limit $((problems * 3 / 10)) --look $((look / 2)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.html"
   # The case study's question is the first of the test split.
   add inside/problem colar data prepare arithmetic "${data[@]}" --splits test --limit 1 --output "$problem"
   run_all "measuring what is in thoughts"

@@ -75,9 +75,14 @@ ACCURACIES = {
             "colar c=2 (RL)": "GRPO",
         },
     ),
-    "smollm2-135m-pairs": (
-        "School mathematics (SmolLM2-135M)",
-        {"cot": "CoT", "colar c=1 (snap)": "CoLaR, c = 1", "colar c=2 (snap)": "CoLaR, c = 2"},
+    "smollm2-135m-pairs": ("School mathematics (SmolLM2-135M)", {"cot": "CoT"}),
+    "smollm2-135m-gated": (
+        "Our sequential head there, unsure groups end early",
+        {
+            "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
+            "smollm2-135m c=2 (sequential, confidence_threshold=0.95)": "c at most 2",
+            "smollm2-135m c=2 (sequential)": "c = 2",
+        },
     ),
 }
 """Of README's table: folder -> title of the experiment, and its systems with the names that README gives them."""
