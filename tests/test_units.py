@@ -113,37 +113,24 @@ def found_sizes(chain: list[int], c: float, phase: float, units: Units) -> list[
 
 
 @pytest.mark.parametrize(
-    ("c", "expected"),
+    ("units", "c", "expected"),
     [
         # << 4 8 / 2 = 2 4 >> << 4 8 + 2 4 = 7 2 >>
-        (1, [1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 1]),
-        (2, [3, 2, 1, 3, 3, 3, 1, 3]),
-        (3, [4, 1, 1, 4, 5, 1, 3]),
-        (1.5, [1, 3, 1, 1, 2, 2, 2, 3, 1, 3]),
+        (BY_HAND, 1, [1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 1]),
+        (BY_HAND, 2, [3, 2, 1, 3, 3, 3, 1, 3]),
+        (BY_HAND, 3, [4, 1, 1, 4, 5, 1, 3]),
+        (BY_HAND, 1.5, [1, 3, 1, 1, 2, 2, 2, 3, 1, 3]),
+        # Digits of operands apart, behind signs that start a group; results whole, behind the "=" that is alone.
+        (RESULTS_BY_HAND, 1, [1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 1]),
+        (RESULTS_BY_HAND, 2, [2, 1, 2, 1, 3, 2, 1, 2, 1, 1, 3]),
+        (RESULTS_BY_HAND, 3, [2, 1, 2, 1, 4, 2, 2, 1, 1, 3]),
+        (RESULTS_BY_HAND, 5, [2, 1, 2, 1, 5, 1, 2, 1, 1, 3]),
     ],
 )
-def test_groups_by_hand(c: float, expected: list[int]) -> None:
+def test_groups_by_hand(units: Units, c: float, expected: list[int]) -> None:
     a, b = 21, 22
     chain = [a, 4, 8, 30, 2, 11, 2, 4, b, a, 4, 8, 31, 2, 4, 11, 7, 2, b]
-    assert found_sizes(chain, c, 0.0, BY_HAND) == expected
-    assert sum(expected) == len(chain)
-
-
-@pytest.mark.parametrize(
-    ("c", "expected"),
-    [
-        # << 4 8 / 2 = 2 4 >> << 4 8 + 2 4 = 7 2 >>
-        (1, [1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 1]),
-        (2, [2, 1, 2, 1, 3, 2, 1, 2, 1, 1, 3]),
-        (3, [2, 1, 2, 1, 4, 2, 2, 1, 1, 3]),
-        (5, [2, 1, 2, 1, 5, 1, 2, 1, 1, 3]),
-    ],
-)
-def test_results_by_hand(c: float, expected: list[int]) -> None:
-    """Digits of operands apart, behind signs that start a group; results whole, behind the "=" that is alone."""
-    a, b = 21, 22
-    chain = [a, 4, 8, 30, 2, 11, 2, 4, b, a, 4, 8, 31, 2, 4, 11, 7, 2, b]
-    assert found_sizes(chain, c, 0.0, RESULTS_BY_HAND) == expected
+    assert found_sizes(chain, c, 0.0, units) == expected
     assert sum(expected) == len(chain)
 
 
