@@ -399,6 +399,17 @@ def test_thresholds_are_drawn_after_everything_else() -> None:
         assert (alone.seed, alone.params) == (seed, ColarParams(c, confidence_threshold=0.7))
 
 
+def test_draws_of_one_example_have_each_threshold_once() -> None:
+    lm, method = made(compression_factors=[1, 2, 2], confidence_thresholds=[0, 0.8, 0.9])
+    for i in range(20):
+        rows = method.encode_draws(lm.template, EXAMPLES[0], Random(i), 0.0, 4)
+        thresholds = [row.params.confidence_threshold for row in rows]
+        assert sorted(thresholds[:3]) == [0, 0.8, 0.9]
+        assert thresholds[3] in (0, 0.8, 0.9)
+        factors = [row.params.compression_factor for row in rows]
+        assert sorted(factors[:3]) == [1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("given", "values", "real", "text"),
     [

@@ -211,7 +211,13 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone(units: Units) -> None:
 
 NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
 RESULTS: dict[str, Any] = {**NUMBERS, "unit": "result", "starts": ["+"]}
+ON_NUMBERS: dict[str, Any] = {**RESULTS, "threshold_on": "number"}
 UNITS = pytest.mark.parametrize("kind", [NUMBERS, RESULTS], ids=["number", "result"])
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [NUMBERS, RESULTS, ON_NUMBERS, {**NUMBERS, "threshold_on": "number"}],
+    ids=["number", "result", "result, on numbers", "number, on numbers"],
+)
 
 
 def units_of(lm: LatentLM, method: Colar) -> Units:
@@ -241,7 +247,7 @@ def naive_asked(lm: LatentLM, row: Row, sizes: list[int], units: Units, phase: f
 
 
 @torch.no_grad()
-def naive_loss(lm: LatentLM, row: Row, units: Units) -> tuple[float, list[int]]:
+def naive_loss(lm: LatentLM, row: Row, units: Units, threshold_on: str) -> tuple[float, list[int]]:
     phase = phase_of(row.seed)
     c = row.params.compression_factor
     bounds = None
@@ -251,7 +257,9 @@ def naive_loss(lm: LatentLM, row: Row, units: Units) -> tuple[float, list[int]]:
         for t in range(len(row.chain)):
             window = row.chain[t : t + naive_size(row.chain, t, math.ceil(c), units)]
             sure = [
-                math.exp(p) >= row.params.confidence_threshold for p in naive_logps(lm, hidden[t], window)
+                math.exp(p) >= row.params.confidence_threshold
+                or (threshold_on == "number" and not takes_digit(window[:j], units))
+                for j, p in enumerate(naive_logps(lm, hidden[t], window))
             ]
             bounds.append(next((j for j in range(1, len(sure)) if not sure[j]), len(sure)))
     sizes = naive_sizes(row.chain, c, phase, units, bounds)
@@ -264,7 +272,7 @@ def naive_loss(lm: LatentLM, row: Row, units: Units) -> tuple[float, list[int]]:
     return sum(means) / len(means), sizes
 
 
-@UNITS
+@KINDS
 @pytest.mark.parametrize("numbers_from", [1, 1.5, 2])
 @pytest.mark.parametrize("thresholds", [[0], [0, 1e-4, 2e-3]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -285,7 +293,8 @@ def test_the_loss_is_a_naive_loop(
     found, sizes = method.loss(lm, batch)["ce"], method.group_sizes(lm, batch)
     numbers = 0
     for i, row in enumerate(rows):
-        loss, naive = naive_loss(lm, row, of_row(units, row.params.compression_factor, numbers_from))
+        of_this = of_row(units, row.params.compression_factor, numbers_from)
+        loss, naive = naive_loss(lm, row, of_this, method.config.threshold_on)
         assert sizes_of(sizes, i) == naive, i
         assert found[i].item() == pytest.approx(loss, rel=1e-4, abs=1e-5), i
         numbers += len(naive) < len(row.chain)
@@ -372,8 +381,8 @@ def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
     return asked
 
 
-@UNITS
-@pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
+@KINDS
+@pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_equals_the_reference(
     family: str, shortlist: bool, numbers_from: float, kind: dict[str, Any]
@@ -430,7 +439,7 @@ def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float, kind: dict[
 @pytest.mark.parametrize("drawn_at", [1.0, 1.3])
 @pytest.mark.parametrize("threshold", [0.0, 0.7])
 @pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
-@UNITS
+@KINDS
 def test_how_a_group_ended_is_scored(
     kind: dict[str, Any], shortlist: bool, numbers_from: float, threshold: float, drawn_at: float
 ) -> None:
@@ -449,13 +458,15 @@ def test_how_a_group_ended_is_scored(
     outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
     tensors = rollout.collate(outputs, lm.width)
     declined = tensors.declined_ids != -1
+    on_numbers = kind.get("threshold_on") == "number"
     if threshold:
-        assert (tensors.declined_ids >= -1).all()
+        # With a threshold on numbers, groups also end before what may not join.
+        assert on_numbers or (tensors.declined_ids >= -1).all()
         assert declined.any()
     else:
         ends = set(tensors.declined_ids.unique().tolist())
         assert GROUP_START in ends
-        assert ends & ({NO_DIGIT, DIGIT_OR_START} if kind is RESULTS else {NO_DIGIT})
+        assert ends & ({NO_DIGIT, DIGIT_OR_START} if kind["unit"] == "result" else {NO_DIGIT})
     scores = method.logps(lm, tensors, "mean")
     engine = rollout.engine_logps(method, outputs, tensors, "mean")
     torch.testing.assert_close(scores.logps[scores.mask], engine[scores.mask], rtol=1e-3, atol=1e-3)
@@ -470,7 +481,7 @@ def test_how_a_group_ended_is_scored(
     assert lm.extra["group_decoder"].mlp[-1].weight.grad.isfinite().all()
 
 
-@UNITS
+@KINDS
 @pytest.mark.parametrize("threshold", [0.0, 0.1, 0.6])
 @torch.no_grad()
 def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dict[str, Any]) -> None:
@@ -487,12 +498,52 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dic
             uniform = torch.rand(6, n, generator=generator, dtype=torch.float64)
             most = torch.full((n,), 1 + i % 2)
             rules = Rules(
-                most, columns, columns, threshold * columns, lambda place, u=uniform: u[place], units=units
+                most,
+                columns,
+                columns,
+                threshold * columns,
+                lambda place, u=uniform: u[place],
+                units=units,
+                threshold_on=method.config.threshold_on,
             )
             found = choose(lm, state[i].expand(n, -1), torch.full((n,), first_id), rules)
             declined |= {int(which) for _, which in check_shares(found, 2e-4)}
-    assert NO_DIGIT in declined if threshold == 0 else max(declined) >= 0
-    assert (DIGIT_OR_START in declined) == (kind is RESULTS and threshold == 0)
+    if threshold == 0:
+        assert NO_DIGIT in declined
+        assert (DIGIT_OR_START in declined) == (kind["unit"] == "result")
+    elif kind.get("threshold_on") != "number":
+        assert max(declined) >= 0
+
+
+@torch.no_grad()
+def test_a_threshold_on_numbers_is_asked_behind_numbers_alone() -> None:
+    """No token reaches a threshold of 1: groups end where a number could go on, and nowhere else."""
+    lm, method = lively(**ON_NUMBERS)
+    units = units_of(lm, method)
+    n = 500
+    generator = torch.Generator().manual_seed(0)
+    state_ND = torch.randn(n, lm.width, generator=generator)
+    ones = torch.ones(n, dtype=torch.float64)
+    sizes = {}
+    for threshold_on in ("token", "number"):
+        for first_id in (units.digit_ids[3], 7):
+            uniform = torch.rand(12, n, generator=generator, dtype=torch.float64)
+            rules = Rules(
+                torch.full((n,), 3),
+                ones,
+                ones,
+                ones,
+                lambda place, u=uniform: u[place],
+                units=units,
+                threshold_on=threshold_on,
+            )
+            ids = choose(lm, state_ND, torch.full((n,), first_id), rules).ids
+            sizes[threshold_on, first_id] = (ids != -1).sum(1)
+    assert (sizes["token", units.digit_ids[3]] == 1).all()
+    assert (sizes["token", 7] == 1).all()
+    # Behind a digit that begins a group a number is open. Behind any other token none is, and three may stand together.
+    assert (sizes["number", units.digit_ids[3]] == 1).all()
+    assert sizes["number", 7].max() == 3
 
 
 # Bad values, checkpoints
@@ -507,6 +558,8 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dic
         ({"head": "gaussian", "unit": "number"}, "method.unit is an option of head: sequential; this one is gaussian"),
         ({"numbers_from": 0.5}, "method.numbers_from must be a number, 1 or more, got 0.5"),
         ({"numbers_from": 2}, "method.numbers_from is a value of unit: number and unit: result; this one is token"),
+        ({"threshold_on": "all"}, "method.threshold_on must be one of token, number"),
+        ({"threshold_on": "number"}, "method.threshold_on number is a value of unit: number and unit: result"),
         ({"head": "gaussian", "alone": ["="]}, "method.alone is an option of head: sequential"),
         ({"head": "gaussian", "starts": ["="]}, "method.starts is an option of head: sequential"),
         ({"starts": [3]}, "method.starts must be a list of tokens"),

@@ -103,6 +103,10 @@ class Batch:
         written_B = self.question_lengths + self.chain_lengths + self.answer_lengths
         return written_B + self.n_latents
 
+    def rows(self, at: Tensor) -> Batch:
+        """Some of the rows, by their indices (X,); as wide as the batch."""
+        return Batch.from_tensors({name: column[at] for name, column in self.tensors().items()})
+
     def tensors(self) -> dict[str, Tensor]:
         """A flat dict, as data loaders and Trainer move it between devices."""
         return flat_tensors(self)

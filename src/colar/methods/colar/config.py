@@ -15,6 +15,7 @@ from colar.methods.colar.units import LONGEST, Unit
 
 Stop = Literal["majority", "argmax"]
 ChainLabel = Literal["expected", "sampled"]
+ThresholdOn = Literal["token", "number"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class ColarParams:
         check_number("confidence_threshold", self.confidence_threshold, 0, 1)
 
 
+class Deck:
+    """Values that are each drawn once before one is drawn again: two equal rows of an example teach little."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = values
+        self.left: list[float] = []
+
+    def draw(self, rng: Random) -> float:
+        """The next one; of values that stand twice there are two."""
+        self.left = self.left or list(self.values)
+        value = rng.choice(self.left)
+        self.left.remove(value)
+        return value
+
+
 @dataclass(frozen=True)
 class Factors:
     """The factors that training draws from: some values, or all of a real range, to two decimals."""
@@ -55,18 +71,11 @@ class Factors:
         return round(rng.uniform(self.least, self.most), 2)
 
     def draw_several(self, rng: Random, n: int) -> list[float]:
-        """n of them. In a list each entry is drawn once before one is drawn again: two rows of one c teach little."""
-        drawn: list[float] = []
-        left: list[float] = []
-        for _ in range(n):
-            if self.real:
-                drawn.append(self.draw(rng))
-                continue
-            left = left or list(self.values)
-            c = rng.choice(left)
-            left.remove(c)
-            drawn.append(c)
-        return drawn
+        """n of them: of a list, each entry once before one comes again."""
+        if self.real:
+            return [self.draw(rng) for _ in range(n)]
+        deck = Deck(self.values)
+        return [deck.draw(rng) for _ in range(n)]
 
     def offered(self) -> list[float]:
         """The values, ascending and each once; of a range five, evenly spaced."""
@@ -170,6 +179,10 @@ class ColarConfig:
     confidence_thresholds: tuple[float, ...] = (0,)
     """Values of confidence_threshold drawn from in training, as factors are: groups then end where the model itself is
     less sure than that. Of head: sequential."""
+    threshold_on: ThresholdOn = "token"
+    """What confidence_threshold is asked of: each "token" that would join a group; or, where c counts numbers, only
+    what stands behind a "number" that may go on: a digit of it, or its end. A result's digits are computed one from
+    another; a sign and the digit behind it are not, and cost nothing in one thought. Of head: sequential."""
     shortlist: bool = False
     """Choose the tokens of a group behind its first among those of the training chains alone: their rows of the LM head
     are few, and a thought of c tokens costs little more than one. Of head: sequential."""
@@ -194,6 +207,11 @@ class ColarConfig:
         check_choice("method.head", self.head, get_args(Head))
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
+        check_choice("method.threshold_on", self.threshold_on, get_args(ThresholdOn))
+        if self.threshold_on == "number" and self.unit == "token":
+            raise ValueError(
+                "method.threshold_on number is a value of unit: number and unit: result; this one is token"
+            )
         check_choice("method.stop", self.stop, get_args(Stop))
         check_number("method.nll_beta", self.nll_beta, 0, 1)
         if self.head == "deterministic" and self.latent_loss == "nll":

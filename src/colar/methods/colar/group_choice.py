@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from colar.methods.colar.config import ThresholdOn
 from colar.methods.colar.group_decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT, NOTHING, without
 from colar.methods.colar.units import PLAIN, Extents, Units
 from colar.model.head_rows import HeadRows
@@ -42,6 +43,8 @@ class Rules:
     """What is a unit, and what a group of its own."""
     numbers: Tensor | None = None
     """Bools: in which rows numbers are units; None: in all."""
+    threshold_on: ThresholdOn = "token"
+    """Whether all tokens are compared with the threshold, or only those behind a number that may go on."""
     known: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""
 
@@ -50,6 +53,13 @@ class Rules:
         """The most tokens that a group may have."""
         numbers = None if self.numbers is None else self.look("numbers")
         return int(self.units.tokens(self.look("most"), numbers).max())
+
+    def thresholds(self, rows_X: Tensor, extents: Extents) -> Tensor:
+        """The threshold of each group's next token, (X,)."""
+        threshold_X = self.confidence_threshold[rows_X]
+        if self.threshold_on == "token":
+            return threshold_X
+        return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
 
     def look(self, name: str) -> Tensor:
         """A column on the CPU, if it is known there."""
@@ -198,7 +208,7 @@ def choose(
         if gated or wants_logps:
             # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
             logps_X = token_logps(logits_XV, temperature_X, index_X)
-            unsure_X = going_X & (logps_X.exp() < rules.confidence_threshold[rows_X])
+            unsure_X = going_X & (logps_X.exp() < rules.thresholds(rows_X, extents))
             found.unsure[rows_X] = found.unsure[rows_X] | unsure_X
             going_X = going_X & ~unsure_X
             found.logps[rows_X, place] = torch.where(going_X, logps_X, 0)
@@ -225,7 +235,7 @@ def _note_declined(
     """Write down, of the groups that what was drawn has ended here, what would have let them go on, and how likely such
     an end was."""
     temperature_X = rules.temperature[rows_X]
-    threshold_X = rules.confidence_threshold[rows_X]
+    threshold_X = rules.thresholds(rows_X, extents)
     allowed_XV = None
     if not rules.units.plain:
         ids_V = torch.arange(logits_XV.shape[1], device=logits_XV.device)

@@ -38,7 +38,7 @@ from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Batch, Row, ThinkState, Thought
 from colar.methods.colar import merging, shortlist
-from colar.methods.colar.config import ColarConfig, ColarParams
+from colar.methods.colar.config import ColarConfig, ColarParams, Deck
 from colar.methods.colar.fed import Fed
 from colar.methods.colar.gaussian import LatentPredictor
 from colar.methods.colar.sequential import TokenPredictor
@@ -127,13 +127,14 @@ class Colar(base.Method):
         self, template: Template, example: Example, rng: Random, epoch: float, n: int
     ) -> list[Row]:
         factors = self.config.factors.draw_several(rng, n)
-        return [self._encode(template, example, rng, c) for c in factors]
+        thresholds = Deck(self.config.confidence_thresholds)
+        return [self._encode(template, example, rng, c, thresholds) for c in factors]
 
-    def _encode(self, template: Template, example: Example, rng: Random, c: float) -> Row:
+    def _encode(self, template: Template, example: Example, rng: Random, c: float, thresholds: Deck) -> Row:
         seed = rng.getrandbits(62)
         # Drawn last, and only where there is a choice: rows without thresholds stay what they were.
-        thresholds = self.config.confidence_thresholds
-        threshold = rng.choice(thresholds) if len(thresholds) > 1 else thresholds[0]
+        choice = len(thresholds.values) > 1
+        threshold = thresholds.draw(rng) if choice else thresholds.values[0]
         params = ColarParams(c, confidence_threshold=threshold)
         return base.encode_row(template, example, params, self.prompt(params), seed)
 
@@ -168,10 +169,8 @@ class Colar(base.Method):
             return groups.sizes(lengths_B, c_B, phase_B)
         bounds_BT = units.bounds(batch.chain_ids, predictor.numbers(c_B))
         if gated and isinstance(predictor, TokenPredictor):
-            # A first pass over single tokens says how far the model is sure; the loss feeds groups that end there.
-            with torch.no_grad():
-                alone = self._merged(lm, batch, groups.sizes(lengths_B, torch.ones_like(c_B)))
-            bounds_BT = torch.minimum(bounds_BT, predictor.bounds(lm, batch, alone))
+            # A first pass says how far the model is sure; the loss feeds groups that end there.
+            bounds_BT = torch.minimum(bounds_BT, predictor.bounds(lm, batch))
         unit_BT = None if units.plain else units.lengths(batch.chain_ids, predictor.numbers(c_B))
         return groups.cut_sizes(lengths_B, c_B, phase_B, bounds_BT, unit_BT)
 

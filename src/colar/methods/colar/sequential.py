@@ -146,36 +146,55 @@ class TokenPredictor:
         return followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
 
     @torch.no_grad()
-    def bounds(self, lm: LatentLM, batch: Batch, alone: Fed) -> Tensor:
+    def bounds(self, lm: LatentLM, batch: Batch) -> Tensor:
         """(B, T): how many tokens a group has that starts at a reasoning token, where only the threshold ends it.
 
-        `alone` are groups of one token each. So each start is judged as at inference where the groups before it are
+        Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
         read well; whole groups before it, which no threshold would let through, would make the model unsure.
         """
         B, T = batch.chain_ids.shape
-        # Places: what the row's c lets in. One for the first token, which is never cut.
+        # Places: what the row's c lets in.
         c_B1 = batch.params["compression_factor"][:, None]
+        numbers_B = self.numbers(c_B1[:, 0])
         starts_BT = torch.arange(T, device=c_B1.device).expand(B, T)
         most_BT = c_B1.ceil().long().expand(B, T)
         units = self.units(lm)
         if not units.plain:
-            lengths_BT = units.lengths(batch.chain_ids, self.numbers(c_B1[:, 0]))
-            most_BT = groups.reach(lengths_BT, starts_BT, most_BT)
-        ids_BTG, real_BTG = group_decoder.windows(
+            most_BT = groups.reach(units.lengths(batch.chain_ids, numbers_B), starts_BT, most_BT)
+        ids_BTG, asked_BTG = group_decoder.windows(
             batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.separator_id
         )
-        if ids_BTG.shape[-1] < 2:
-            return torch.ones_like(batch.chain_ids)
-        # The first token would take the whole vocabulary's softmax, and nobody asks for it.
-        real_BTG[..., 0] = False
-        hidden_BTD = alone.hidden(lm, batch, n=T)
-        logps_BTG = group_decoder.label_logps(
-            lm, hidden_BTD, ids_BTG, real_BTG, shortlist=self.shortlist(lm.head_rows)
-        )
-        threshold_B11 = batch.params["confidence_threshold"][:, None, None]
-        sure_BTG = logps_BTG.exp() >= threshold_B11
+        # The first token is never cut.
+        asked_BTG = asked_BTG & (torch.arange(ids_BTG.shape[-1], device=ids_BTG.device) > 0)
+        threshold_B = batch.params["confidence_threshold"]
+        asked_BTG = asked_BTG & (threshold_B > 0)[:, None, None]
+        if self.config.threshold_on == "number":
+            columns_BT = None if numbers_B is None else numbers_B[:, None].expand(B, T)
+            asked_BTG = asked_BTG & units.numbers_open(ids_BTG, columns_BT)
+
+        # Most rows of a batch may have nothing to ask for, and cost nothing then.
+        sure_BTG = torch.ones_like(asked_BTG)
+        at_X = asked_BTG.any(-1).any(-1).nonzero()[:, 0]
+        if len(at_X):
+            logps_XTG = self._alone_logps(lm, batch.rows(at_X), ids_BTG[at_X], asked_BTG[at_X])
+            sure_XTG = logps_XTG.exp() >= threshold_B[at_X, None, None]
+            sure_BTG[at_X] = sure_XTG | ~asked_BTG[at_X]
         # The tokens before the first that is unsure.
         return 1 + sure_BTG[..., 1:].long().cumprod(-1).sum(-1)
+
+    def _alone_logps(self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, asked_BTG: Tensor) -> Tensor:
+        """Log-probs of the tokens behind each token, (B, T, G), where they are asked for. Single tokens are fed."""
+        T = batch.chain_ids.shape[1]
+        sizes_BT = groups.sizes(batch.chain_lengths, torch.ones_like(batch.params["compression_factor"]))
+        latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, self.config.merge, self.units(lm))
+        hidden_BTD = Fed(latents_BTD, sizes_BT).hidden(lm, batch, n=T)
+        # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
+        # softmax.
+        behind_BTG = asked_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
+        behind_BTG[..., 0] = False
+        return group_decoder.label_logps(
+            lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist(lm.head_rows)
+        )
 
     # Reinforcement
 
@@ -235,6 +254,7 @@ class TokenPredictor:
             temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
+            threshold_on=self.config.threshold_on,
             # Draws of their own stream: a group's first token is drawn as CoT's is, whatever c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist(state.make_head_rows or lm.head_rows),

@@ -173,6 +173,24 @@ class Units:
         behind_BT = (at_T + first_BT).clamp(max=next_BT.shape[1] - 1)
         return next_BT.gather(1, behind_BT) - at_T
 
+    def numbers_open(self, ids: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Groups of tokens (..., G) -> at which places a digit would go on the number before it, (..., G) bool.
+
+        `numbers` (...,) says in which groups numbers are units; None: in all.
+        """
+        digit_G = self.is_digit(ids)
+        if numbers is not None:
+            digit_G = digit_G & numbers[..., None]
+        # Digits of the last number so far, as `Extents` counts them.
+        begun = LONGEST if self.results else 1
+        run = digit_G[..., 0].long()
+        open_at = [torch.zeros_like(digit_G[..., 0])]
+        for g in range(1, ids.shape[-1]):
+            takes = (run > 0) & (run < LONGEST)
+            open_at.append(takes)
+            run = torch.where(digit_G[..., g], torch.where(takes, run + 1, begun), 0)
+        return torch.stack(open_at, dim=-1)
+
     def asked(
         self, chain_ids: Tensor, sizes_BK: Tensor, most_BK: Tensor, numbers_B: Tensor | None = None
     ) -> Tensor:
