@@ -201,10 +201,16 @@ def test_maps_start_from_those_of_a_checkpoint(trained: int | None, rank: int | 
     torch.testing.assert_close(maps.matrices()[2:], torch.eye(8).repeat(2, 1, 1))
 
 
-def test_maps_that_cannot_be_taken_over_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 maps of width 8 do not fit 2 of width 8"):
-        PlaceMaps(8, 3).start_from(PlaceMaps(8, 5).state_dict())
-    with pytest.raises(ValueError, match="2 maps of width 4 do not fit 2 of width 8"):
+@pytest.mark.parametrize("rank", [None, 8])
+def test_places_that_are_no_longer_there_are_left_out(rank: int | None) -> None:
+    before, maps = PlaceMaps(8, 5), PlaceMaps(8, 3, rank)
+    torch.nn.init.normal_(before.maps)
+    maps.start_from(before.state_dict())
+    torch.testing.assert_close(maps.matrices(), before.matrices()[:2], rtol=1e-4, atol=1e-4)
+
+
+def test_maps_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="maps of width 4 do not fit those of width 8"):
         PlaceMaps(8, 3).start_from(PlaceMaps(4, 3).state_dict())
 
 

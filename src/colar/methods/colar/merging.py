@@ -70,9 +70,10 @@ class PlaceMaps(nn.Module):
 
     @torch.no_grad()
     def start_from(self, state: Mapping[str, Tensor]) -> None:
-        """Take the maps of a checkpoint, which may have fewer places, or another rank: (P' - 1, D, D), or U and V.
+        """Take the maps of a checkpoint, which may have other numbers of places, or another rank: (P' - 1, D, D), or U
+        and V.
 
-        Places that it lacks stay as they are. ValueError where it has more of them, or another width.
+        Places that it lacks stay as they are; those that it has more are left out. ValueError for another width.
         """
         if "maps" in state:
             maps = state["maps"].float()
@@ -80,11 +81,10 @@ class PlaceMaps(nn.Module):
             up, down = state["up"].float(), state["down"].float()
             maps = torch.eye(up.shape[1]) + up @ down
         mine = self.matrices()
-        n = len(maps)
-        if n > len(mine) or maps.shape[1:] != mine.shape[1:]:
-            raise ValueError(
-                f"{n} maps of width {maps.shape[-1]} do not fit {len(mine)} of width {mine.shape[-1]}"
-            )
+        if maps.shape[1:] != mine.shape[1:]:
+            raise ValueError(f"maps of width {maps.shape[-1]} do not fit those of width {mine.shape[-1]}")
+        n = min(len(maps), len(mine))
+        maps = maps[:n]
         if self.rank is None:
             self.maps[:n] = maps
             return
