@@ -1,6 +1,8 @@
 """Seconds a question takes at each speed and confidence threshold: does ending groups early pay in wall-clock, too?
 
     python benchmarks/gates.py --cot runs/arena/seed0/cot/best --gated runs/sequential/seed0/half/best
+    python benchmarks/gates.py --cot runs/smollm2-135m/cot/best --gated runs/smollm2-135m/colar-gated/best \
+      --source gsm8k-aug --dtype bfloat16 --compile --max-latents 128 --max-completion-length 16
 
 Two checkpoints answer the same questions greedily: a chain in tokens (CoT), and a sequential head at each c, with each
 threshold. Threshold 0 is the fixed speed. Cells are timed with one request at a time (`b1`) and with 32 (`b32`). Each
@@ -25,7 +27,15 @@ from rich.console import Console
 
 from colar.data import sources
 from colar.data.example import Example
-from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question, answer, make_request
+from colar.engine.engine import Engine
+from colar.evaluation.evaluate import (
+    EvaluatedModel,
+    GridPoint,
+    Limits,
+    Question,
+    make_record,
+    make_request,
+)
 from colar.methods import pretrained
 
 SYSTEMS = ("cot", "gated")
@@ -52,16 +62,24 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     """One system's milliseconds a question, thoughts and accuracy, cell by cell."""
     torch.set_num_threads(args.threads)
     path = args.cot if system == "cot" else args.gated
-    lm, method = pretrained.load(path)
+    lm, method = pretrained.load(path, args.dtype)
+    # As in every command that thinks: an adapter costs time at each step.
+    lm.merge()
     model = EvaluatedModel(system, lm, method)
-    examples = sources.load("arithmetic", "test", limit=args.limit, options={"steps": [2, 4]})
+    options = {"steps": [2, 4]} if args.source == "arithmetic" else {}
+    examples = sources.load(
+        args.source, "test", data_dir=args.data_dir, limit=args.limit, skip_malformed=True, options=options
+    )
     cells = {}
-    for name, params in _params(system, method, args):
-        for rows in ROWS:
+    for rows in ROWS:
+        # One for all cells: it compiles once.
+        engine = Engine(lm, method, rows, compile=args.compile)
+        limits = Limits(args.max_latents, args.max_completion_length, rows)
+        for name, params in _params(system, method, args):
             asked = examples if rows > 1 else examples[: args.limit_alone]
             # Not counted: kernels, caches and the memory of this width.
-            timed(model, params, asked[: 2 * rows], rows)
-            cells[f"{name}/b{rows}"] = timed(model, params, asked, rows)
+            timed(engine, model, params, asked[: 2 * rows], limits)
+            cells[f"{name}/b{rows}"] = timed(engine, model, params, asked, limits)
     return {"system": system, "cells": cells}
 
 
@@ -77,14 +95,16 @@ def _params(system: str, method: Any, args: argparse.Namespace) -> Iterator[tupl
                 yield f"c={c:g}/{threshold:g}", method.Params(c, confidence_threshold=threshold)
 
 
-def timed(model: EvaluatedModel, params: Any, examples: Sequence[Example], rows: int) -> dict[str, float]:
-    """Answer the questions, so many at a time."""
-    limits = Limits(max_latents=64, max_completion_length=8, batch_size=rows)
-    point = GridPoint(model, "arithmetic", params, "greedy", seed=0)
+def timed(
+    engine: Engine, model: EvaluatedModel, params: Any, examples: Sequence[Example], limits: Limits
+) -> dict[str, float]:
+    """Answer the questions, as many at a time as the engine has rows."""
+    point = GridPoint(model, "questions", params, "greedy", seed=0)
     questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
     started = time.perf_counter()
-    records = list(answer(model, questions, limits))
+    completions = engine.generate([question.request for question in questions])
     seconds = time.perf_counter() - started
+    records = [make_record(*pair) for pair in zip(questions, completions, strict=True)]
     n = len(records)
     return {
         "ms": 1e3 * seconds / n,
@@ -111,6 +131,9 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         "speedup_over_cot": speedups,
         "rounds": args.rounds,
         "threads": args.threads,
+        "source": args.source,
+        "dtype": args.dtype,
+        "compile": args.compile,
         "provenance": shared.provenance(),
         "runs": runs,
     }
@@ -139,6 +162,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--confidence-threshold", nargs="+", type=float, default=[0, 0.5, 0.7, 0.8, 0.9, 0.99]
     )
+    parser.add_argument("--source", default="arithmetic", help="a source (`colar data list`) or a file")
+    parser.add_argument("--dtype", default="float32", help="of the weights")
+    parser.add_argument("--compile", action="store_true", help="compile the step")
+    parser.add_argument("--max-latents", type=int, default=64)
+    parser.add_argument("--max-completion-length", type=int, default=8)
     parser.add_argument("--limit", type=int, default=500, help="questions at 32 rows")
     parser.add_argument("--limit-alone", type=int, default=100, help="questions at one row")
     return parser.parse_args()
