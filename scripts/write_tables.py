@@ -75,12 +75,12 @@ ACCURACIES = {
             "colar c=2 (RL)": "GRPO",
         },
     ),
-    "smollm2-135m-pairs": ("School mathematics (SmolLM2-135M)", {"cot": "CoT"}),
-    "smollm2-135m-gated": (
-        "Our sequential head there, unsure groups end early",
+    "smollm2-135m": (
+        "School mathematics (SmolLM2-135M)",
         {
+            "cot": "CoT",
             "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
-            "smollm2-135m c=2 (sequential, confidence_threshold=0.95)": "c at most 2",
+            "smollm2-135m c=2 (sequential, confidence_threshold=0.8)": "c = 2, unsure digits apart",
             "smollm2-135m c=2 (sequential)": "c = 2",
         },
     ),
