@@ -22,9 +22,9 @@ colar=smollm2-135m="$out/colar-unsure-digits/best"
 sets=(gsm8k-aug gsm-hard svamp multiarith)
 colar evaluate "$cot" "$colar" --data "${sets[@]}" --compression_factor 1 2 "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-plain"
-colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.8 0.95 "${common[@]}" \
+colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.3 0.5 0.8 0.95 "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-gated"
 colar report "$out/report-plain" "$out/report-gated" --output "$out/report"
-colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 150 --compression_factor 1 2 "${common[@]}" \
+colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/diagnosis"
 colar export "$out/colar-unsure-digits/best" "$out/export-colar" --dtype bfloat16
