@@ -1,8 +1,9 @@
 """Seconds a question takes at each speed and confidence threshold: does ending groups early pay in wall-clock, too?
 
     python benchmarks/gates.py --cot runs/arena/seed0/cot/best --gated runs/sequential/seed0/half/best
-    python benchmarks/gates.py --cot runs/smollm2-135m/cot/best --gated runs/smollm2-135m/colar-gated/best \
-      --source gsm8k-aug --dtype bfloat16 --compile --max-latents 128 --max-completion-length 16
+    python benchmarks/gates.py --cot runs/smollm2-135m/cot-more/best \
+      --gated runs/smollm2-135m/colar-unsure-digits/best --source gsm8k-aug --dtype bfloat16 --compile \
+      --max-latents 128 --max-completion-length 16
 
 Two checkpoints answer the same questions greedily: a chain in tokens (CoT), and a sequential head at each c, with each
 threshold. Threshold 0 is the fixed speed. Cells are timed with one request at a time (`b1`) and with 32 (`b32`). Each

@@ -301,6 +301,16 @@ def test_the_loss_is_a_naive_loop(
     assert numbers
 
 
+@KINDS
+def test_rows_without_reasoning_have_no_groups_to_end(kind: dict[str, Any]) -> None:
+    lm, method = made(digits=True, compression_factors=[2], confidence_thresholds=[0.5], **kind)
+    rows = [dataclasses.replace(row, steps=[]) for row in encoded(lm, method)]
+    assert not any(row.chain for row in rows)
+    batch = Batch.collate(rows)
+    assert method.group_sizes(lm, batch).sum() == 0
+    assert method.loss(lm, batch)["ce"].isfinite().all()
+
+
 def test_maps_of_digits_and_of_places_are_trained() -> None:
     lm, method = made(digits=True, compression_factors=[2], **NUMBERS)
     method.loss(lm, Batch.collate(encoded(lm, method)))["ce"].sum().backward()
@@ -382,7 +392,7 @@ def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
 
 
 @KINDS
-@pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_equals_the_reference(
     family: str, shortlist: bool, numbers_from: float, kind: dict[str, Any]

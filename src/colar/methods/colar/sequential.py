@@ -164,6 +164,8 @@ class TokenPredictor:
         ids_BTG, asked_BTG = group_decoder.windows(
             batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.separator_id
         )
+        if ids_BTG.shape[-1] < 2:
+            return torch.ones_like(batch.chain_ids)
         # The first token is never cut.
         asked_BTG = asked_BTG & (torch.arange(ids_BTG.shape[-1], device=ids_BTG.device) > 0)
         threshold_B = batch.params["confidence_threshold"]

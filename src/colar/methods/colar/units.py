@@ -178,18 +178,16 @@ class Units:
 
         `numbers` (...,) says in which groups numbers are units; None: in all.
         """
-        digit_G = self.is_digit(ids)
-        if numbers is not None:
-            digit_G = digit_G & numbers[..., None]
-        # Digits of the last number so far, as `Extents` counts them.
-        begun = LONGEST if self.results else 1
-        run = digit_G[..., 0].long()
-        open_at = [torch.zeros_like(digit_G[..., 0])]
-        for g in range(1, ids.shape[-1]):
-            takes = (run > 0) & (run < LONGEST)
-            open_at.append(takes)
-            run = torch.where(digit_G[..., g], torch.where(takes, run + 1, begun), 0)
-        return torch.stack(open_at, dim=-1)
+        tokens_NG = ids.flatten(end_dim=-2)
+        all_N = torch.arange(len(tokens_NG), device=ids.device)
+        first_N = tokens_NG[:, 0]
+        # As while a group is chosen. How many units c lets in plays no part.
+        extents = Extents(self, first_N, first_N, None if numbers is None else numbers.flatten())
+        open_at = [torch.zeros_like(all_N, dtype=torch.bool)]
+        for token_N in tokens_NG[:, 1:].unbind(1):
+            open_at.append(extents.takes_digit(all_N))
+            extents.add(all_N, token_N)
+        return torch.stack(open_at, dim=-1).view(ids.shape)
 
     def asked(
         self, chain_ids: Tensor, sizes_BK: Tensor, most_BK: Tensor, numbers_B: Tensor | None = None
