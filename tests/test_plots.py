@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from example_rows import report_row
 
-from colar.show import canvas, plots
+from colar.show import canvas, naming, plots
 from colar.show.report_rows import ReportRow
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -83,6 +83,37 @@ def test_training_runs_are_lines_of_one_colour_with_one_name() -> None:
     assert sorted(texts(axes)) == ["A", "c=1", "c=2"]
     assert len(axes.lines) == 3
     assert len({line.get_color() for line in axes.lines}) == 1
+
+
+def test_values_of_an_option_are_one_line_for_each_speed() -> None:
+    rows = [report_row("A", "d", c, 0.5 - 0.1 * c, 9 / c) for c in (1, 2)]
+    for c, threshold in product((1, 2), (0.95, 0.3, 0.5)):
+        label = f"own, confidence_threshold={threshold:g}"
+        rows.append(report_row("A", "d", c, threshold / c, threshold, label=label))
+    rows.append(report_row("A", "d", 2, 0.1, 4, label="own"))
+    (axes,) = plots.draw_accuracy(rows).axes
+    tags = [f"c={c}, {threshold}" for c, threshold in product((1, 2), (0.3, 0.5, 0.95))]
+    names = ["A", "A (own)", "A (own, confidence_threshold)"]
+    assert sorted(texts(axes)) == sorted([*names, *tags, "c=1", "c=2", "c=2"])
+    gated = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert [list(line.get_xdata()) for line in gated] == [[0.3, 0.5, 0.95]] * 2
+    assert len({line.get_color() for line in gated}) == 1
+    assert len(axes.lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("", ("", None)),
+        ("DL", ("DL", None)),
+        ("snap=True", ("snap=True", None)),
+        ("ratio=0.7", ("ratio", 0.7)),
+        ("DL, ratio=0.7, control-zeroed", ("DL, ratio, control-zeroed", 0.7)),
+        ("a=1, b=2", ("a=1, b=2", None)),
+    ],
+)
+def test_the_option_of_a_label(label: str, expected: tuple[str, float | None]) -> None:
+    assert naming.split_option(label) == expected
 
 
 def test_labels_cover_neither_each_other_nor_leave_the_panel() -> None:

@@ -399,9 +399,10 @@ def test_the_engine_equals_the_reference(
 ) -> None:
     lm, method = lively(family, shortlist, numbers_from=numbers_from, **kind)
     asked = requests()
+    references = [reference.complete(lm, method, request) for request in asked]
     for max_batch in (1, 5, 64):
-        for request, found in zip(asked, Engine(lm, method, max_batch).generate(asked), strict=True):
-            expected = reference.complete(lm, method, request)
+        done = Engine(lm, method, max_batch).generate(asked)
+        for request, expected, found in zip(asked, references, done, strict=True):
             assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
             for mine, theirs in zip(found.info, expected.info, strict=True):
                 assert mine["group_ids"].tolist() == theirs["group_ids"].tolist()

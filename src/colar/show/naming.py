@@ -103,6 +103,25 @@ def system_name(system: System, systems: Collection[System]) -> str:
     return f"{name}, run {system.train_seed}" if len(runs) > 1 else name
 
 
+def split_option(label: str) -> tuple[str, float | None]:
+    """The label without the value of its option, and that value: ("DL, ratio", 0.7) for "DL, ratio=0.7".
+
+    The value is None, and the label as it was, where no part of it is an option with a number, or several are.
+    """
+    parts = label.split(", ")
+    found = []
+    for i, part in enumerate(parts):
+        name, _, value = part.partition("=")
+        try:
+            found.append((i, name, float(value)))
+        except ValueError:
+            continue
+    if len(found) != 1:
+        return label, None
+    ((i, name, number),) = found
+    return ", ".join([*parts[:i], name, *parts[i + 1 :]]), number
+
+
 def is_control(label: str) -> bool:
     """Whether a system with this label answers from thoughts that are not its own."""
     return without_control(label) != label

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from colar import checks
 from colar.ops.stats import Z95
 from colar.show import canvas
-from colar.show.naming import AVERAGE, System, curve_name, none_first, point_name
+from colar.show.naming import AVERAGE, System, curve_name, none_first, point_name, split_option
 from colar.show.report_rows import ReportRow, datasets_of, systems_of
 
 Styles = Mapping[System, tuple[str, str]]
@@ -54,7 +54,8 @@ def accuracy_vs_length(rows: Iterable[ReportRow], path: str | Path) -> Path:
     """Draw accuracy (%) against reasoning length, one curve per system over its compression factors.
 
     `rows` are rows of one report. Those of one curve share model, method, label and decoding; each of its training
-    runs is drawn as a line. A single dataset fills the picture. Of several, the first four by name stand beside a
+    runs is drawn as a line. Where the label has an option with a number (`confidence_threshold=0.8`), the curve is over
+    that, and has a line for each compression factor. A single dataset fills the picture. Of several, the first four by name stand beside a
     large panel with the macro-average. Returns the path. Raises ValueError without rows, and for several datasets
     without rows of their average.
     """
@@ -137,20 +138,25 @@ def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
 
 
 def _curve(system: System) -> System:
-    """The system at any speed and of any training run: points of one curve have one colour and one name."""
-    return system._replace(compression_factor=None, train_seed=None)
+    """The system at any speed, any value of an option and of any training run: its points have one colour and name."""
+    label, _ = split_option(system.label)
+    return system._replace(label=label, compression_factor=None, train_seed=None)
 
 
 def _line(system: System) -> System:
-    """The system at any speed: the points of one training run are joined."""
-    return system._replace(compression_factor=None)
+    """What is joined: the speeds of one training run, or the values of an option at one speed."""
+    label, value = split_option(system.label)
+    if value is None:
+        return system._replace(compression_factor=None)
+    return system._replace(label=label)
 
 
 def _curve_order(row: ReportRow) -> tuple[Any, ...]:
     system = row.system
+    label, value = split_option(system.label)
     # The run before the speed: rows that follow one another are then the points of one line.
-    curve = (system.model, system.method, system.label, system.decoding)
-    return none_first((*curve, system.train_seed, system.compression_factor))
+    curve = (system.model, system.method, label, system.decoding)
+    return none_first((*curve, system.train_seed, system.compression_factor, value))
 
 
 def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
@@ -257,17 +263,24 @@ def _names(shown: Sequence[ReportRow], rows: Sequence[ReportRow], styles: Styles
 
 
 def _tags(shown: Sequence[ReportRow], styles: Styles, size: float) -> list[canvas.Label]:
-    """The speed, once for each curve: beside one of the points that its training runs have there."""
+    """What a point was asked at, once for each curve: beside one of the points that its training runs have there."""
     # The runs of one speed lie close together: a tag beside each would hide the points.
     anchors: defaultdict[System, list[canvas.Point]] = defaultdict(list)
     for row in shown:
-        if row.system.compression_factor is not None:
+        if _tag(row.system):
             anchors[row.system.all_runs()].append(_point(row))
     labels = []
     for system, points in anchors.items():
         colour, _ = styles[_curve(system)]
-        labels.append(canvas.Label(point_name(system), points, colour, size))
+        labels.append(canvas.Label(_tag(system), points, colour, size))
     return labels
+
+
+def _tag(system: System) -> str:
+    """What tells a point from the others of its curve: `c=2`, and the value of an option (`c=2, 0.8`)."""
+    _, value = split_option(system.label)
+    parts = [point_name(system), "" if value is None else f"{value:g}"]
+    return ", ".join(part for part in parts if part)
 
 
 # Learning curves
