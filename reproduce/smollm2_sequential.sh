@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics with the sequential head: CoT-SFT on more rows than there are, CoLaR-SFT
-# from its weights in four stages, CoT once more from the first of them as the baseline, the four whole test sets, and where
-# it loses. It has not been run as a whole: results/smollm2-135m/details.md says what of it was. About seven hours on 2
-# cores, reckoned from that.
+# from its weights in four stages, CoT once more from the first of them as the baseline, reinforcement of both and more SFT as
+# its control, the four whole test sets, votes over draws, and where it loses. It has not been run as a whole:
+# results/smollm2-135m/details.md says what of it was. About eleven hours on 2 cores, reckoned from that.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1).
 # Stopped and run again, it resumes.
 set -euo pipefail
@@ -16,6 +16,9 @@ for name in cot-renumbered colar-sequential colar-results colar-gated colar-unsu
   before=(--model.init_from "$out/$name/best")
 done
 colar train smollm2-135m/cot-more --output "$out/cot-more" --model.init_from "$out/colar-sequential/best"
+colar train smollm2-135m/grpo-sequential --output "$out/grpo-sequential" --model.init_from "$out/colar-unsure-digits/best"
+colar train smollm2-135m/colar-continued --output "$out/colar-continued" --model.init_from "$out/colar-unsure-digits/best"
+colar train smollm2-135m/grpo-cot --output "$out/grpo-cot" --model.init_from "$out/cot-more/best"
 
 cot=cot="$out/cot-more/best"
 colar=smollm2-135m="$out/colar-unsure-digits/best"
@@ -24,7 +27,14 @@ colar evaluate "$cot" "$colar" --data "${sets[@]}" --compression_factor 1 2 "${c
   --batch_size 64 --compile --output "$out/report-plain"
 colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.3 0.5 0.8 0.95 "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-gated"
-colar report "$out/report-plain" "$out/report-gated" --output "$out/report"
+colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-grpo-cot"
+for name in grpo-sequential colar-continued; do
+  colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 "${common[@]}" \
+    --batch_size 64 --compile --output "$out/report-$name"
+done
+colar evaluate "$colar" --data multiarith --compression_factor 2 --decoding sampled --seeds 0 1 2 3 4 5 6 7 "${common[@]}" \
+  --batch_size 64 --compile --output "$out/report-votes"
+colar report "$out"/report-{plain,gated,grpo-cot,grpo-sequential,colar-continued,votes} --output "$out/report"
 colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/diagnosis"
 colar export "$out/colar-unsure-digits/best" "$out/export-colar" --dtype bfloat16

@@ -238,6 +238,22 @@ def test_rows_that_were_seen_are_skipped():
         recipe.load_examples(recipe.DataConfig(train_skip=10_000, validation_size=0))
 
 
+def test_rows_of_more_steps_are_left_out(capsys):
+    """Of the rows that train_size leaves, in their order; validation has chains of any length."""
+    of = {"options": {"steps": [1, 4]}, "train_size": 40, "validation_size": 20}
+    whole, validation = recipe.load_examples(recipe.DataConfig(**of))
+    short, same = recipe.load_examples(recipe.DataConfig(**of, max_reasoning_steps=2))
+    assert short == [row for row in whole if len(row.steps) <= 2]
+    assert 0 < len(short) < len(whole)
+    assert same == validation
+    assert f"arithmetic: {len(short)} of 40 rows have at most 2 steps of reasoning" in capsys.readouterr().err
+    three = of | {"options": {"steps": [3, 3]}}
+    with pytest.raises(ValueError, match="data.max_reasoning_steps is 2, and every row of arithmetic has more"):
+        recipe.load_examples(recipe.DataConfig(**three, max_reasoning_steps=2))
+    with pytest.raises(ValueError, match="data.max_reasoning_steps must be a whole number, 1 or more, got 0"):
+        recipe.DataConfig(max_reasoning_steps=0)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

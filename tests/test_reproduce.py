@@ -47,7 +47,7 @@ def run(script, folder, *args, after=(), fail_at=""):
 
 SCRIPTS = (
     "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "sequential.sh", "units.sh",
-    "table1_smollm2.sh",
+    "table1_smollm2.sh", "smollm2_sequential.sh",
 )  # fmt: skip
 
 
@@ -68,6 +68,12 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
             assert not rest
             assert {text.partition("=")[2] for text in args.checkpoints} <= trained
             answered.add(args.output)
+        elif words[0] == "diagnose":
+            assert not rest
+            assert {text.partition("=")[2] for text in args.checkpoints} <= trained
+        elif words[0] == "export":
+            assert not rest
+            assert args.checkpoint in trained
         else:
             assert words[0] == "report"
             # A script may put what was committed before, or some of its own answers again, beside its answers.

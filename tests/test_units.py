@@ -211,13 +211,21 @@ def test_rows_of_a_batch_are_grouped_as_they_are_alone(units: Units) -> None:
 
 NUMBERS: dict[str, Any] = {"unit": "number", "alone": ["="], "merge": "ordered"}
 RESULTS: dict[str, Any] = {**NUMBERS, "unit": "result", "starts": ["+"]}
-ON_NUMBERS: dict[str, Any] = {**RESULTS, "threshold_on": "number"}
-UNITS = pytest.mark.parametrize("kind", [NUMBERS, RESULTS], ids=["number", "result"])
-KINDS = pytest.mark.parametrize(
-    "kind",
-    [NUMBERS, RESULTS, ON_NUMBERS, {**NUMBERS, "threshold_on": "number"}],
-    ids=["number", "result", "result, on numbers", "number, on numbers"],
-)
+KINDS_OF = {
+    "number": NUMBERS,
+    "result": RESULTS,
+    "result, on numbers": {**RESULTS, "threshold_on": "number"},
+    "number, on numbers": {**NUMBERS, "threshold_on": "number"},
+}
+
+
+def kinds(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", [KINDS_OF[name] for name in names], ids=names)
+
+
+UNITS = kinds("number", "result")
+ON_NUMBERS = kinds("result, on numbers", "number, on numbers")
+KINDS = kinds(*KINDS_OF)
 
 
 def units_of(lm: LatentLM, method: Colar) -> Units:
@@ -391,13 +399,25 @@ def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
     return asked
 
 
-@KINDS
+@UNITS
 @pytest.mark.parametrize(("shortlist", "numbers_from"), [(False, 1), (True, 1), (True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_equals_the_reference(
     family: str, shortlist: bool, numbers_from: float, kind: dict[str, Any]
 ) -> None:
-    lm, method = lively(family, shortlist, numbers_from=numbers_from, **kind)
+    check_engine(*lively(family, shortlist, numbers_from=numbers_from, **kind))
+
+
+@ON_NUMBERS
+@pytest.mark.parametrize(("family", "shortlist", "numbers_from"), [("llama", False, 1), ("gpt2", True, 2)])
+def test_the_engine_equals_the_reference_with_a_threshold_on_numbers(
+    family: str, shortlist: bool, numbers_from: float, kind: dict[str, Any]
+) -> None:
+    check_engine(*lively(family, shortlist, numbers_from=numbers_from, **kind))
+
+
+def check_engine(lm: LatentLM, method: Colar) -> None:
+    """Greedy and sampled, at several speeds and thresholds, alone and among others."""
     asked = requests()
     references = [reference.complete(lm, method, request) for request in asked]
     for max_batch in (1, 5, 64):
@@ -418,8 +438,10 @@ def test_groups_have_as_many_units_as_c_lets_in(numbers_from: float, kind: dict[
     all_units = units_of(lm, method)
     separator = lm.template.separator_id
     seen = set()
-    for request in [dataclasses.replace(each, sample=s) for each in requests((0,)) for s in range(4)]:
-        done = reference.complete(lm, method, request)
+    asked = [
+        dataclasses.replace(each, id=f"{each.id}/{s}", sample=s) for each in requests((0,)) for s in range(4)
+    ]
+    for request, done in zip(asked, Engine(lm, method, 64).generate(asked), strict=True):
         units = of_row(all_units, request.params.compression_factor, numbers_from)
         phase = phase_of(request.seed, request.sample)
         for k, info in enumerate(done.info):
@@ -529,7 +551,7 @@ def test_groups_come_as_often_as_their_log_probs_say(threshold: float, kind: dic
 @torch.no_grad()
 def test_a_threshold_on_numbers_is_asked_behind_numbers_alone() -> None:
     """No token reaches a threshold of 1: groups end where a number could go on, and nowhere else."""
-    lm, method = lively(**ON_NUMBERS)
+    lm, method = lively(**KINDS_OF["result, on numbers"])
     units = units_of(lm, method)
     n = 500
     generator = torch.Generator().manual_seed(0)

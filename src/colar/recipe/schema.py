@@ -91,6 +91,9 @@ class DataConfig:
     """First N rows; null: all."""
     train_skip: int = 0
     """Skip N rows before them: those that the weights to start from were trained on."""
+    max_reasoning_steps: int | None = None
+    """Of these rows, those whose chain has at most N steps; null: all. Short chains are where reinforcement, which learns
+    from groups that are right in part, begins to learn."""
     validation_source: str | None = None
     """Another source for validation; null: the same (a single file has no other rows: name one)."""
     validation_split: str = "validation"
@@ -110,6 +113,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_number("data.train_skip", self.train_skip, 0, whole=True)
+        if self.max_reasoning_steps is not None:
+            check_number("data.max_reasoning_steps", self.max_reasoning_steps, 1, whole=True)
         renumber.check("data.renumber", self.renumber, self.source, self.train_split)
         # jsonargparse knows no keys of a list's entries: they are checked here.
         for entry in self.mixed_in:

@@ -163,14 +163,24 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
 
 
 def _first_source(data: DataConfig) -> list[Example]:
-    """Rows train_skip to train_skip + train_size of the recipe's main source."""
+    """Rows train_skip to train_skip + train_size of the recipe's main source, without those of too many steps."""
     limit = None if data.train_size is None else data.train_skip + data.train_size
     rows = _load(data, data.source, data.train_split, limit, data.seed, data.options)
     if len(rows) <= data.train_skip:
         raise ValueError(
             f"data.train_skip is {data.train_skip}, but {data.source} has no more rows than that"
         )
-    return rows[data.train_skip :]
+    rows = rows[data.train_skip :]
+    longest = data.max_reasoning_steps
+    if longest is None:
+        return rows
+    kept_rows = [row for row in rows if len(row.steps) <= longest]
+    if not kept_rows:
+        raise ValueError(f"data.max_reasoning_steps is {longest}, and every row of {data.source} has more steps")
+    progress.say(
+        f"{data.source}: {len(kept_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
+    )
+    return kept_rows
 
 
 def _renumbered(

@@ -55,9 +55,9 @@ def accuracy_vs_length(rows: Iterable[ReportRow], path: str | Path) -> Path:
 
     `rows` are rows of one report. Those of one curve share model, method, label and decoding; each of its training
     runs is drawn as a line. Where the label has an option with a number (`confidence_threshold=0.8`), the curve is over
-    that, and has a line for each compression factor. A single dataset fills the picture. Of several, the first four by name stand beside a
-    large panel with the macro-average. Returns the path. Raises ValueError without rows, and for several datasets
-    without rows of their average.
+    that, and has a line for each compression factor. A single dataset fills the picture. Of several, the first four by
+    name stand beside a large panel with the macro-average. Returns the path. Raises ValueError without rows, and for
+    several datasets without rows of their average.
     """
     return canvas.save(draw_accuracy(rows), path)
 
