@@ -248,7 +248,9 @@ def test_rows_of_more_steps_are_left_out(capsys):
     assert same == validation
     assert f"arithmetic: {len(short)} of 40 rows have at most 2 steps of reasoning" in capsys.readouterr().err
     three = of | {"options": {"steps": [3, 3]}}
-    with pytest.raises(ValueError, match="data.max_reasoning_steps is 2, and every row of arithmetic has more"):
+    with pytest.raises(
+        ValueError, match="data.max_reasoning_steps is 2, and every row of arithmetic has more"
+    ):
         recipe.load_examples(recipe.DataConfig(**three, max_reasoning_steps=2))
     with pytest.raises(ValueError, match="data.max_reasoning_steps must be a whole number, 1 or more, got 0"):
         recipe.DataConfig(max_reasoning_steps=0)

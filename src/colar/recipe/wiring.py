@@ -176,7 +176,9 @@ def _first_source(data: DataConfig) -> list[Example]:
         return rows
     kept_rows = [row for row in rows if len(row.steps) <= longest]
     if not kept_rows:
-        raise ValueError(f"data.max_reasoning_steps is {longest}, and every row of {data.source} has more steps")
+        raise ValueError(
+            f"data.max_reasoning_steps is {longest}, and every row of {data.source} has more steps"
+        )
     progress.say(
         f"{data.source}: {len(kept_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
     )
