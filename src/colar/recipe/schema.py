@@ -92,8 +92,8 @@ class DataConfig:
     train_skip: int = 0
     """Skip N rows before them: those that the weights to start from were trained on."""
     max_reasoning_steps: int | None = None
-    """Of these rows, those whose chain has at most N steps; null: all. Reinforcement learns from groups that are right in
-    part: a small model has these where chains are short."""
+    """Of these rows, those whose chain has at most N steps; null: all. Reinforcement learns from groups that are right
+    in part: a small model has these where chains are short."""
     validation_source: str | None = None
     """Another source for validation; null: the same (a single file has no other rows: name one)."""
     validation_split: str = "validation"
