@@ -10,6 +10,9 @@ threshold. Threshold 0 is the fixed speed. Cells are timed with one request at a
 system runs in a process of its own, and rounds alternate between the two; medians are shown. The table goes to stdout,
 then one JSON line; report.json holds the raw runs.
 
+`--votes 8` draws as many answers to each question, all at the same time and one question after another (`votes8`): the
+majority's accuracy, and how long a question then takes beside CoT's one row (`times CoT` is over `cot/b1`).
+
 Accuracy is counted on the same questions. It is that of one model and few questions, and is there to see that the
 timed work is the real one; reproduce/sequential.sh measures it.
 """
@@ -38,6 +41,7 @@ from colar.evaluation.evaluate import (
     make_request,
 )
 from colar.methods import pretrained
+from colar.ops import stats
 
 SYSTEMS = ("cot", "gated")
 ROWS = (1, 32)
@@ -81,6 +85,13 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
             # Not counted: kernels, caches and the memory of this width.
             timed(engine, model, params, asked[: 2 * rows], limits)
             cells[f"{name}/b{rows}"] = timed(engine, model, params, asked, limits)
+    if args.votes and system != "cot":
+        engine = Engine(lm, method, args.votes, compile=args.compile)
+        limits = Limits(args.max_latents, args.max_completion_length, args.votes)
+        for name, params in _params(system, method, args):
+            asked = examples[: args.limit_alone]
+            voted(engine, model, params, asked[:2], limits)
+            cells[f"{name}/votes{args.votes}"] = voted(engine, model, params, asked, limits)
     return {"system": system, "cells": cells}
 
 
@@ -106,14 +117,41 @@ def timed(
     completions = engine.generate([question.request for question in questions])
     seconds = time.perf_counter() - started
     records = [make_record(*pair) for pair in zip(questions, completions, strict=True)]
-    n = len(records)
+    return _cell(records, len(records), seconds, sum(record["correct"] for record in records))
+
+
+def voted(
+    engine: Engine, model: EvaluatedModel, params: Any, examples: Sequence[Example], limits: Limits
+) -> dict[str, float]:
+    """Draw an answer in each of the engine's rows to one question after another; the majority's is judged."""
+    points = [
+        GridPoint(model, "questions", params, "sampled", seed=seed) for seed in range(limits.batch_size)
+    ]
+    records = []
+    majority = 0.0
+    seconds = 0.0
+    for example in examples:
+        asked = [Question(point, example, make_request(point, example, limits)) for point in points]
+        started = time.perf_counter()
+        completions = engine.generate([question.request for question in asked])
+        seconds += time.perf_counter() - started
+        drawn = [make_record(*pair) for pair in zip(asked, completions, strict=True)]
+        answers = [record["parsed"] for record in drawn]
+        majority += stats.maj_at_k(answers, [record["correct"] for record in drawn])
+        records += drawn
+    return _cell(records, len(examples), seconds, majority)
+
+
+def _cell(
+    records: Sequence[dict[str, Any]], questions: int, seconds: float, correct: float
+) -> dict[str, float]:
+    length = sum(record["length"] for record in records)
     return {
-        "ms": 1e3 * seconds / n,
-        "thoughts": sum(record["length"] for record in records) / n,
-        "mean_c": sum(record["gold_length"] for record in records)
-        / max(1, sum(record["length"] for record in records)),
-        "accuracy": sum(record["correct"] for record in records) / n,
-        "questions": n,
+        "ms": 1e3 * seconds / questions,
+        "thoughts": length / len(records),
+        "mean_c": sum(record["gold_length"] for record in records) / max(1, length),
+        "accuracy": correct / questions,
+        "questions": questions,
     }
 
 
@@ -125,6 +163,8 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
     speedups = {}
     for name, cell in cells.items():
         rows = name.rpartition("/")[2]
+        # Draws of one question are an answer to it, beside one chain of thought.
+        rows = "b1" if rows.startswith("votes") else rows
         if f"cot/{rows}" in cells and not name.startswith("cot"):
             speedups[name] = cells[f"cot/{rows}"]["ms"] / cell["ms"]
     return {
@@ -168,8 +208,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the step")
     parser.add_argument("--max-latents", type=int, default=64)
     parser.add_argument("--max-completion-length", type=int, default=8)
+    parser.add_argument("--votes", type=int, default=0, help="answers drawn to a question; 0: none")
     parser.add_argument("--limit", type=int, default=500, help="questions at 32 rows")
-    parser.add_argument("--limit-alone", type=int, default=100, help="questions at one row")
+    parser.add_argument("--limit-alone", type=int, default=100, help="questions at one row, and of votes")
     return parser.parse_args()
 
 

@@ -292,7 +292,9 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
         lm, method = LatentLM.from_backbone(backbones.load("tiny")), registry.build(name, config)
         pretrained.attach(lm, method, seed=0)
         folders[name] = pretrained.save(lm, method, tmp_path / name, {}, "card")
-    options = "--limit 3 --limit-alone 2 --rounds 1 --compression-factor 1 2 --confidence-threshold 0 1"
+    options = (
+        "--limit 3 --limit-alone 2 --rounds 1 --compression-factor 1 2 --confidence-threshold 0 1 --votes 3"
+    )
     paths = ["--cot", str(folders["cot"]), "--gated", str(folders["colar"])]
     monkeypatch.setattr(
         sys, "argv", ["gates.py", *paths, *options.split(), "--threads", str(torch.get_num_threads())]
@@ -302,10 +304,15 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
     cells = report["cells"]
     # A group of one has nothing to end early.
     names = ["cot", "c=1/0", "c=2/0", "c=2/1"]
-    assert set(cells) == {f"{name}/b{rows}" for name in names for rows in (1, 32)}
+    assert set(cells) == {f"{name}/b{rows}" for name in names for rows in (1, 32)} | {
+        f"{name}/votes3" for name in names[1:]
+    }
     assert [cells[f"c=2/0/b{rows}"]["questions"] for rows in (1, 32)] == [2, 3]
     ratio = cells["cot/b32"]["ms"] / cells["c=2/1/b32"]["ms"]
     assert report["speedup_over_cot"]["c=2/1/b32"] == pytest.approx(ratio)
+    assert cells["c=2/1/votes3"]["questions"] == 2
+    ratio = cells["cot/b1"]["ms"] / cells["c=2/1/votes3"]["ms"]
+    assert report["speedup_over_cot"]["c=2/1/votes3"] == pytest.approx(ratio)
     gates.show(report)
     assert "c=2/1/b32" in capsys.readouterr().out
 
