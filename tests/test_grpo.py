@@ -708,6 +708,22 @@ def test_factors_are_drawn_for_a_group_or_within_it() -> None:
     assert {r.params for r in default} == {method.Params()}
 
 
+def test_thresholds_are_drawn_as_factors_are_and_change_no_factor() -> None:
+    _, method = model()
+    many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(40)]
+    thresholds = (0, 0.8, 0.9)
+    for drawn, most in (("group", 1), ("sample", 3)):
+        made = rollout.requests(method, grpo(factor_drawn_per=drawn, confidence_thresholds=thresholds), many, 0, 0)
+        groups = [{r.params.confidence_threshold for r in made[i : i + 4]} for i in range(0, len(made), 4)]
+        assert max(len(group) for group in groups) == most
+        assert set.union(*groups) == set(thresholds)
+        without = rollout.requests(method, grpo(factor_drawn_per=drawn), many, 0, 0)
+        factors = [r.params.compression_factor for r in made]
+        assert factors == [r.params.compression_factor for r in without]
+        # Neither decides the other.
+        assert len({(r.params.compression_factor, r.params.confidence_threshold) for r in made}) == 6
+
+
 def test_outputs_survive_the_way_through_a_flat_dict() -> None:
     lm, method = model()
     rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
@@ -1218,8 +1234,9 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
         ({"max_latents": 0}, "grpo.max_latents must be a whole number, 1 or more, got 0"),
         ({"steps_per_generation": 0}, "grpo.steps_per_generation must be 1 or more, or null"),
         ({"epsilon": 1.5}, "grpo.epsilon must be between 0 and 1"),
-        ({"confidence_threshold": 0.5}, "grpo.confidence_threshold must be above 0.5 and at most 1, or null"),
-        ({"confidence_threshold": 1.5}, "grpo.confidence_threshold must be above 0.5 and at most 1, or null"),
+        ({"confidence_thresholds": (0, 0.5)}, "each 0 or above 0.5 and at most 1, or null"),
+        ({"confidence_thresholds": (1.5,)}, "each 0 or above 0.5 and at most 1, or null"),
+        ({"confidence_thresholds": ()}, "grpo.confidence_thresholds must be a list of at least one value"),
         ({"epsilon_high": 0.0}, "grpo.epsilon_high must be above 0 or null"),
         ({"beta": math.nan}, "grpo.beta must be a number, 0 or more, got nan"),
         ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),

@@ -485,7 +485,7 @@ def test_how_a_group_ended_is_scored(
         max_latents=6,
         max_completion_length=3,
         compression_factors=(1, 2, 3),
-        confidence_threshold=threshold or None,
+        confidence_thresholds=(threshold,) if threshold else None,
         latent_temperature=drawn_at,
     )
     outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)

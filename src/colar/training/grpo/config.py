@@ -49,9 +49,10 @@ class GrpoConfig:
     compression_factors: tuple[float, ...] | None = None
     """Factors drawn from; null: the method's default."""
     factor_drawn_per: Draw = "group"
-    """group: one factor for a question's outputs; sample: one for each of them."""
-    confidence_threshold: float | None = None
-    """A group of the sequential head ends before a token that is less likely than this: above 0.5, or null for none."""
+    """group: one factor and threshold for a question's outputs; sample: some for each of them."""
+    confidence_thresholds: tuple[float, ...] | None = None
+    """Thresholds drawn from, as factors are: a group of the sequential head ends before a token that is less likely. Each
+    0, which is none, or above 0.5; null: the method's default."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their weighted sum counts."""
@@ -111,14 +112,18 @@ class GrpoConfig:
         factors = self.compression_factors
         wanted = "a list of at least one factor, or null for the method's default"
         checks.check_holds("grpo.compression_factors", factors is None or len(factors) > 0, factors, wanted)
-        threshold = self.confidence_threshold
-        # Below a half several tokens may be likely enough, and the score of a group that ends would need them all.
-        gated = "above 0.5 and at most 1, or null for none"
-        checks.check_holds(
-            "grpo.confidence_threshold", threshold is None or 0.5 < threshold <= 1, threshold, gated
-        )
+        self._check_thresholds()
         self._check_rewards()
         self._check_decoding()
+
+    def _check_thresholds(self) -> None:
+        thresholds = self.confidence_thresholds
+        if thresholds is None:
+            return
+        # Below a half several tokens may be likely enough, and the score of a group that ends would need them all.
+        scorable = all(threshold == 0 or 0.5 < threshold <= 1 for threshold in thresholds)
+        wanted = "a list of at least one value, each 0 or above 0.5 and at most 1, or null for the method's default"
+        checks.check_holds("grpo.confidence_thresholds", scorable and len(thresholds) > 0, thresholds, wanted)
 
     def _check_rewards(self) -> None:
         funcs = self.reward_funcs
@@ -153,11 +158,13 @@ class GrpoConfig:
         )
 
     @property
-    def other_params(self) -> dict[str, float]:
-        """The method's values of every output, beside the factor."""
-        if self.confidence_threshold is None:
-            return {}
-        return {"confidence_threshold": self.confidence_threshold}
+    def drawn(self) -> dict[str, tuple[float, ...]]:
+        """The method's values that are drawn for an output, by their names; what is not here is the method's default."""
+        choices = {
+            "compression_factor": self.compression_factors,
+            "confidence_threshold": self.confidence_thresholds,
+        }
+        return {name: values for name, values in choices.items() if values is not None}
 
     @property
     def high(self) -> float:

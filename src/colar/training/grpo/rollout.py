@@ -102,15 +102,16 @@ def requests(
 
 
 def draw_params(method: Method, config: GrpoConfig, question_seed: int, sample: int) -> Any:
-    """The per-request values of an output: its factor is the group's, or its own."""
-    values = dict(config.other_params)
-    factors = config.compression_factors
-    if factors is not None:
+    """The per-request values of an output: its factor and threshold are the group's, or its own."""
+    values = {}
+    for name, choices in config.drawn.items():
+        # A draw of its own for each: with thresholds the factors stay the same.
+        which = "factor" if name == "compression_factor" else name
         if config.factor_drawn_per == "group":
-            rng = Random(seed_from(question_seed, "factor"))
+            rng = Random(seed_from(question_seed, which))
         else:
-            rng = Random(seed_from(question_seed, "factor", sample))
-        values["compression_factor"] = rng.choice(factors)
+            rng = Random(seed_from(question_seed, which, sample))
+        values[name] = rng.choice(choices)
     return registry.make_params(method, values)
 
 

@@ -14,6 +14,7 @@ makes it worse publishes the weights that it started from.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,16 +139,16 @@ def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Se
     ids = {example.id for example in examples}
     if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
-    asked: list[dict[str, float]] = [{}]
-    if grpo.compression_factors is not None:
-        factors = dict.fromkeys(grpo.compression_factors)  # each once, in their order
-        asked = [{"compression_factor": factor} for factor in factors]
-    params = [registry.make_params(method, {**grpo.other_params, **values}) for values in asked]
+    # Each value once, in their order.
+    values_of = {name: list(dict.fromkeys(values)) for name, values in grpo.drawn.items()}
+    params = []
+    for combination in itertools.product(*values_of.values()):
+        params.append(registry.make_params(method, dict(zip(values_of, combination, strict=True))))
     for values in params:
         warning = method.trained(values)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
-    # The speed slot of the prompt may be longer for one factor than for another: each is tried.
+    # The speed slot of the prompt may be longer for one value than for another: each is tried.
     for example in progress.track(examples, "check questions"):
         for values in params:
             prompt_ids(lm, method, Request(example.id, example.question, values, grpo.decoding))
