@@ -8,8 +8,8 @@
 
 `accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `gates` a line a
 factor and a column a confidence threshold, `controls` the controls beside what they were made from, `pairs` the paired
-differences that were asked for. Any other word is the name of a file there: `<!-- results/grpo-tiny differences -->`
-has the first table of its differences.md.
+differences that were asked for, `samples` what several samples of a question gain. Any other word is the name of a file
+there: `<!-- results/grpo-tiny differences -->` has the first table of its differences.md.
 `<!-- results/* headline -->` is README's table: a few rows of several reports.
 """
 
@@ -207,6 +207,21 @@ def pairs(report: Report) -> Grid:
     return Grid("", ["system", "baseline", "greedy", "runs", "sampled"], body, words=2)
 
 
+def samples(report: Report) -> Grid:
+    """What do several samples of a question gain? A line a system and data set, beside its greedy answers there."""
+    body = []
+    for name, rows in by_name(report).items():
+        for (decoding, dataset), row in rows.items():
+            if decoding != "sampled" or dataset == AVERAGE or row.seeds_interval is None:
+                continue
+            greedy = rows.get(("greedy", dataset))
+            mean = f"{percent(row.accuracy)} ± {percent(row.seeds_interval)}"
+            line = [name, dataset, number(row.length), accuracy_of(greedy), f"{len(row.seeds)}", mean]
+            body.append([*line, percent(row.maj_at_k), percent(row.pass_at_k)])
+    head = ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
+    return Grid("", head, body, words=2)
+
+
 def headline() -> Grid:
     """What has been found, in short? Greedy averages of the main systems of three experiments, and the speed."""
     body = []
@@ -232,6 +247,7 @@ TABLES: dict[str, Callable[[Report], Grid]] = {
     "gates": gates,
     "controls": controls,
     "pairs": pairs,
+    "samples": samples,
 }
 
 

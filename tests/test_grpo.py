@@ -713,7 +713,9 @@ def test_thresholds_are_drawn_as_factors_are_and_change_no_factor() -> None:
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(40)]
     thresholds = (0, 0.8, 0.9)
     for drawn, most in (("group", 1), ("sample", 3)):
-        made = rollout.requests(method, grpo(factor_drawn_per=drawn, confidence_thresholds=thresholds), many, 0, 0)
+        made = rollout.requests(
+            method, grpo(factor_drawn_per=drawn, confidence_thresholds=thresholds), many, 0, 0
+        )
         groups = [{r.params.confidence_threshold for r in made[i : i + 4]} for i in range(0, len(made), 4)]
         assert max(len(group) for group in groups) == most
         assert set.union(*groups) == set(thresholds)

@@ -193,6 +193,28 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     ]
 
 
+def test_what_several_samples_gain_by_hand():
+    def row(**more):
+        return report_row(factor=2, accuracy_se=0.01, **more)
+
+    several = {"decoding": "sampled", "seeds": [0, 1, 2], "seeds_interval": 0.02}
+    rows = [row(dataset="sums", accuracy=0.7)]
+    rows += [row(dataset="sums", accuracy=0.6, maj_at_k=0.75, pass_at_k=0.9, **several)]
+    rows += [
+        row(dataset="more", accuracy=0.3, maj_at_k=0.4, pass_at_k=0.5, **several)
+    ]  # never asked greedily
+    rows += [row(dataset="once", accuracy=0.3, decoding="sampled")]
+    rows += [row(dataset="average", accuracy=0.45, maj_at_k=0.5, pass_at_k=0.7, **several)]
+    grid = module("scripts/write_tables.py").samples(
+        Report({}, "cot", None, rows=rows, comparisons=[], pooled=[])
+    )
+    assert list(grid.head) == ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
+    assert [line[1:2] + line[3:] for line in grid.rows] == [
+        ["sums", "70.0 ± 2.0", "3", "60.0 ± 2.0", "75.0", "90.0"],
+        ["more", "–", "3", "30.0 ± 2.0", "40.0", "50.0"],
+    ]
+
+
 def test_a_line_a_factor_and_a_column_a_label_by_hand():
     def row(factor, label, accuracy, **more):
         numbers = {"accuracy": accuracy, "accuracy_se": 0.01, "runs_interval": 0.02}

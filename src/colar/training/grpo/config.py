@@ -51,8 +51,8 @@ class GrpoConfig:
     factor_drawn_per: Draw = "group"
     """group: one factor and threshold for a question's outputs; sample: some for each of them."""
     confidence_thresholds: tuple[float, ...] | None = None
-    """Thresholds drawn from, as factors are: a group of the sequential head ends before a token that is less likely. Each
-    0, which is none, or above 0.5; null: the method's default."""
+    """Thresholds drawn from, as factors are: a group of the sequential head ends before a token that is less likely.
+    Each is 0 (none) or above 0.5; null: the method's default."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
     """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their weighted sum counts."""
@@ -159,7 +159,7 @@ class GrpoConfig:
 
     @property
     def drawn(self) -> dict[str, tuple[float, ...]]:
-        """The method's values that are drawn for an output, by their names; what is not here is the method's default."""
+        """What each of the method's values is drawn from, by its name; a value that is not here is its default."""
         choices = {
             "compression_factor": self.compression_factors,
             "confidence_threshold": self.confidence_thresholds,
