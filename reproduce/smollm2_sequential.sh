@@ -29,12 +29,16 @@ colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_
   --batch_size 64 --compile --output "$out/report-gated"
 colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-grpo-cot"
 for name in grpo-sequential colar-continued; do
-  colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 "${common[@]}" \
+  colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
     --batch_size 64 --compile --output "$out/report-$name"
 done
-colar evaluate "$colar" --data multiarith --compression_factor 2 --decoding sampled --seeds 0 1 2 3 4 5 6 7 "${common[@]}" \
+draws=(--data multiarith --decoding sampled --seeds 0 1 2 3 4 5 6 7)
+colar evaluate "$cot" "${draws[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-votes-cot"
+colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-votes"
-colar report "$out"/report-{plain,gated,grpo-cot,grpo-sequential,colar-continued,votes} --output "$out/report"
+colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
+  --batch_size 64 --compile --output "$out/report-controls"
+colar report "$out"/report-{plain,gated,grpo-cot,grpo-sequential,colar-continued,votes,votes-cot,controls} --output "$out/report"
 colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/diagnosis"
 colar export "$out/colar-unsure-digits/best" "$out/export-colar" --dtype bfloat16
