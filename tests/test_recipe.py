@@ -44,6 +44,10 @@ def test_every_shipped_recipe_loads_and_builds(name):
     assert method.name == loaded.method["name"]
     for values in loaded.validation.params:
         assert method.trained(registry.make_params(method, values)) is None
+    if loaded.grpo is not None:
+        for param, drawn in loaded.grpo.drawn.items():
+            for value in drawn:
+                assert method.trained(registry.make_params(method, {param: value})) is None
     assert loaded.output.startswith("runs/")
 
 
