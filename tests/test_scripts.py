@@ -200,9 +200,8 @@ def test_what_several_samples_gain_by_hand():
     several = {"decoding": "sampled", "seeds": [0, 1, 2], "seeds_interval": 0.02}
     rows = [row(dataset="sums", accuracy=0.7)]
     rows += [row(dataset="sums", accuracy=0.6, maj_at_k=0.75, pass_at_k=0.9, **several)]
-    rows += [
-        row(dataset="more", accuracy=0.3, maj_at_k=0.4, pass_at_k=0.5, **several)
-    ]  # never asked greedily
+    # Never asked greedily:
+    rows += [row(dataset="more", accuracy=0.3, maj_at_k=0.4, pass_at_k=0.5, **several)]
     rows += [row(dataset="once", accuracy=0.3, decoding="sampled")]
     rows += [row(dataset="average", accuracy=0.45, maj_at_k=0.5, pass_at_k=0.7, **several)]
     grid = module("scripts/write_tables.py").samples(

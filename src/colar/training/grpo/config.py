@@ -49,7 +49,7 @@ class GrpoConfig:
     compression_factors: tuple[float, ...] | None = None
     """Factors drawn from; null: the method's default."""
     factor_drawn_per: Draw = "group"
-    """group: one factor and threshold for a question's outputs; sample: some for each of them."""
+    """group: a question's outputs share one factor and one threshold; sample: each output has its own."""
     confidence_thresholds: tuple[float, ...] | None = None
     """Thresholds drawn from, as factors are: a group of the sequential head ends before a token that is less likely.
     Each is 0 (none) or above 0.5; null: the method's default."""

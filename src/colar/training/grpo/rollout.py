@@ -105,7 +105,7 @@ def draw_params(method: Method, config: GrpoConfig, question_seed: int, sample: 
     """The per-request values of an output: its factor and threshold are the group's, or its own."""
     values = {}
     for name, choices in config.drawn.items():
-        # A draw of its own for each: with thresholds the factors stay the same.
+        # Each has a draw of its own. The factor's keeps its first name, so that older runs' draws stay as they were.
         which = "factor" if name == "compression_factor" else name
         if config.factor_drawn_per == "group":
             rng = Random(seed_from(question_seed, which))
