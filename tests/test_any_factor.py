@@ -535,7 +535,7 @@ def test_groups_that_end_early_are_scored(shortlist: bool, latent_temperature: f
         max_latents=6,
         max_completion_length=3,
         compression_factors=(5,),
-        confidence_threshold=0.7,
+        confidence_thresholds=(0.7,),
         latent_temperature=latent_temperature,
     )
     outputs = rollout.roll_out(lm, method, config, EXAMPLES, seed=3, generation=1)
