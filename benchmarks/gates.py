@@ -146,10 +146,14 @@ def _cell(
     records: Sequence[dict[str, Any]], questions: int, seconds: float, correct: float
 ) -> dict[str, float]:
     length = sum(record["length"] for record in records)
+    # A few rows of GSM8k-Aug have no chain to compare with.
+    with_chain = [record for record in records if record["gold_length"] is not None]
+    gold_length = sum(record["gold_length"] for record in with_chain)
+    thoughts = sum(record["length"] for record in with_chain)
     return {
         "ms": 1e3 * seconds / questions,
         "thoughts": length / len(records),
-        "mean_c": sum(record["gold_length"] for record in records) / max(1, length),
+        "mean_c": gold_length / max(1, thoughts),
         "accuracy": correct / questions,
         "questions": questions,
     }

@@ -32,6 +32,7 @@ from colar.show.grid import (
     number,
     percent,
     points,
+    share_of,
 )
 from colar.show.naming import AVERAGE, is_control, system_name, without_control
 from colar.show.report_rows import PairDifference, Report, ReportRow, datasets_of, systems_of
@@ -217,7 +218,9 @@ def samples(report: Report) -> Grid:
             greedy = rows.get(("greedy", dataset))
             mean = f"{percent(row.accuracy)} ± {percent(row.seeds_interval)}"
             line = [name, dataset, number(row.length), accuracy_of(greedy), f"{len(row.seeds)}", mean]
-            body.append([*line, percent(row.maj_at_k), percent(row.pass_at_k)])
+            votes = share_of(row.maj_at_k, row.maj_at_k_se)
+            passed = share_of(row.pass_at_k, row.pass_at_k_se)
+            body.append([*line, votes, passed])
     head = ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
     return Grid("", head, body, words=2)
 

@@ -73,6 +73,10 @@ def test_what_each_control_feeds(name):
     assert not torch.allclose(drawn[0].latents[0], drawn[1].latents[0])
     assert not torch.allclose(drawn[0].latents, fed("random", seed=1)[0].latents)
     torch.testing.assert_close(drawn[0].latents, fed("random")[0].latents)
+    for done, mine in zip(fed("halved"), own, strict=True):
+        assert done.length == -(-mine.length // 2)
+        if done.length:
+            torch.testing.assert_close(done.latents, mine.latents[: done.length], rtol=1e-3, atol=1e-3)
     sources = []
     for r, done in enumerate(fed("shuffled")):
         same = [
@@ -105,7 +109,9 @@ def test_samples_of_one_question_never_get_each_others():
 def test_errors_name_what_is_wrong():
     lm, method = build("coconut")
     requests = requests_for(method)
-    with pytest.raises(ValueError, match="control must be one of own, zeroed, shuffled, random, got 'mixed'"):
+    with pytest.raises(
+        ValueError, match="control must be one of own, zeroed, shuffled, random, halved, got 'mixed'"
+    ):
         controls.build(lm, method, "mixed", requests)
     with pytest.raises(
         ValueError, match="request t/0 comes twice: .* differ in id, question, params, seed or"

@@ -117,6 +117,8 @@ def test_several_seeds_by_hand() -> None:
     # questions: 777 right by vote; 778 right; 887 wrong; None, 9, 7 a tie of 9 and 7: one half
     assert row["maj_at_k"] == pytest.approx(2.5 / 4)
     assert row["pass_at_k"] == 1.0
+    assert row["maj_at_k_se"] == pytest.approx(statistics.stdev([1, 1, 0, 0.5]) / 2)  # over questions
+    assert row["pass_at_k_se"] == 0
     means = [1, 2 / 3, 1 / 3, 1 / 3]
     assert row["accuracy_se"] == pytest.approx(statistics.stdev(means) / 2)
 
@@ -279,6 +281,8 @@ def test_runs_together_by_hand() -> None:
     )
     assert row["seeds_interval"] == pytest.approx(0)  # (1 + 0) / 2 and (0.5 + 0.5) / 2
     assert row["pass_at_k"] == pytest.approx((1 + 0.5) / 2)
+    # Run 0 passes both questions, run 1 one of them: a question's runs are one cluster.
+    assert row["pass_at_k_se"] == pytest.approx(statistics.stdev([1, 0.5]) / math.sqrt(2))
     average = pick(made["pooled"], dataset="average")
     assert (average["accuracy"], average["runs_interval"]) == (0.5, row["runs_interval"])
 

@@ -199,7 +199,8 @@ def test_what_several_samples_gain_by_hand():
 
     several = {"decoding": "sampled", "seeds": [0, 1, 2], "seeds_interval": 0.02}
     rows = [row(dataset="sums", accuracy=0.7)]
-    rows += [row(dataset="sums", accuracy=0.6, maj_at_k=0.75, pass_at_k=0.9, **several)]
+    errors = {"maj_at_k_se": 0.05, "pass_at_k_se": 0.02}
+    rows += [row(dataset="sums", accuracy=0.6, maj_at_k=0.75, pass_at_k=0.9, **errors, **several)]
     # Never asked greedily:
     rows += [row(dataset="more", accuracy=0.3, maj_at_k=0.4, pass_at_k=0.5, **several)]
     rows += [row(dataset="once", accuracy=0.3, decoding="sampled")]
@@ -209,7 +210,7 @@ def test_what_several_samples_gain_by_hand():
     )
     assert list(grid.head) == ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
     assert [line[1:2] + line[3:] for line in grid.rows] == [
-        ["sums", "70.0 ± 2.0", "3", "60.0 ± 2.0", "75.0", "90.0"],
+        ["sums", "70.0 ± 2.0", "3", "60.0 ± 2.0", "75.0 ± 9.8", "90.0 ± 3.9"],
         ["more", "–", "3", "30.0 ± 2.0", "40.0", "50.0"],
     ]
 

@@ -1,13 +1,15 @@
-"""Do the latents matter? The same model on the same questions, with its thoughts replaced by as many others.
+"""Do the latents matter? The same model on the same questions, with its thoughts replaced by others, or half of them.
 
     own         its own thoughts, fed again: the answers are the method's, token for token (a check of the control)
     zeroed      zeros
     shuffled    the thoughts that it had of another question, as many as those were
     random      Gaussian directions, each as long as the thought it replaces
+    halved      the first half of its own thoughts, rounded up; then it has to answer
 
-A model that answers as well with them does not read its thoughts. The accuracy that is left with `zeroed` is worth
-the forward passes alone; with `shuffled` the thoughts are of the right kind, and wrong. A CoT that is cut short
-needs no control of its own: it is `Decoding.max_latents`.
+The first four feed as many thoughts as it had. A model that answers as well with them does not read its thoughts. The
+accuracy that is left with `zeroed` is worth the forward passes alone; with `shuffled` the thoughts are of the right
+kind, and wrong. With `halved` they are right, and what the second half works out is missing. `Decoding.max_latents`
+cuts all questions at the same length instead.
 
     control = controls.build(lm, method, "shuffled", requests)
     Engine(lm, control).generate(requests)
@@ -268,9 +270,15 @@ def randomised(own: Thoughts, requests: Sequence[Request], seed: int) -> Thought
     return Thoughts(unit_RKD * norm_RK1, own.counts_R)
 
 
+def halved(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+    # Rounded up: who had one thought keeps it.
+    return Thoughts(own.embeds_RKD, (own.counts_R + 1) // 2)
+
+
 KINDS: dict[str, Callable[[Thoughts, Sequence[Request], int], Thoughts]] = {
     "own": unchanged,
     "zeroed": zeroed,
     "shuffled": shuffled,
     "random": randomised,
+    "halved": halved,
 }

@@ -56,8 +56,8 @@ def add_parser(commands: Any, method_options: bool) -> None:
     evaluate.add_argument(
         "--control",
         nargs="+",
-        choices=["own", "zeroed", "shuffled", "random"],
-        help="answer with the latents replaced (docs/methods.md), in rows labelled control-...",
+        choices=["own", "zeroed", "shuffled", "random", "halved"],
+        help="answer with the latents replaced or halved (docs/methods.md), in rows labelled control-...",
     )
     evaluate.add_argument("--label", help="label of the rows, in place of the checkpoint's own")
     evaluate.add_argument("--output", required=True, help="folder for records and report")

@@ -1,4 +1,4 @@
-"""Evaluation with a model's latents replaced: rows labelled control-zeroed, control-shuffled, control-random.
+"""Evaluation with a model's latents replaced or halved: rows labelled control-zeroed, control-shuffled and so on.
 
 At each point of the grid the model first thinks about the questions itself. Then it answers them with the thoughts
 that the control makes of its own (`analysis/controls.py`). A control is made from all questions of a point, also from

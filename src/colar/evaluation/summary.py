@@ -22,7 +22,7 @@ def summarise(cell: Cell, members: Sequence[Record]) -> ReportRow:
     accuracy = stats.mean([record["correct"] for record in members], clusters)
     length = stats.mean([record["length"] for record in members], clusters)
     by_seed = accuracy_by_seed(members)
-    pass_at_k, maj_at_k = _at_k(members, len(by_seed))
+    passed, majority = _at_k(members, len(by_seed))
     return ReportRow(
         system=cell.system,
         dataset=cell.dataset,
@@ -40,8 +40,10 @@ def summarise(cell: Cell, members: Sequence[Record]) -> ReportRow:
         truncated=fmean(record["truncated"] for record in members),
         samples=len(members),
         seeds_interval=stats.t_interval(by_seed),
-        pass_at_k=pass_at_k,
-        maj_at_k=maj_at_k,
+        pass_at_k=passed.mean if passed else None,
+        maj_at_k=majority.mean if majority else None,
+        pass_at_k_se=passed.se if passed else None,
+        maj_at_k_se=majority.se if majority else None,
     )
 
 
@@ -162,6 +164,8 @@ def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequenc
         seeds_interval=stats.t_interval(mean_by_seed),
         pass_at_k=_mean_if_all(row.pass_at_k for row in members) if same_k else None,
         maj_at_k=_mean_if_all(row.maj_at_k for row in members) if same_k else None,
+        pass_at_k_se=stats.average_error([row.pass_at_k_se for row in members]) if same_k else None,
+        maj_at_k_se=stats.average_error([row.maj_at_k_se for row in members]) if same_k else None,
         datasets=[row.dataset for row in members],
     )
 
@@ -201,8 +205,11 @@ def _reference_length(members: Sequence[Record]) -> float | None:
     return fmean(lengths) if lengths else None
 
 
-def _at_k(members: Sequence[Record], k: int) -> tuple[float | None, float | None]:
-    """(pass@k, maj@k) over the `k` samples that each question has; None for fewer than two samples."""
+def _at_k(members: Sequence[Record], k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:
+    """pass@k and maj@k over the `k` samples that each question has; None for fewer than two samples.
+
+    Their standard errors are over questions, as that of accuracy.
+    """
     if k < 2:
         return None, None
     # Votes are taken within one run: the majority of several models' answers would be an ensemble's accuracy.
@@ -211,12 +218,14 @@ def _at_k(members: Sequence[Record], k: int) -> tuple[float | None, float | None
         samples_of[record["train_seed"], record["id"]].append(record)
     passed = []
     majority = []
+    clusters = []
     for samples in samples_of.values():
         answers = [record["parsed"] for record in samples]
         correct = [record["correct"] for record in samples]
         passed.append(stats.pass_at_k(k, sum(correct), k))
         majority.append(stats.maj_at_k(answers, correct))
-    return fmean(passed), fmean(majority)
+        clusters.append(cluster_of(samples[0]))
+    return stats.mean(passed, clusters), stats.mean(majority, clusters)
 
 
 def _mean_if_all(values: Iterable[float | None]) -> float | None:

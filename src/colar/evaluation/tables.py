@@ -24,6 +24,7 @@ from colar.show.grid import (
     plus_minus,
     points,
     rich_table,
+    share_of,
 )
 from colar.show.naming import AVERAGE, System, none_first, system_name
 from colar.show.report_rows import Difference, PairDifference, Report, ReportRow, datasets_of, systems_of
@@ -175,10 +176,12 @@ def _several_samples(report: Report) -> Grid:
                 continue
             mean = plus_minus(row.accuracy, row.seeds_interval)
             cells = [line.name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
-            body.append([*cells, percent(row.maj_at_k), percent(row.pass_at_k)])
+            votes = share_of(row.maj_at_k, row.maj_at_k_se)
+            passed = share_of(row.pass_at_k, row.pass_at_k_se)
+            body.append([*cells, votes, passed])
     notes = [
-        "In %; ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
-        "not the choice of questions."
+        "In %. avg@k: ± is the half width of the 95% t interval over decoding seeds: it covers the noise of sampling, "
+        "not the choice of questions. maj@k and pass@k: ± is 1.96 standard errors over questions."
     ]
     if report.pooled:
         notes.append("Means over training runs; maj@k and pass@k count the samples of one run.")

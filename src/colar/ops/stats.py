@@ -89,12 +89,16 @@ def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
     if not means:
         raise ValueError("an average needs at least one mean")
     n = len(means)
+    return Estimate(math.fsum(means) / n, average_error(errors), n, n)
+
+
+def average_error(errors: Sequence[float | None]) -> float | None:
+    """The standard error of a plain mean of independent means; None where one of `errors` is."""
     known = [error for error in errors if error is not None]
-    se = None
-    if len(known) == n:
-        # Independent errors: their variances add up.
-        se = math.sqrt(math.fsum(error**2 for error in known)) / n
-    return Estimate(math.fsum(means) / n, se, n, n)
+    if len(known) < len(errors):
+        return None
+    # Independent errors: their variances add up.
+    return math.sqrt(math.fsum(error**2 for error in known)) / len(known)
 
 
 def wilson(estimate: Estimate) -> tuple[float, float]:

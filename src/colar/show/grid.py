@@ -81,10 +81,14 @@ def rich_table(grid: Grid) -> Table:
 
 def accuracy_of(row: ReportRow | None) -> str:
     """Accuracy in % with 1.96 standard errors: `52.0 ± 3.9`."""
-    if row is None:
+    return BLANK if row is None else share_of(row.accuracy, row.accuracy_se)
+
+
+def share_of(share: float | None, se: float | None) -> str:
+    """A share in % with 1.96 standard errors, where they are known: `52.0 ± 3.9`."""
+    if share is None:
         return BLANK
-    half = None if row.accuracy_se is None else Z95 * row.accuracy_se
-    return plus_minus(row.accuracy, half)
+    return plus_minus(share, None if se is None else Z95 * se)
 
 
 def points(row: Difference | None) -> str:

@@ -49,6 +49,9 @@ class ReportRow:
     """Half of the 95% t interval over decoding seeds."""
     pass_at_k: float | None
     maj_at_k: float | None
+    pass_at_k_se: float | None = None
+    """Standard error of pass@k over questions, and of maj@k below; None where they are not known."""
+    maj_at_k_se: float | None = None
     datasets: list[str] | None = None
     """The datasets of an average; None for a row of one dataset."""
     train_seeds: list[int | None] | None = None
@@ -63,6 +66,9 @@ class ReportRow:
     def to_json(self) -> dict[str, Any]:
         plain = cell_to_json(self.cell) | _numbers(self)
         # null means "unknown"; a key that has no meaning for a row is left out.
+        if self.pass_at_k is None:
+            del plain["pass_at_k_se"]
+            del plain["maj_at_k_se"]
         if self.datasets is None:
             del plain["datasets"]
         if self.train_seeds is None:
