@@ -107,15 +107,6 @@ def shown(value: float | None) -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """The command, versions, machine and commit behind a report."""
-    return files.provenance() | {"accelerator": accelerator()}
-
-
-def accelerator() -> str | None:
-    """The GPU, or whether the processor multiplies bfloat16 matrices in hardware; null for neither."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    path = Path("/proc/cpuinfo")
-    found = path.read_text() if path.exists() else ""
-    flags = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in found]
-    return ", ".join(flags) or None
+    """The command, versions, machine, commit and GPU (null without one) behind a report."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return files.provenance() | {"accelerator": gpu}

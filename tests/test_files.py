@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,27 @@ def test_provenance_says_where_a_result_came_from():
     assert found["versions"]["torch"]
     assert found["machine"]["cores"] == os.cpu_count()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+@pytest.mark.parametrize(
+    ("text", "processor", "instructions"),
+    [
+        ("processor\t: 0\nmodel name\t: Fast 9\nflags\t\t: fpu avx2 avx2_x avx512f\n\nmodel name\t: other", "Fast 9", ["avx2", "avx512f"]),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16", None, ["asimd", "bf16"]),  # Arm gives no name
+        ("processor\t: 0\n", None, None),
+        (None, None, None),  # not Linux
+    ],
+)  # fmt: skip
+def test_provenance_names_the_processor_and_its_instructions(
+    text, processor, instructions, tmp_path, monkeypatch
+):
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(files, "CPUINFO", path)
+    machine = files.provenance()["machine"]
+    assert machine["instructions"] == instructions
+    assert machine["processor"] == (processor or platform.processor() or platform.machine())
 
 
 @pytest.mark.parametrize(

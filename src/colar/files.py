@@ -33,6 +33,9 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate")
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+"""What decides how fast a processor multiplies matrices, by its names in /proc/cpuinfo."""
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -247,7 +250,12 @@ def provenance() -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "versions": versions,
-        "machine": {"system": platform.system(), "processor": _processor(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.system(),
+            "processor": _processor(),
+            "instructions": _instructions(),
+            "cores": os.cpu_count(),
+        },
     }
 
 
@@ -292,13 +300,30 @@ def _commit() -> str | None:
 
 def _processor() -> str:
     """The processor's model: Linux names it in /proc/cpuinfo alone, other systems tell Python."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def _instructions() -> list[str] | None:
+    """Those of `INSTRUCTIONS` that the processor has: processors of one name differ in them. None: not known."""
+    known = _cpuinfo()
+    # x86 calls them flags, Arm features.
+    flags = known.get("flags", known.get("Features"))
+    if flags is None:
+        return None
+    return [name for name in INSTRUCTIONS if name in flags.split()]
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What Linux says of the first processor; {} on other systems."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        text = CPUINFO.read_text()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return {}
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        found.setdefault(name.strip(), value.strip())
+    return found
 
 
 def _umask() -> int:
