@@ -151,6 +151,17 @@ def test_the_averages_seeds_interval_is_over_the_seeds_averages() -> None:
     )
 
 
+def test_the_averages_votes_have_the_error_of_independent_data_sets() -> None:
+    cells = {("sums", 0): "7788", ("sums", 1): "7778", ("tales", 0): "888", ("tales", 1): "788"}
+    records = [r for (d, s), a in cells.items() for r in system("CoT", a, dataset=d, seed=s)]
+    rows = fold(records)["rows"]
+    one, two, average = (pick(rows, dataset=name) for name in ("sums", "tales", "average"))
+    assert two["pass_at_k_se"] == pytest.approx(statistics.stdev([1, 0, 0]) / math.sqrt(3))
+    assert two["maj_at_k_se"] == pytest.approx(statistics.stdev([0.5, 0, 0]) / math.sqrt(3))  # a tie
+    for key in ("pass_at_k_se", "maj_at_k_se"):
+        assert average[key] == pytest.approx(math.hypot(one[key], two[key]) / 2)
+
+
 @pytest.mark.parametrize(
     "cells",
     [
