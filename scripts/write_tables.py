@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,28 +170,47 @@ def gates(report: Report) -> Grid:
 
 
 def controls(report: Report) -> Grid:
-    """Does a method read its thoughts? Greedy averages with its own, and with what a control feeds (% truncated)."""
+    """Does a method read its thoughts? Greedy averages with its own, and with what a control feeds (% truncated).
+
+    A line is a system on the data sets of its controls; BLANK where it was not asked on all of them itself.
+    """
     systems = systems_of(report.shown_rows)
-    own: dict[str, list[str]] = {}
-    controlled: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for name, rows in by_name(report).items():
-        row = rows.get(("greedy", AVERAGE))
-        if row is None:
-            continue
-        label = row.system.label
-        kind = label.rpartition("control-")[2].partition(",")[0]
-        if not is_control(label):
-            own[name] = [name, number(row.length), accuracy_of(row)]
-        elif not kind.startswith("cut"):
-            base = system_name(row.system._replace(label=without_control(label)), systems)
-            controlled[base][kind] = f"{accuracy_of(row)} ({percent(row.truncated)})"
+    named = by_name(report)
+    lines: defaultdict[tuple[str, tuple[str, ...]], dict[str, str]] = defaultdict(dict)
     kinds: list[str] = []
-    for given in controlled.values():
-        kinds += [kind for kind in given if kind not in kinds]
+    for rows in named.values():
+        row = rows.get(("greedy", AVERAGE))
+        if row is None or not is_control(row.system.label):
+            continue
+        kind = row.system.label.rpartition("control-")[2].partition(",")[0]
+        if kind.startswith("cut"):
+            continue
+        if kind not in kinds:
+            kinds.append(kind)
+        base = system_name(row.system._replace(label=without_control(row.system.label)), systems)
+        lines[base, _averaged(row, rows)][kind] = f"{accuracy_of(row)} ({percent(row.truncated)})"
     body = []
-    for base, given in controlled.items():
-        body.append([*own[base], *(given.get(kind, BLANK) for kind in kinds)])
+    for (base, datasets), given in lines.items():
+        own = _own(named.get(base, {}), datasets)
+        length = BLANK if own is None else number(own.length)
+        body.append([base, length, accuracy_of(own), *(given.get(kind, BLANK) for kind in kinds)])
     return Grid("", ["system", "#L", "its own", *kinds], body)
+
+
+def _averaged(average: ReportRow, rows: Mapping[tuple[str, str], ReportRow]) -> tuple[str, ...]:
+    """The data sets of a greedy average."""
+    if average.datasets is not None:
+        return tuple(sorted(average.datasets))
+    return tuple(sorted(dataset for decoding, dataset in rows if decoding == "greedy" and dataset != AVERAGE))
+
+
+def _own(rows: Mapping[tuple[str, str], ReportRow], datasets: tuple[str, ...]) -> ReportRow | None:
+    """The greedy row of a system over exactly these data sets."""
+    average = rows.get(("greedy", AVERAGE))
+    if average is not None and _averaged(average, rows) == datasets:
+        return average
+    # Its average is over others, but one data set has a row of its own.
+    return rows.get(("greedy", datasets[0])) if len(datasets) == 1 else None
 
 
 def pairs(report: Report) -> Grid:

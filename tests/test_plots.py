@@ -64,15 +64,39 @@ def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
         plots.draw_accuracy([])
 
 
-def test_an_average_over_fewer_datasets_says_so() -> None:
+def test_an_average_over_fewer_datasets_is_left_out_and_named_below() -> None:
     rows = rows_of("a", "b", "average")
     partly = [
         report_row("Part", "a", None, 0.4, 9),
         report_row("Part", "average", None, 0.4, 9, datasets=["a"]),
     ]
-    names = texts(plots.draw_accuracy(rows + partly).axes[0])
-    assert "Part (1 of 2 datasets)" in names
-    assert "CoT" in names
+    figure = plots.draw_accuracy(rows + partly)
+    average, a, b = figure.axes
+    assert sorted(text for text in texts(average) if not text.startswith("c=")) == ["CoT", "Direct", "Fast"]
+    points = [len(axes.lines) for axes in figure.axes]
+    assert points == [3, 4, 3]
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "not asked on all 2 datasets:"
+    assert [text.get_text() for text in legend.get_texts()] == ["Part"]
+    (handle,) = legend.legend_handles
+    assert handle.get_color() in [line.get_color() for line in a.lines]
+    assert handle.get_color() not in [line.get_color() for line in b.lines]
+    # Below the panels, not over them.
+    assert legend.get_window_extent().y1 <= min(axes.get_tightbbox().y0 for axes in figure.axes) + 1
+
+
+def test_where_all_were_asked_on_all_datasets_nothing_stands_below() -> None:
+    assert plots.draw_accuracy(rows_of("a", "b", "average")).legends == []
+
+
+def test_an_average_that_nobody_has_over_all_datasets_is_an_empty_panel_that_says_so() -> None:
+    rows = []
+    for name, dataset in (("A", "a"), ("B", "b")):
+        rows.append(report_row(name, dataset, None, 0.4, 9))
+        rows.append(report_row(name, "average", None, 0.4, 9, datasets=[dataset]))
+    figure = plots.draw_accuracy(rows)
+    assert texts(figure.axes[0]) == ["no system was asked on all of them"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B"]
 
 
 def test_training_runs_are_lines_of_one_colour_with_one_name() -> None:

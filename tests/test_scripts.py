@@ -193,6 +193,31 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     ]
 
 
+def test_a_control_stands_beside_its_system_on_the_same_data_sets():
+    """Its system's own average may be over more data sets, over others, or not be there at all."""
+
+    def asked(name, label, **accuracies):
+        rows = [report_row(name, dataset, None, share, label=label) for dataset, share in accuracies.items()]
+        mean = sum(accuracies.values()) / len(accuracies)
+        return [*rows, report_row(name, "average", None, mean, label=label, datasets=list(accuracies))]
+
+    rows = asked("wide", "", one=0.9, two=0.5) + asked("wide", "control-zeroed", two=0.1)
+    rows += asked("same", "", one=0.8, two=0.6) + asked("same", "control-zeroed", two=0.2, one=0.4)
+    rows += asked("apart", "", one=0.9) + asked("apart", "control-zeroed", two=0.1)
+    rows += asked("never", "control-shuffled", two=0.05)
+    grid = module("scripts/write_tables.py").controls(
+        Report({}, "cot", None, rows=rows, comparisons=[], pooled=[])
+    )
+    assert list(grid.head) == ["system", "#L", "its own", "zeroed", "shuffled"]
+    cells = [[cell.split()[0] for cell in line] for line in grid.rows]
+    assert [(line[0], *line[2:]) for line in cells] == [
+        ("wide", "50.0", "10.0", "–"),
+        ("same", "70.0", "30.0", "–"),
+        ("apart", "–", "10.0", "–"),
+        ("never", "–", "–", "5.0"),
+    ]
+
+
 def test_what_several_samples_gain_by_hand():
     def row(**more):
         return report_row(factor=2, accuracy_se=0.01, **more)

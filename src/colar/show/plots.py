@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from colar import checks
@@ -56,7 +57,8 @@ def accuracy_vs_length(rows: Iterable[ReportRow], path: str | Path) -> Path:
     `rows` are rows of one report. Those of one curve share model, method, label and decoding; each of its training
     runs is drawn as a line. Where the label has an option with a number (`confidence_threshold=0.8`), the curve is over
     that, and has a line for each compression factor. A single dataset fills the picture. Of several, the first four by
-    name stand beside a large panel with the macro-average. Returns the path. Raises ValueError without rows, and for
+    name stand beside a large panel with the macro-average over all of them. Who was not asked on all of them is in the
+    small panels alone, and named below. Returns the path. Raises ValueError without rows, and for
     several datasets without rows of their average.
     """
     return canvas.save(draw_accuracy(rows), path)
@@ -87,18 +89,21 @@ def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
 
     figure, panels = _panels(datasets)
     for axes, dataset, main in panels:
-        shown = [row for row in rows if row.dataset == dataset]
-        _draw_curves(axes, shown, styles)
+        _draw_curves(axes, _shown(rows, dataset), styles)
         canvas.dress(axes, _heading(dataset, rows) if main else dataset, size=9 if main else 8)
         if main:
             label = f"reasoning length, embeddings emitted (#L)\n{_caption(rows)}"
             axes.set_xlabel(label, fontsize=9, color=canvas.INK)
             axes.set_ylabel("accuracy (%)", fontsize=9, color=canvas.INK)
+    _name_the_rest(figure, rows, styles)
 
     # Labels look for free space between the curves, so all curves and axes must be where they will stay.
     canvas.settle(figure)
     for axes, dataset, main in panels:
-        shown = [row for row in rows if row.dataset == dataset]
+        shown = _shown(rows, dataset)
+        if not shown:
+            _say_why_empty(axes)
+            continue
         labels = _names(shown, rows, styles) if main else []
         labels += _tags(shown, styles, 8 if main else 6.5)
         canvas.place(axes, labels, _obstacles(shown))
@@ -239,22 +244,65 @@ def _obstacles(rows: Sequence[ReportRow]) -> list[list[canvas.Point]]:
     return lines
 
 
-def _names(shown: Sequence[ReportRow], rows: Sequence[ReportRow], styles: Styles) -> list[canvas.Label]:
-    """One bold label per curve. An average over fewer datasets than the picture has says so."""
+def _shown(rows: Sequence[ReportRow], dataset: str) -> list[ReportRow]:
+    """The rows of a panel, without averages over some of the datasets: they cannot be compared with one over all."""
+    return [row for row in rows if row.dataset == dataset and not _partial(row, rows)]
+
+
+def _partial(row: ReportRow, rows: Sequence[ReportRow]) -> bool:
+    """Whether the row is an average over fewer datasets than the report has."""
+    return row.dataset == AVERAGE and row.datasets is not None and len(row.datasets) < len(datasets_of(rows))
+
+
+def _say_why_empty(axes: Any) -> None:
+    """Say in the middle of the main panel that it has no curve."""
+    axes.set(xticks=[], yticks=[])
+    text = "no system was asked on all of them"
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize=9, color=canvas.INK)
+
+
+def _name_the_rest(figure: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
+    """Name below the panels the curves that the main one leaves out: they are in the panels of their datasets."""
     systems = systems_of(rows)
-    datasets = datasets_of(rows)
+    named = {_curve(row.system) for row in _shown(rows, AVERAGE)}
+    rest = [curve for curve in dict.fromkeys(_curve(row.system) for row in rows) if curve not in named]
+    if len(datasets_of(rows)) < 2 or not rest:
+        return
+    names = [_name(curve, systems) for curve in rest]
+    marks = [
+        Line2D([], [], color=styles[curve][0], marker=styles[curve][1], linestyle="none") for curve in rest
+    ]
+    legend = figure.legend(
+        marks,
+        names,
+        title=f"not asked on all {len(datasets_of(rows))} datasets:",
+        loc="outside lower left",
+        ncols=2,
+        frameon=False,
+        fontsize=8,
+        title_fontsize=8,
+        alignment="left",
+    )
+    legend.get_title().set_color(canvas.INK)
+    for text, curve in zip(legend.get_texts(), rest, strict=True):
+        text.set_color(styles[curve][0])
+
+
+def _name(curve: System, systems: Sequence[System]) -> str:
+    """The name of a curve, with its decoding where the picture has several."""
     several_decodings = len({system.decoding for system in systems}) > 1
+    return curve_name(curve, systems) + (f", {curve.decoding}" if several_decodings else "")
+
+
+def _names(shown: Sequence[ReportRow], rows: Sequence[ReportRow], styles: Styles) -> list[canvas.Label]:
+    """One bold label per curve."""
+    systems = systems_of(rows)
     by_curve: defaultdict[System, list[ReportRow]] = defaultdict(list)
     for row in shown:
         by_curve[_curve(row.system)].append(row)
     labels = []
     for curve, members in by_curve.items():
-        name = curve_name(curve, systems)
-        if several_decodings:
-            name += f", {curve.decoding}"
-        averaged = members[0].datasets or datasets
-        if len(averaged) < len(datasets):
-            name += f" ({len(averaged)} of {len(datasets)} datasets)"
+        name = _name(curve, systems)
         # Near the ends of a curve a name is read as the whole curve's; in its middle, as that point's.
         ends_first = [members[0], members[-1], *members[1:-1]]
         anchors = [_point(row) for row in ends_first]
