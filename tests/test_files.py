@@ -66,6 +66,19 @@ def test_a_new_file_is_readable_as_the_umask_says(tmp_path):
     assert files.write_text(tmp_path / "x", "text").stat().st_mode == plain.stat().st_mode
 
 
+def test_a_new_folders_files_are_readable_as_the_umask_says(tmp_path):
+    """Also one that a library wrote for its owner alone, as safetensors does."""
+    plain = tmp_path / "plain"
+    plain.write_text("text")
+    with files.replace_folder(tmp_path / "new") as partial:
+        (partial / "inner").mkdir()
+        for path in (partial / "weights", partial / "inner" / "weights"):
+            path.write_text("text")
+            path.chmod(0o600)
+    for path in (tmp_path / "new" / "weights", tmp_path / "new" / "inner" / "weights"):
+        assert path.stat().st_mode == plain.stat().st_mode
+
+
 def test_broken_json_is_named_with_its_line(tmp_path):
     path = files.write_text(tmp_path / "x.json", '{\n"a": 1,\n}')
     with pytest.raises(ValueError, match=rf"{path}:3: not valid JSON"):

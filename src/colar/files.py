@@ -340,7 +340,8 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
         fill .name.partial  ->  name to .name.old  ->  .name.partial to name  ->  remove .name.old
 
     An error while it is filled leaves the old folder. A kill leaves the old one or the new one; between the
-    two renames it leaves the old one as `.name.old`, and the next call puts it back.
+    two renames it leaves the old one as `.name.old`, and the next call puts it back. Files can be
+    read by whom the umask lets.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -359,6 +360,11 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    # Some libraries write files that only their owner may read: safetensors from 0.8 on. A server has its own user.
+    mode = 0o666 & ~_umask()
+    for path in partial.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
     # A folder cannot be renamed over another one that holds files, hence two renames.
     if target.exists():
         os.replace(target, old)
