@@ -15,8 +15,8 @@ SHOWN = (ROOT / "docs" / "usage.md").read_text().partition("<!-- checkpoint:begi
 SHOWN = SHOWN.partition("<!-- checkpoint:end -->")[0]
 
 
-def test_there_is_one():
-    assert [path.name for path in RELEASED] == ["smollm2-135m-gsm"]
+def test_there_are_two():
+    assert [path.name for path in RELEASED] == ["smollm2-135m-gsm", "smollm2-135m-gsm-rl"]
 
 
 @pytest.mark.parametrize("folder", RELEASED, ids=lambda folder: folder.name)
