@@ -21,7 +21,7 @@ from colar.evaluation import evaluate
 from colar.evaluation.evaluate import Limits
 from colar.methods import registry
 from colar.methods.colar.method import Colar, ColarConfig
-from colar.show import plots
+from colar.show import curves
 from colar.training import batches
 from colar.training.grpo.run import GrpoTrainer
 
@@ -64,7 +64,7 @@ def validate(lm: Any, method: Any) -> dict[str, float]:
 def begin() -> None:
     """Join the others. The picture of the curves is left out: it takes longer than the run."""
     processes.join(120)
-    plots.has_curves = lambda history: False
+    curves.has_curves = lambda history: False
 
 
 def sft(

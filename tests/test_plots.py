@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from example_rows import report_row
 
-from colar.show import canvas, naming, plots
+from colar.show import canvas, curves, naming, plots
 from colar.show.report_rows import ReportRow
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -169,7 +169,7 @@ def history() -> list[dict[str, Any]]:
 
 
 def test_learning_curves_draw_every_quantity_once_in_order_of_interest() -> None:
-    figure = plots.draw_history(history(), "a run")
+    figure = curves.draw_history(history(), "a run")
     titles = [axes.get_title("left") for axes in figure.axes if axes.axison]
     assert titles == ["loss", "loss/latent", "accuracy", "grad_norm", "learning_rate"]
     loss, _, accuracy, norm = figure.axes[:4]
@@ -183,16 +183,16 @@ def test_learning_curves_draw_every_quantity_once_in_order_of_interest() -> None
 
 
 def test_learning_curves_take_a_history_of_one_entry_and_refuse_an_empty_one(tmp_path: Path) -> None:
-    assert plots.learning_curves([{"step": 1, "loss": 2.0}], tmp_path / "one.png", "x").stat().st_size > 3000
+    assert curves.learning_curves([{"step": 1, "loss": 2.0}], tmp_path / "one.png", "x").stat().st_size > 3000
     for nothing in ([], [{"step": 1, "epoch": 0.5}], [{"loss": 1.0}], [{"step": 1, "loss": math.inf}]):
         with pytest.raises(ValueError, match="at least one number"):
-            plots.learning_curves(nothing, tmp_path / "none.png", "x")
+            curves.learning_curves(nothing, tmp_path / "none.png", "x")
 
 
 def test_running_mean_follows_a_straight_line_without_lag() -> None:
     line = [float(value) for value in range(100)]
-    assert plots._running_mean(line) == pytest.approx(line)
-    assert plots._running_mean([0.0, 3.0, 0.0]) == pytest.approx([0.0, 1.0, 0.0])
+    assert curves._running_mean(line) == pytest.approx(line)
+    assert curves._running_mean([0.0, 3.0, 0.0]) == pytest.approx([0.0, 1.0, 0.0])
 
 
 def test_the_same_data_give_the_same_bytes_and_no_leftover(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path: Path) -> None:
 
 def test_drawing_never_loads_pyplot() -> None:
     code = (
-        "import sys; from colar.show import plots; plots.draw_history([{'step': 1, 'loss': 1.0}], 'x');"
+        "import sys; from colar.show import curves; curves.draw_history([{'step': 1, 'loss': 1.0}], 'x');"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

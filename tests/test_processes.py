@@ -14,7 +14,7 @@ from launch import Group, Outcome, together
 
 from colar import processes
 from colar.cli import main
-from colar.show import plots
+from colar.show import curves
 from colar.training.trainer import LatentTrainer
 
 
@@ -130,7 +130,7 @@ def colar(words: list[str], dies_at: int = 0) -> int:
 
     The picture of the curves is left out: it takes longer than the run.
     """
-    plots.has_curves = lambda history: False
+    curves.has_curves = lambda history: False
     if os.environ["RANK"] == "1" and dies_at:
         whole = LatentTrainer.training_step
         left = [abs(dies_at)]

@@ -22,7 +22,7 @@ from typing import Any
 from transformers import TrainerState
 
 from colar import files, progress
-from colar.show import plots
+from colar.show import curves
 
 STATE = "trainer_state.json"
 PREFIX = "checkpoint-"
@@ -80,8 +80,8 @@ class RunFolder:
         for row in history:
             clean.append({key: _finite(value) for key, value in row.items()})
         files.write_json(self.history, clean)
-        if plots.has_curves(clean):
-            plots.learning_curves(clean, self.curves, title)
+        if curves.has_curves(clean):
+            curves.learning_curves(clean, self.curves, title)
 
     def _newest_first(self) -> list[Path]:
         steps: dict[int, Path] = {}
