@@ -16,6 +16,13 @@ if DEVICE == "cpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.fixture(autouse=True)
+def without_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run draws its learning curves, which takes longer than the run, unless the test is marked `curves`."""
+    if not request.node.get_closest_marker("curves"):
+        monkeypatch.setattr("colar.show.curves.has_curves", lambda history: False)
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """The device of the lane (tests/device.py)."""

@@ -986,8 +986,9 @@ import os, signal, sys
 from pathlib import Path
 import torch
 sys.path.insert(0, {tests!r})
-import test_grpo as t
+import pictures, test_grpo as t
 torch.set_num_threads(1)
+pictures.none()
 calls = 0
 
 def reward(completions, **columns):
@@ -1129,6 +1130,7 @@ def test_a_run_with_other_generations_is_not_gone_on_with(tmp_path: Path) -> Non
         run(tmp_path, grpo(num_iterations=2), max_steps=2)
 
 
+@pytest.mark.curves
 def test_a_run_leaves_curves_and_outputs_to_read(tmp_path: Path) -> None:
     _, result = run(
         tmp_path, grpo(log_completions=3), lora=LORA, validate=lambda lm, method: {"accuracy": 0.25}

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
 from launch import Group, Outcome, together
 
 from colar import processes
 from colar.cli import main
-from colar.show import curves
 from colar.training.trainer import LatentTrainer
 
 
@@ -126,11 +126,8 @@ TRAIN = [
 
 
 def colar(words: list[str], dies_at: int = 0) -> int:
-    """The command in this process; process 1 is killed, or hangs where that is negative, in an update.
-
-    The picture of the curves is left out: it takes longer than the run.
-    """
-    curves.has_curves = lambda history: False
+    """The command in this process; process 1 is killed, or hangs where that is negative, in an update."""
+    pictures.none()
     if os.environ["RANK"] == "1" and dies_at:
         whole = LatentTrainer.training_step
         left = [abs(dies_at)]

@@ -408,6 +408,7 @@ def test_a_validation_question_beyond_the_context_is_found_before_the_first_step
     assert not (Path(made.output) / "checkpoints").exists()
 
 
+@pytest.mark.curves
 def test_run_trains_and_leaves_a_checkpoint_that_answers(tiny, tmp_path):
     result = recipe.run(recipe.load(tiny))
     lm, method = pretrained.load(result.best)

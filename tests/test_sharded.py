@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
 import test_training as supervised
 import torch
@@ -89,6 +90,7 @@ def test_two_processes_with_half_of_the_weights_train_as_one(tmp_path: Path, cas
 
 
 def sharded_run(folder: Path, case: str, config: dict[str, Any]) -> tuple[list[float], int]:
+    pictures.none()
     return run(folder, case, fsdp=True, **config)
 
 

@@ -18,12 +18,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pictures
 import pytest
 import torch
 import yaml
 from families import FAMILIES, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launch import together
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerControl, TrainerState
@@ -315,9 +317,10 @@ import os, signal, sys
 from pathlib import Path
 import torch
 sys.path.insert(0, {tests!r})
-import test_training as t
+import pictures, test_training as t
 from colar.training import preflight
 torch.set_num_threads(1)
+pictures.none()
 preflight.before_training = lambda *_: None  # losses are counted: its own are no updates
 calls = 0
 
@@ -556,6 +559,7 @@ def test_losses_on_held_out_rows_are_logged_and_change_nothing(tmp_path: Path) -
     assert losses(without) == losses(result)
 
 
+@pytest.mark.curves
 def test_what_is_written(
     tmp_path: Path, lora: LoraSettings | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -813,17 +817,35 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_training as t
-def validate(lm, method):
-    return {{"accuracy": 0.5 + int(os.environ["RANK"]) / 8}}
-lm, result = t.run(
-    Path({folder!r}),
-    validate=validate,
-    per_device_train_batch_size=4,
-    num_train_epochs=2,
-    tokens_per_batch={tokens},
-)
-Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr((t.losses(result), result.metrics)))
+found = t.one_of_two(Path({folder!r}), None)
+Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr(found))
 """
+
+
+def one_of_two(folder: Path, tokens: int | None) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
+    """What one of two processes does: its losses, and the metrics of the main process's validation."""
+    pictures.none()
+    _, result = run(
+        folder,
+        validate=lambda lm, method: {"accuracy": 0.5 + int(os.environ["RANK"]) / 8},
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        tokens_per_batch=tokens,
+    )
+    return losses(result), result.metrics
+
+
+def by_torchrun(folder: Path) -> list[Any]:
+    """What each of two processes returns that torchrun has started."""
+    script = folder / "script.py"
+    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(folder)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, str(script)], env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    return [ast.literal_eval((folder / f"rank{rank}").read_text()) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("tokens", [None, 100])
@@ -832,20 +854,10 @@ def test_two_processes_train_as_one(tmp_path: Path, tokens: int | None) -> None:
 
     With a limit of tokens each process takes its rows in parts, as many as its own lengths ask for.
     """
-    script = tmp_path / "script.py"
-    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(tmp_path), tokens=tokens))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(script),
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
-    ranks = [ast.literal_eval((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
+    if tokens is None:
+        ranks = by_torchrun(tmp_path)
+    else:
+        ranks = together(2, tmp_path / "processes", one_of_two, tmp_path, tokens)
     assert ranks[0][1] == ranks[1][1] == {"accuracy": 0.5}
     _, alone = run(tmp_path / "alone", per_device_train_batch_size=8, num_train_epochs=2)
     assert len(ranks[0][0]) == len(losses(alone)) == 6
