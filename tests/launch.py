@@ -1,4 +1,4 @@
-"""Starts processes that work together, as torchrun does, without its seconds of imports.
+"""Starts processes that work alone, or together as torchrun does, without their seconds of imports.
 
 A fork server imports the libraries once and forks every process from there: none inherits anything from the tests. The
 test holds the store by which they find each other, as torchrun's agent does: it outlives any of them.
@@ -71,13 +71,22 @@ class Group:
         if late:
             texts = [_text(self.folder / f"rank{rank}.err") for rank in range(len(self.processes))]
             raise TimeoutError(f"{len(late)} processes did not end in {seconds} s: {texts}")
-        outcomes = []
-        for rank, process in enumerate(self.processes):
-            found = self.folder / f"rank{rank}.pickle"
-            value = pickle.loads(found.read_bytes()) if found.exists() else None
-            assert process.exitcode is not None
-            outcomes.append(Outcome(process.exitcode, value, _text(self.folder / f"rank{rank}.err")))
-        return outcomes
+        return [_outcome(process, self.folder / f"rank{rank}") for rank, process in enumerate(self.processes)]
+
+
+def alone(folder: Path, call: Callable[..., Any], *arguments: Any, seconds: float = 180) -> Outcome:
+    """A process that works by itself; TimeoutError, and its end, where it takes longer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder / "alone"
+    process = SERVER.Process(
+        target=_child, args=({"OMP_NUM_THREADS": "1"}, name, call, arguments), daemon=True
+    )
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError(f"it did not end in {seconds} s: {_text(Path(f'{name}.err'))}")
+    return _outcome(process, name)
 
 
 def together(n: int, folder: Path, call: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -106,6 +115,12 @@ def _child(
         pickle.dump(value, out)
     stream.flush()
     os._exit(0)
+
+
+def _outcome(process: Any, name: Path) -> Outcome:
+    found = Path(f"{name}.pickle")
+    value = pickle.loads(found.read_bytes()) if found.exists() else None
+    return Outcome(process.exitcode, value, _text(Path(f"{name}.err")))
 
 
 def _text(path: Path) -> str:

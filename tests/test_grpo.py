@@ -8,15 +8,16 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from launch import alone
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
@@ -30,6 +31,7 @@ from colar.methods.colar.method import Colar, ColarConfig
 from colar.methods.cot import Cot, CotConfig
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards, rollout
 from colar.training.grpo import run as grpo_run
@@ -981,35 +983,6 @@ def test_batches_in_parts_give_the_same_run(tmp_path: Path, loss_type: Any) -> N
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-import torch
-sys.path.insert(0, {tests!r})
-import pictures, test_grpo as t
-torch.set_num_threads(1)
-pictures.none()
-calls = 0
-
-def reward(completions, **columns):
-    kill_at({at_reward})
-    return t.by_tokens(completions, **columns)
-
-def kill_at(n):
-    global calls
-    calls += bool(n)
-    if n and calls == n:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-forward = t.GrpoObjective.forward
-def killed(self, *args, **kwargs):
-    kill_at({at_forward})
-    return forward(self, *args, **kwargs)
-t.GrpoObjective.forward = killed
-# Its forwards are not those of updates.
-t.grpo_run.run_trainer.__globals__["preflight"].before_training = lambda *args: None
-t.run(Path({folder!r}), t.grpo(**t.LONG_GRPO), reward, lora=t.LORA, validate=t.judge_by_weight, **t.LONG)
-"""
 LONG = {"max_steps": 9, "save_steps": 3, "eval_steps": 4}
 LONG_GRPO = {
     "steps_per_generation": 2,
@@ -1035,19 +1008,38 @@ def test_another_processs_outputs_are_not_dropped(tmp_path: Path, taken: Callabl
     assert samples.read_text() == '{"step": 5}\n'
 
 
+def killed_run(folder: Path, at_reward: int = 0, at_forward: int = 0) -> None:
+    """A run of LONG_GRPO whose process is killed when it rewards for the N-th time, or in the N-th forward."""
+    torch.set_num_threads(1)
+    pictures.none()
+    counts = {"rewards": 0, "forwards": 0}
+
+    def kill_at(n: int, what: str) -> None:
+        counts[what] += 1
+        if counts[what] == n:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def reward(completions: Sequence[str], **columns: Any) -> list[float | None]:
+        kill_at(at_reward, "rewards")
+        return by_tokens(completions, **columns)
+
+    forward = GrpoObjective.forward
+
+    def killed(self: GrpoObjective, *arguments: Any, **named: Any) -> Any:
+        kill_at(at_forward, "forwards")
+        return forward(self, *arguments, **named)
+
+    GrpoObjective.forward = killed  # type: ignore[method-assign]  # this process ends here
+    # Its forwards are not those of updates.
+    preflight.before_training = lambda *_: None
+    run(folder, grpo(**LONG_GRPO), reward, lora=LORA, validate=judge_by_weight, **LONG)
+
+
 @pytest.mark.parametrize(("kill", "last"), [({"at_reward": 3}, 6), ({"at_forward": 6}, 3)])
 def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, kill: dict[str, int], last: int) -> None:
     """Killed while the third generation is rewarded, and in the second, whose outputs were already written down."""
-    code = CHILD.format(
-        tests=str(Path(__file__).parent),
-        folder=str(tmp_path / "killed"),
-        **{"at_reward": 0, "at_forward": 0, **kill},
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    child = alone(tmp_path / "child", partial(killed_run, tmp_path / "killed", **kill))
+    assert child.code == -signal.SIGKILL, child.stderr
     folder = RunFolder(tmp_path / "killed")
     assert folder.last_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
     again: dict[str, Any] = {"lora": LORA, "validate": judge_by_weight, **LONG}

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +26,7 @@ import yaml
 from families import FAMILIES, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import together
+from launch import alone, together
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerControl, TrainerState
@@ -312,38 +313,6 @@ def test_batches_in_parts_give_the_same_run(tmp_path: Path, lora: LoraSettings |
 
 # --- killed and resumed --------------------------------------------------------------------------------
 
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-import torch
-sys.path.insert(0, {tests!r})
-import pictures, test_training as t
-from colar.training import preflight
-torch.set_num_threads(1)
-pictures.none()
-preflight.before_training = lambda *_: None  # losses are counted: its own are no updates
-calls = 0
-
-class Killed(t.Colar):
-    def loss(self, lm, batch):
-        global calls
-        calls += 1
-        if calls == {at_loss}:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().loss(lm, batch)
-
-saves = 0
-def kill_in_save(*_):
-    global saves
-    saves += 1
-    if saves == {at_save}:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-method = Killed(t.ColarConfig())
-lm = t.build(method, {lora})
-lm.extra.register_state_dict_post_hook(kill_in_save)
-t.run(Path({folder!r}), method, lm=lm, **t.LONG)
-"""
 LONG = {
     "per_device_train_batch_size": 8,
     "num_train_epochs": 3,
@@ -353,15 +322,28 @@ LONG = {
 """Three updates an epoch, nine in all, checkpoints at 2, 4, 6, 8 and 9."""
 
 
-def killed_child(folder: Path, lora: str, at_loss: int = 0, at_save: int = 0) -> None:
-    code = CHILD.format(
-        tests=str(Path(__file__).parent), folder=str(folder), lora=lora, at_loss=at_loss, at_save=at_save
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+def killed_run(folder: Path, lora: LoraSettings | None, at_loss: int = 0, at_save: int = 0) -> None:
+    """A run of LONG whose process is killed in the N-th loss, or while weights are saved for the N-th time."""
+    torch.set_num_threads(1)
+    pictures.none()
+    # Losses are counted: those before the first step are no updates.
+    preflight.before_training = lambda *_: None
+    counts = {"losses": 0, "saves": 0}
+
+    def kill_at(n: int, what: str) -> None:
+        counts[what] += 1
+        if counts[what] == n:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Killed(Colar):
+        def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+            kill_at(at_loss, "losses")
+            return super().loss(lm, batch)
+
+    method = Killed(ColarConfig())
+    lm = build(method, lora)
+    lm.extra.register_state_dict_post_hook(lambda *_: kill_at(at_save, "saves"))
+    run(folder, method, lm=lm, **LONG)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +357,8 @@ def test_killed_and_resumed_is_uninterrupted(
     tmp_path: Path, kind: str, kill: dict[str, int], last: int
 ) -> None:
     lora = LORA if kind == "adapter" else None
-    killed_child(tmp_path / "killed", "t.LORA" if lora else "None", **kill)
+    child = alone(tmp_path / "child", partial(killed_run, tmp_path / "killed", lora, **kill))
+    assert child.code == -signal.SIGKILL, child.stderr
     folder = RunFolder(tmp_path / "killed")
     assert folder.last_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
     if "at_save" in kill:
