@@ -85,6 +85,13 @@ ACCURACIES = {
             "smollm2-135m c=2 (sequential)": "c = 2",
         },
     ),
+    "smollm2-135m-rl": (
+        "The same after GRPO at c = 2",
+        {
+            "smollm2-135m c=2 (sequential-RL at 480, confidence_threshold=0.8)": "c = 2, unsure digits apart",
+            "smollm2-135m c=2 (sequential-RL at 480)": "c = 2",
+        },
+    ),
 }
 """Of README's table: folder -> title of the experiment, and its systems with the names that README gives them."""
 SPEED_CELL = "b32/mixed"
