@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from example_rows import report_row
+from families import EXAMPLES
+from sequential import made
 
 from colar import recipe
 from colar.data import sources
@@ -466,3 +468,54 @@ def test_the_toys_of_other_sizes_load_and_are_drawn_from_their_seed(tmp_path, mo
     (tmp_path / "0.1m-0" / "mark").touch()
     toys.main()
     assert (tmp_path / "0.1m-0" / "mark").exists()
+
+
+def test_a_mean_of_checkpoints_averages_what_maps_do(tmp_path):
+    """Factors are stored up to a sign, or any other change of basis: the mean goes by their products."""
+    mean_checkpoint = module("scripts/mean_checkpoint.py")
+    torch.manual_seed(0)
+    up, down = torch.randn(2, 6, 3), torch.randn(2, 3, 6)
+    basis = torch.linalg.qr(torch.randn(3, 3))[0]
+    one = {"place_maps.up": up, "place_maps.down": down, "norm": torch.tensor([1.0, 2.0])}
+    other = {
+        "place_maps.up": -up @ basis,
+        "place_maps.down": -basis.T @ down,
+        "norm": torch.tensor([3.0, 6.0]),
+    }
+    found = mean_checkpoint.mean([one, other], "modules.safetensors")
+    assert found["norm"].tolist() == [2.0, 4.0]
+    torch.testing.assert_close(
+        found["place_maps.up"] @ found["place_maps.down"], up @ down, rtol=1e-4, atol=1e-4
+    )
+    # Two different maps of rank 3: the nearest of rank 3 to their mean, no further from it than either is.
+    other["place_maps.up"] = torch.randn(2, 6, 3)
+    found = mean_checkpoint.mean([one, other], "modules.safetensors")
+    wanted = (up @ down + other["place_maps.up"] @ other["place_maps.down"]) / 2
+    off = (found["place_maps.up"] @ found["place_maps.down"] - wanted).norm()
+    assert off < (up @ down - wanted).norm()
+    with pytest.raises(SystemExit, match=r"modules.safetensors: the checkpoints have other weights"):
+        mean_checkpoint.mean([one, {"norm": torch.zeros(2)}], "modules.safetensors")
+
+
+def test_a_mean_of_a_checkpoint_and_itself_answers_as_it_does(tmp_path, monkeypatch, capsys):
+    mean_checkpoint = module("scripts/mean_checkpoint.py")
+    lm, method = made(compression_factors=[2], merge="ordered", merge_rank=4)
+    pretrained.save(lm, method, tmp_path / "model", {"metrics": {"accuracy": 1.0}}, "")
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["", str(tmp_path / "model"), str(tmp_path / "model"), "--output", str(tmp_path / "mean")],
+    )
+    mean_checkpoint.main()
+    assert capsys.readouterr().out.strip() == str(tmp_path / "mean")
+    again, _ = pretrained.load(tmp_path / "mean")
+    question = lm.template.question(EXAMPLES[0].question, "")
+    ids = torch.tensor([question])
+    torch.testing.assert_close(again.hidden(again.embed(ids)), lm.hidden(lm.embed(ids)))
+    torch.testing.assert_close(
+        again.extra["place_maps"].matrices(), lm.extra["place_maps"].matrices(), rtol=1e-4, atol=1e-5
+    )
+    assert json.loads((tmp_path / "mean" / "colar.json").read_text())["run"]["metrics"] == {}
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "mean")])
+    with pytest.raises(SystemExit, match="is no checkpoint: it has no colar.json"):
+        mean_checkpoint.main()
