@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from colar import files
+from colar.methods.colar.merging import PlaceMaps
 
 UP, DOWN = "_maps.up", "_maps.down"
 
@@ -66,19 +67,12 @@ def mean(states: Sequence[dict[str, Tensor]], what: str) -> dict[str, Tensor]:
         if name.endswith(UP):
             other = name.removesuffix(UP) + DOWN
             products = torch.stack([state[name].float() @ state[other].float() for state in states])
-            up, down = factors(products.mean(0), rank=found[other].shape[1])
-            found[name] = up.to(found[name].dtype)
-            found[other] = down.to(found[other].dtype)
+            width, rank = found[name].shape[1:]
+            maps = PlaceMaps(width, len(products[0]) + 1, rank)
+            maps.start_from({"maps": torch.eye(width) + products.mean(0)})
+            found[name] = maps.up.detach().to(found[name].dtype).contiguous()
+            found[other] = maps.down.detach().to(found[other].dtype).contiguous()
     return found
-
-
-def factors(maps_PDD: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The nearest maps of that rank: (P, D, R) and (P, R, D), their scale shared by both."""
-    u, s, v = torch.linalg.svd(maps_PDD, full_matrices=False)
-    root = s[:, :rank].sqrt()
-    up = u[:, :, :rank] * root[:, None, :]
-    down = v[:, :rank] * root[:, :, None]
-    return up.contiguous(), down.contiguous()
 
 
 if __name__ == "__main__":

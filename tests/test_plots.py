@@ -189,6 +189,15 @@ def test_learning_curves_take_a_history_of_one_entry_and_refuse_an_empty_one(tmp
             curves.learning_curves(nothing, tmp_path / "none.png", "x")
 
 
+@pytest.mark.curves
+def test_a_history_without_numbers_has_no_curves() -> None:
+    assert curves.has_curves([{"step": 1, "loss": 2.0}])
+    assert not curves.has_curves([])
+    assert not curves.has_curves(
+        [{"step": 1, "epoch": 1, "train_runtime": 3.0, "train_loss": 1.0, "loss": None}]
+    )
+
+
 def test_running_mean_follows_a_straight_line_without_lag() -> None:
     line = [float(value) for value in range(100)]
     assert curves._running_mean(line) == pytest.approx(line)

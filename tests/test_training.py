@@ -842,9 +842,9 @@ def test_two_processes_train_as_one(tmp_path: Path, tokens: int | None) -> None:
     else:
         ranks = together(2, tmp_path / "processes", one_of_two, tmp_path, tokens)
     assert ranks[0][1] == ranks[1][1] == {"accuracy": 0.5}
-    _, alone = run(tmp_path / "alone", per_device_train_batch_size=8, num_train_epochs=2)
-    assert len(ranks[0][0]) == len(losses(alone)) == 6
-    for mine, theirs in zip(ranks[0][0], losses(alone), strict=True):
+    _, whole = run(tmp_path / "whole", per_device_train_batch_size=8, num_train_epochs=2)
+    assert len(ranks[0][0]) == len(losses(whole)) == 6
+    for mine, theirs in zip(ranks[0][0], losses(whole), strict=True):
         assert mine[:2] == pytest.approx(theirs[:2], rel=1e-5)
         assert mine[4] == pytest.approx(theirs[4], rel=1e-4)
 

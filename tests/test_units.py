@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -406,9 +405,7 @@ def requests(thresholds: tuple[float, ...] = (0, 0.3)) -> list[Request]:
 def test_the_engine_equals_the_reference(
     family: str, shortlist: bool, numbers_from: float, kind: dict[str, Any]
 ) -> None:
-    # One row after another, and all at once, in one family: what rows do to each other is test_engine's question.
-    batches = (1, 5, 64) if family == "llama" else (5,)
-    check_engine(*lively(family, shortlist, numbers_from=numbers_from, **kind), batches)
+    check_engine(*lively(family, shortlist, numbers_from=numbers_from, **kind))
 
 
 @ON_NUMBERS
@@ -419,11 +416,11 @@ def test_the_engine_equals_the_reference_with_a_threshold_on_numbers(
     check_engine(*lively(family, shortlist, numbers_from=numbers_from, **kind))
 
 
-def check_engine(lm: LatentLM, method: Colar, batches: Sequence[int] = (1, 5, 64)) -> None:
+def check_engine(lm: LatentLM, method: Colar) -> None:
     """Greedy and sampled, at several speeds and thresholds, alone and among others."""
     asked = requests()
     references = [reference.complete(lm, method, request) for request in asked]
-    for max_batch in batches:
+    for max_batch in (1, 5, 64):
         done = Engine(lm, method, max_batch).generate(asked)
         for request, expected, found in zip(asked, references, done, strict=True):
             assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
