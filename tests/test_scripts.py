@@ -1,5 +1,6 @@
 """What the scripts and benchmarks beside the package compute, and that they run."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -519,3 +520,16 @@ def test_a_mean_of_a_checkpoint_and_itself_answers_as_it_does(tmp_path, monkeypa
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "mean")])
     with pytest.raises(SystemExit, match="is no checkpoint: it has no colar.json"):
         mean_checkpoint.main()
+
+
+def test_questions_of_two_recipes_are_counted_by_their_text(monkeypatch, capsys):
+    counts = module("scripts/shared_questions.py").counts
+    plain, new = EXAMPLES[0], dataclasses.replace(EXAMPLES[1], id="t/1~1")
+    assert counts([plain, new], {new.question}) == {
+        "questions": 2, "shared": 1, "renumbered": 1, "renumbered and shared": 1,
+    }  # fmt: skip
+    sizes = ["--data.train_size", "40", "--data.validation_size", "0"]
+    monkeypatch.setattr(sys, "argv", ["", "tiny/cot", "tiny/cot", *sizes])
+    module("scripts/shared_questions.py").main()
+    expected = {"questions": 40, "shared": 40, "renumbered": 0, "renumbered and shared": 0}
+    assert json.loads(capsys.readouterr().out) == expected
