@@ -30,6 +30,7 @@ AS_MANY = {"gsm8k-aug": 385_620}
 """Training rows of a source of which only a part may be at hand."""
 GPU = "h100"
 CARDS = 8
+"""Of SFT. Reinforcement takes one, as the paper did: eight would multiply the outputs of its updates by eight."""
 BEGIN, END = "# plan:", "# end of plan"
 
 
@@ -72,8 +73,9 @@ def keys_of(name: str) -> dict[str, Any]:
 
 
 def table(name: str, made: Recipe, rows: Rows | None = None) -> list[str]:
-    """The lines of the table: for eight cards, as the recipes' own commands for eight have it."""
-    found = planning.plan(made, GPU, CARDS, rows, AS_MANY.get(made.data.source))
+    """The lines of the table: for as many cards as the largest of the recipe's own commands has."""
+    cards = CARDS if made.grpo is None else 1
+    found = planning.plan(made, GPU, cards, rows, AS_MANY.get(made.data.source))
     return [f"{BEGIN} recipe {digest(name)}", *(f"#   {line}".rstrip() for line in found.text()), END]
 
 

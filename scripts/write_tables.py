@@ -46,10 +46,13 @@ ACCURACIES = {
         "All methods, one budget (toy model)",
         {
             "cot": "CoT",
+            "tokenskip (ratio=0.7)": "TokenSkip, ratio 0.7",
             "colar c=2": "CoLaR, c = 2",
             "colar c=4": "CoLaR, c = 4",
             "distill (from scratch)": "Distill (CODI)",
             "coconut (from scratch)": "Coconut",
+            "pause": "pause tokens",
+            "icot": "iCoT",
             "no_cot": "no chain",
         },
     ),
@@ -96,7 +99,7 @@ ACCURACIES = {
 """Of README's table: folder -> title of the experiment, and its systems with the names that README gives them."""
 SPEED_CELL = "b32/mixed"
 SPEEDS = {
-    "hf-cot": "transformers `generate`, CoT",
+    "hf-cot": "transformers `generate`, static batch, CoT",
     "published": "latent loop as published, c = 5",
     "cot": "ours, CoT",
     "colar5": "ours, CoLaR, c = 5",
@@ -262,7 +265,8 @@ def headline() -> Grid:
             body.append([experiment, name, accuracy_of(row), number(row.length), BLANK])
             experiment = ""  # named once, in its first row
     cells = files.read_json(ROOT / "results" / "bench-generate" / "report.json")["cells"]
-    experiment = "[Speed on two CPU cores (SmolLM2-135M)](results/bench-generate/README.md)"
+    title = "Speed on two CPU cores (SmolLM2-135M, untrained head, forced lengths)"
+    experiment = f"[{title}](results/bench-generate/README.md)"
     for system, name in SPEEDS.items():
         rate = cells[system][SPEED_CELL]["questions_per_second"]
         body.append([experiment, name, BLANK, BLANK, number(rate)])

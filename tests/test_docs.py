@@ -109,6 +109,13 @@ def test_files_that_code_and_pages_name_exist():
     assert missing == []
 
 
+def test_nobody_is_told_to_install_colar_by_its_name_from_an_index():
+    """It is on none: who installs a package of that name installs another one's."""
+    read = [*PAGES, *(ROOT / "src").rglob("*.py")]
+    wrong = [str(path) for path in read if re.search(r"pip install [\"']?colar", path.read_text())]
+    assert wrong == []
+
+
 def test_every_manual_and_lab_report_is_in_the_index():
     index = ROOT / "docs" / "README.md"
     linked = {

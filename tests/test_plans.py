@@ -37,6 +37,17 @@ def test_every_recipe_of_the_papers_models_has_its_own_table(plans: ModuleType) 
     assert not outdated
 
 
+def test_a_table_is_for_as_many_cards_as_its_recipes_commands(plans: ModuleType) -> None:
+    """Reinforcement has no command for eight: they would multiply the outputs of an update by eight."""
+    for name in plans.names():
+        text = text_of(name)
+        assert ("torchrun --nproc_per_node 8" in text) == (recipe.load(name, []).grpo is None), name
+        cards = 8 if "torchrun" in text else 1
+        assert f" on {cards} x {plans.GPU} (" in text, name
+        if cards == 1:
+            assert "32 outputs, without their sampling" in text, name
+
+
 def test_no_table_says_that_its_recipe_does_not_fit(plans: ModuleType) -> None:
     for name in plans.names():
         assert "does not fit" not in text_of(name), name

@@ -36,6 +36,17 @@ def find(name: str | Path) -> Path:
     )
 
 
+def that_writes(output: str | Path) -> str | None:
+    """The shipped recipe whose run folder is `output`; None where no recipe has it."""
+    for name in names():
+        # A line of each recipe's own file: to parse them all takes two seconds.
+        text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+        written = re.search(r"^output: *(\S+)", text, flags=re.MULTILINE)
+        if written and Path(written[1]) == Path(output):
+            return name
+    return None
+
+
 def describe(name: str) -> str:
     """The first sentence of a shipped recipe's opening comment."""
     paragraph = []
