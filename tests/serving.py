@@ -23,7 +23,7 @@ from colar.methods.cot import Cot, CotConfig
 from colar.model.latent_lm import LatentLM
 from colar.serve import app, server
 from colar.serve.keys import Keys
-from colar.serve.limits import Limits
+from colar.serve.limits import Limits, Visitors
 from colar.serve.logs import Log
 from colar.serve.served import Served
 
@@ -122,8 +122,12 @@ def running(
     keys: tuple[str, ...] = (),
     prompts: bool = False,
     small_buffers: bool = False,
+    visitors: Visitors | None = None,
 ) -> Iterator[Running]:
-    """A server for the block. It drains at the end. `small_buffers`: the kernel takes little that nobody reads."""
+    """A server for the block. It drains at the end. `small_buffers`: the kernel takes little that nobody reads.
+
+    It answers any Host unless it has `visitors`.
+    """
     limits = limits or Limits()
     stream = io.StringIO()
     log = Log(prompts, stream)
@@ -131,7 +135,7 @@ def running(
     if small_buffers:
         # Those of its connections are as large.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    started = server.make(app.build(served, limits, Keys(list(keys)), log), limits, log)
+    started = server.make(app.build(served, limits, Keys(list(keys)), log, visitors), limits, log)
     thread = threading.Thread(target=started.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     until(lambda: started.started)

@@ -206,6 +206,25 @@ def test_a_runaway_expression_ends_at_the_deadline(monkeypatch: pytest.MonkeyPat
     assert judge("z+x", "x+z", "latex").correct  # a new worker answers the next question
 
 
+def test_a_question_without_a_reply_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline on a busy machine says nothing of the answer: it must not stand for the process's life."""
+    assert judge("y+x", "x+y", "latex").correct  # the worker is up
+    monkeypatch.setattr(latex, "DEADLINE_S", 0.0)
+    assert not judge("(w+1)^2", "w^2+2w+1", "latex").correct
+    monkeypatch.undo()
+    assert judge("(w+1)^2", "w^2+2w+1", "latex").correct
+
+
+def test_a_worker_that_was_ended_before_the_question_is_replaced() -> None:
+    assert judge("y+x", "x+y", "latex").correct  # the worker is up
+    worker = latex._COMPARER._process
+    assert worker is not None
+    worker.kill()
+    worker.wait()
+    assert judge("(v+1)^2", "v^2+2v+1", "latex").correct
+    assert not judge("(v+1)^2", "v^2+2v+2", "latex").correct
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="forking a threaded test process warns")
 def test_a_forked_child_has_a_comparer_of_its_own() -> None:

@@ -509,6 +509,17 @@ def test_wrong_thresholds_of_training_are_refused(config: Any, message: str) -> 
         registry.build("colar", config)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("latent_loss", "nll"), ("alpha", 0.1), ("chain_label", "sampled"), ("stop", "argmax")],
+)
+def test_what_the_sequential_head_would_ignore_is_refused(option: str, value: Any) -> None:
+    """A sweep over it would compare equal runs."""
+    registry.build("colar", {option: value})
+    with pytest.raises(ValueError, match=f"method.{option} is an option of heads that predict a latent"):
+        registry.build("colar", {"head": "sequential", option: value})
+
+
 def test_factors_that_are_not_whole_are_scored_like_others() -> None:
     lm, method = thinker()
     config = GrpoConfig(

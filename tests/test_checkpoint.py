@@ -341,6 +341,16 @@ def test_no_checkpoint_there(tmp_path, saved):
 
 WRONG_PLACES = {
     # name: what is there (a path ending in / is a folder), what is given, the message; {} is the folder of the test
+    "a typo": (
+        ["made/cot/best/colar.json"],
+        "made/cott/best",
+        "no checkpoint at {}/made/cott/best: there is no such folder, did you mean {}/made/cot/best?",
+    ),
+    "a typo, and nothing at its end": (
+        ["made/cot/"],
+        "mode/cot/best",
+        "no checkpoint at {}/mode/cot/best: there is no such folder, did you mean {}/made?",
+    ),
     "nothing": ([], "none/best", "no checkpoint at {}/none/best: there is no such folder"),
     "a file": (["a.json"], "a.json", "no checkpoint at {}/a.json: it is a file"),
     "a file of a checkpoint": (
@@ -411,7 +421,9 @@ def test_what_lies_at_a_wrong_path_is_named(tmp_path, case):
         ("two words/x", HFValidationError("Repo id must use"), "Repo id must use"),
     ],
 )
-def test_a_hub_id_that_does_not_answer(monkeypatch, text, error, reason):
+def test_a_hub_id_that_does_not_answer(monkeypatch, tmp_path, text, error, reason):
+    monkeypatch.chdir(tmp_path)
+
     def snapshot_download(repo_id):
         assert repo_id == text
         raise error
@@ -420,6 +432,19 @@ def test_a_hub_id_that_does_not_answer(monkeypatch, text, error, reason):
     message = f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}$"
     with pytest.raises(ValueError, match=message):
         pretrained.load(text)
+
+
+def test_a_path_below_a_folder_that_is_there_is_no_hub_id(monkeypatch, tmp_path):
+    def snapshot_download(repo_id):
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints" / "toy-gsm").mkdir(parents=True)
+    for given, near in (("nothing", ""), ("toy-gms", ", did you mean checkpoints/toy-gsm?")):
+        message = f"no checkpoint at checkpoints/{given}: there is no such folder{near}"
+        with pytest.raises(ValueError, match=re.escape(message) + "$"):
+            pretrained.load(f"checkpoints/{given}")
 
 
 # Killed in mid-save

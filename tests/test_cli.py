@@ -56,6 +56,7 @@ MISTAKES = [
     (["train", "{recipe}", "--method.compression_factors", "5..1"], 2, "or a real range such as \"1.0..5.0\", got '5..1'"),
     (["train", "{recipe}", "--data.source", "gsm8kaug"], 2, "did you mean 'gsm8k-aug'?"),
     (["train", "{recipe}", "--model.backbone", "no/such/folder"], 2, "cannot load backbone 'no/such/folder'"),
+    (["plan", "{recipe}", "--model.backbone", "{odd}"], 2, "the shapes of {odd} are not known"),
     (["train", "{recipe}", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
     (["train", "{recipe}", "--validation.decoding", "warm"], 2, "must be one of greedy, sampled, got 'warm'"),
     (["train", "{recipe}", "--validation.params", "[{{ratio: 2}}]"], 2, "method colar has no ratio; it takes compression_factor"),
@@ -65,7 +66,11 @@ MISTAKES = [
     (["generate", "{cot}", "q", "--compression_factor", "2"], 2, "method cot has no compression_factor; it takes none"),
     (["generate", "{colar}", "word " * 2000], 2, "the model's context is"),
     (["generate", "{colar}"], 2, "give a question, or --input"),
-    (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0 or more, got -1"),
+    (["generate", "{colar}", ""], 2, "error: the question is empty"),
+    (["generate", "{colar}", " \n"], 2, "error: the question is empty"),
+    (["generate", "{colar}", "--input", "{out}/none.jsonl"], 2, "error: --input must be a JSONL file, and there is none at {out}/none.jsonl"),
+    (["generate", "{colar}", "--input", "{out}"], 2, "error: --input must be a JSONL file, and there is none at {out}"),
+    (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0, or from 1e-06 to 100, got -1"),
     (["generate", "{colar}", "q", "--show-latents", "--neighbours", "0"], 2, "--neighbours must be 1 or more"),
     (["generate", "{colar}", "q", "--device", "gpu"], 2, "--device gpu cannot be used"),
     (["evaluate", "{cot}", "--data", "{empty}", "{out}/empty.jsonl", "--output", "{out}"], 2, "two data sets of --data have one name"),
@@ -80,6 +85,10 @@ MISTAKES = [
     (["evaluate", "no/such/folder/here", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "there is no such folder"),
     (["evaluate", "{cot}", "--limit", "2", "--options", "max_number", "--output", "{out}"], 2, "--options takes KEY=VALUE"),
     (["report", "{out}", "--output", "{out}"], 2, "holds no records.jsonl"),
+    (["report", "{out}/none", "--output", "{out}"], 2, "error: no records at {out}/none: there is no such file or folder"),
+    (["train", "{recipe}", "--model.init_from", "{out}/best"], 2, "error: model.init_from: no checkpoint at {out}/best"),
+    (["train", "{recipe}", "--model.backbone", "tiny", "--model.init_from", "x"], 2, "--model.backbone has no effect beside model.init_from (x)"),
+    (["data", "chains", "{cot}", "tiny/collar", "--output", "{out}"], 2, "did you mean 'tiny/colar'?"),
     (["data", "show", "{empty}"], 2, "empty.jsonl"),
     (["data", "show", "{no_answer}"], 2, "no_answer.jsonl:2"),
 ]  # fmt: skip
@@ -97,13 +106,17 @@ def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
         f"output: {tmp_path}/run\nmethod: {{name: colar}}\ndata: {{train_size: 4, validation_size: 2}}\n"
     )
     (tmp_path / "out").mkdir()
+    files.write_json(tmp_path / "odd" / "config.json", {"model_type": "odd"})
     names = {
         "recipe": recipe, "out": tmp_path / "out", "colar": checkpoints / "colar", "cot": checkpoints / "cot",
         "empty": tmp_path / "empty.jsonl", "no_answer": tmp_path / "no_answer.jsonl",
+        "odd": tmp_path / "odd",
     }  # fmt: skip
     assert main([arg.format(**names) for arg in args]) == code
     captured = capsys.readouterr()
-    assert words in captured.err
+    assert words.format(**names) in captured.err
+    # What a library says in several lines is one of ours.
+    assert captured.err.strip().splitlines()[-1].startswith(f"colar {args[0]}: error: ")
     assert captured.out == ""
 
 
@@ -146,6 +159,17 @@ def test_generate_prints_the_answer_on_stdout_and_reads_latents(checkpoints, cap
     assert shown.endswith(plain.out)
     assert shown.count("sigma") == 4  # an untrained model does not stop before its limit
     assert "  1  " in shown
+
+
+def test_values_that_a_method_refuses_are_found_before_its_weights_are_read(checkpoints, tmp_path, capsys):
+    folder = tmp_path / "colar"
+    shutil.copytree(checkpoints / "colar", folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.write_text("none")
+    assert main(["generate", str(folder), "q", "--compression_factor", "2.5", *SHORT]) == 2
+    assert "compression_factor 2.5 is not whole and was not trained" in capsys.readouterr().err
+    assert main(["generate", str(folder), "q", "--ratio", "0.5", *SHORT]) == 2
+    assert "method colar has no ratio" in capsys.readouterr().err
 
 
 def test_an_untrained_factor_warns_and_answers(checkpoints, capsys):

@@ -449,10 +449,10 @@ def test_nothing_to_do_and_bad_limits(colar):
     with pytest.raises(ValueError, match="max_batch must be 1 or more, got 0"):
         Engine(colar.lm, colar.method, 0)
     for bad, message in (
-        ({"temperature": -1}, "temperature must be 0 or more, got -1"),
-        ({"temperature": math.nan}, "temperature must be 0 or more, got nan"),
+        ({"temperature": -1}, "temperature must be 0, or from 1e-06 to 100, got -1"),
+        ({"temperature": math.nan}, "temperature must be 0, or from 1e-06 to 100, got nan"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
-        ({"latent_temperature": -0.5}, "latent_temperature must be 0 or more, got -0.5"),
+        ({"latent_temperature": -0.5}, "latent_temperature must be 0, or from 1e-06 to 100, got -0.5"),
         ({"max_latents": -1}, "max_latents must be 0 or more, got -1"),
         ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),
     ):

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from colar import files
 from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine import reference
+from colar.engine.request import NonFiniteError
 from colar.evaluation import evaluate
 from colar.evaluation.claim import claim
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
@@ -39,7 +41,8 @@ def test_greedy_is_asked_once_and_sampled_with_every_seed(model):
         decoding: [point.seed for point in grid if point.decoding == decoding]
         for decoding in ("greedy", "sampled")
     }
-    assert seeds["greedy"] == [4] * 4
+    # Of no seed: asked again with --seeds 5, they would pass for a second sample.
+    assert seeds["greedy"] == [0] * 4
     assert sorted(seeds["sampled"]) == sorted([4, 5, 6] * 4)
 
 
@@ -113,6 +116,26 @@ def test_validation_is_evaluation(model):
         assert metrics["accuracy" + name] == pytest.approx(sum(r["correct"] for r in records) / len(records))
     lengths = [metrics[f"length/compression_factor={c}"] for c in (1, 5)]
     assert metrics["length"] == pytest.approx(sum(lengths) / 2)
+
+
+def test_numbers_that_are_not_finite_are_no_wrong_answer(tmp_path):
+    """A record would count as done: the same command could never ask the question again."""
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build("colar")
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, EXAMPLES)
+    with torch.no_grad():
+        lm.extra["latent_head"].log_std.bias[0] = torch.nan
+    broken = EvaluatedModel("toy", lm, method)
+    grid = evaluate.make_grid(broken, ["sums"], params(broken, 2), ["sampled"], [0])
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(
+        NonFiniteError, match=r"toy on sums, float32: .* for arithmetic/test/\d are not finite"
+    ):
+        evaluate.evaluate(grid, {"sums": EXAMPLES}, path, LIMITS)
+    assert files.resume_jsonl(path) == []
+    with pytest.raises(NonFiniteError):
+        evaluate.score(lm, method, EXAMPLES, params(broken, 2), "sampled", LIMITS)
 
 
 def test_a_question_too_long_stops_before_the_first_answer(model, tmp_path):

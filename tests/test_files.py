@@ -127,7 +127,9 @@ def test_a_kill_at_any_byte_costs_one_record_at_most(tmp_path_factory, data):
     cut = data.draw(st.integers(0, len(raw)))
     path.write_bytes(raw[:cut])
     whole = raw[:cut].count(b"\n")
-    assert files.resume_jsonl(path) == RECORDS[:whole]
+    # Also where nobody reads the file before it goes on: a torn line may not get the next record at its end.
+    if data.draw(st.booleans()):
+        assert files.resume_jsonl(path) == RECORDS[:whole]
     write_records(path, RECORDS[whole:])
     assert files.resume_jsonl(path) == RECORDS
 

@@ -25,6 +25,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from colar import files
 from colar.data.example import Example
 from colar.engine.engine import Engine
+from colar.engine.request import NonFiniteError
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.methods.colar.method import Colar, ColarConfig
@@ -52,7 +53,6 @@ from colar.training.grpo.schedule import QuestionSchedule
 from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, without_dropout
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
-from colar.training.trainer import NonFiniteError
 
 SMALL = {
     "num_generations": 4,
@@ -787,6 +787,12 @@ def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(11)]
     plan = Plan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
     schedule = QuestionSchedule(many, 0, plan)
+    # What a resumed run is known by: any other question, in whatever order they stand.
+    assert schedule.digest == QuestionSchedule(many[::-1], 1, plan).digest
+    assert (
+        schedule.digest
+        != QuestionSchedule([*many[:-1], dataclasses.replace(many[-1], question="?")], 0, plan).digest
+    )
     assert (
         plan.questions,
         plan.outputs,
@@ -1236,7 +1242,7 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
         ({"epsilon_high": 0.0}, "grpo.epsilon_high must be above 0 or null"),
         ({"beta": math.nan}, "grpo.beta must be a number, 0 or more, got nan"),
         ({"max_completion_length": 0}, "max_completion_length must be 1 or more, got 0"),
-        ({"latent_temperature": -1.0}, "grpo.latent_temperature must be 0 or more, got -1.0"),
+        ({"latent_temperature": -1.0}, "grpo.latent_temperature must be 0, or from 1e-06 to 100, got -1.0"),
         ({"compression_factors": ()}, "grpo.compression_factors must be a list of at least one factor"),
         ({"reward_funcs": ()}, "grpo.reward_funcs must be a list of at least one reward, got ()"),
         ({"reward_weights": (1.0, 2.0)}, "one value for each of accuracy, got (1.0, 2.0)"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'colar[lm-eval]'")
+pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install '.[lm-eval]'")
 
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance

@@ -8,6 +8,7 @@ import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 from torch.distributions import Normal
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from colar.data.example import Example
 from colar.engine.engine import Engine
@@ -374,6 +375,41 @@ def test_snapping_at_factor_one_thinks_in_tokens():
         assert temperature == 0 or len(ids.unique()) > 1
 
 
+class CountCalls(TorchDispatchMode):
+    """Counts an operator's calls within the block."""
+
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func is self.op
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_snapping_rows_do_not_wait_for_the_factor_of_others(temperature):
+    """Tokens are chosen for the rows that snap alone, c of them; these rows feed what they feed by themselves."""
+    lm = tiny_lm("llama")
+    method = build(lm, "colar")
+    hidden = torch.randn(3, lm.width, generator=torch.Generator().manual_seed(0))
+    state = state_of(lm, hidden)
+    state.params["compression_factor"] = torch.tensor([30.0, 2.0, 3.0])
+    state.params["snap"] = torch.tensor([0.0, 1.0, 1.0])
+    state.temperature = torch.full((3,), temperature, dtype=torch.float64)
+    with CountCalls(torch.ops.aten.scatter_add_.default) as chosen:
+        embeds = method.think(lm, state).embeds
+    assert chosen.calls == 3
+    for row, c in ((1, 2), (2, 3)):
+        alone = state_of(lm, hidden[row : row + 1], compression_factor=c, snap=True)
+        alone.seed = state.seed[row : row + 1]
+        alone.temperature = state.temperature[:1]
+        torch.testing.assert_close(embeds[row], method.think(lm, alone).embeds[0])
+    mean = method.think(lm, state_of(lm, hidden, compression_factor=30)).embeds[0]
+    torch.testing.assert_close(embeds[0], mean)
+
+
 def test_greedy_thinking_stops_when_that_is_more_likely_than_not():
     """At 40% a separator is likelier than any of five tokens of 12%, and yet the thinking should go on."""
     lm = tiny_lm("llama")
@@ -557,6 +593,7 @@ def test_gradient_checkpointing_changes_nothing():
         ("2", "compression_factor must be a number, 1 or more, got '2'"),
         (True, "compression_factor must be a number, 1 or more, got True"),
         (None, "compression_factor must be a number, 1 or more, got None"),
+        (10**400, "compression_factor must be a number, 1 or more, got 1000"),
     ],
 )
 def test_a_factor_that_is_none(value, message):
@@ -564,6 +601,18 @@ def test_a_factor_that_is_none(value, message):
         ColarParams(value)
     with pytest.raises(ValueError, match="compression_factor must be"):
         registry.make_params(registry.build("colar"), {"compression_factor": value})
+
+
+@pytest.mark.parametrize("snap", [False, True])
+def test_factors_far_beyond_what_was_trained_are_refused(snap):
+    """They would take as long as they are large: for the snap, and for whoever reads c tokens of each thought."""
+    method = registry.build("colar", {"compression_factors": [1, 2, 5]})
+    assert "was not trained" in method.trained(ColarParams(32, snap=snap))
+    for c in (33, 1e9, 10**300):
+        with pytest.raises(ValueError, match=r"compression_factor must be 32 or less .*trained: 1, 2, 5"):
+            method.trained(ColarParams(c, snap=snap))
+    wide = registry.build("colar", {"compression_factors": [1, 40]})
+    assert wide.trained(ColarParams(40, snap=snap)) is None
 
 
 def test_factors_beyond_what_was_trained():
@@ -586,6 +635,11 @@ def test_a_whole_number_may_be_written_with_a_point():
     """6.0 in YAML is a size of 6."""
     n_pauses = registry.build("pause", {"n_pauses": 6.0}).config.n_pauses
     assert (n_pauses, type(n_pauses)) == (6, int)
+
+
+def test_a_number_beyond_the_largest_float_is_no_size():
+    with pytest.raises(ValueError, match="n_pauses must be a int, got 1000"):
+        registry.build("pause", {"n_pauses": 10**400})
 
 
 @pytest.mark.parametrize(

@@ -583,8 +583,10 @@ def test_a_tokenizer_of_another_checkpoint_is_rejected():
 
 
 def test_the_model_card_says_so():
-    assert "Numbers from 10 to 99 are tokens" in card.text(tiny_lm("qwen2", number_tokens=99), "cot", {})
-    assert "Numbers from" not in card.text(tiny_lm("qwen2"), "cot", {})
+    assert "Numbers from 10 to 99 are tokens" in card.text(
+        tiny_lm("qwen2", number_tokens=99), {"name": "cot"}, {}
+    )
+    assert "Numbers from" not in card.text(tiny_lm("qwen2"), {"name": "cot"}, {})
 
 
 # A recipe

@@ -116,7 +116,7 @@ async def served(lm, method, asked):
 
 @pytest.mark.parametrize("decoding", list(DECODINGS))
 def test_answers_of_a_file_are_those_of_the_server(checkpoint, questions, tmp_path, decoding, one_thread):
-    pytest.importorskip("fastapi", reason="needs colar[serve]")
+    pytest.importorskip("fastapi", reason="needs the extra serve")
     serving = pytest.importorskip("serving")
     rows = offline(checkpoint, questions, tmp_path / "a.jsonl", decoding)
     lm, method = pretrained.load(checkpoint)

@@ -1,5 +1,7 @@
 """Recipes: every shipped one loads, overrides are exact, wrong keys are named, a run folder belongs to one run."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,7 @@ def test_every_shipped_recipe_loads_and_builds(name):
             for value in drawn:
                 assert method.trained(registry.make_params(method, {param: value})) is None
     assert loaded.output.startswith("runs/")
+    assert recipes.that_writes(loaded.output) == name
 
 
 def test_a_file_wins_over_a_shipped_recipe_and_an_unknown_name_has_a_nearest_one(tiny, tmp_path, monkeypatch):
@@ -401,6 +404,67 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
         recipe.load_examples(same)
 
 
+def write_rows(path, *questions, **fields):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"question": question, "steps": [], "answer": "1", **fields} for question in questions]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_file_under_another_name_is_the_same_file(tmp_path):
+    rows = write_rows(tmp_path / "a" / "train.jsonl", "q")
+    (tmp_path / "link.jsonl").symlink_to(rows)
+    others = (f"{tmp_path}/a/../a/train.jsonl", f"{tmp_path}/link.jsonl", f"{tmp_path}/a")
+    for other in others:
+        data = recipe.DataConfig(source=str(rows), validation_source=other, validation_split="train")
+        with pytest.raises(ValueError, match=r"are one file, .*a/train\.jsonl.*data.validation_size 0"):
+            recipe.load_examples(data)
+    folder = recipe.DataConfig(
+        source=f"{tmp_path}/a", validation_source=f"{tmp_path}/a/", validation_split="train"
+    )
+    with pytest.raises(ValueError, match="are one file"):
+        recipe.load_examples(folder)
+    # A folder's other splits are other files.
+    write_rows(tmp_path / "a" / "validation.jsonl", "another")
+    held_out = recipe.load_examples(replace(folder, validation_split="validation"))[1]
+    assert [example.question for example in held_out] == ["another"]
+    mixed = recipe.DataConfig(
+        train_size=2, mixed_in=({"source": str(rows)},), validation_source=others[0], validation_size=1
+    )
+    with pytest.raises(ValueError, match="are one file"):
+        recipe.load_examples(mixed)
+
+
+def test_validation_rows_that_are_trained_on_are_refused(tmp_path):
+    """A copy of a file is another file; its rows are the same by id and question."""
+    rows = write_rows(tmp_path / "rows.jsonl", "q", id="a")
+    data = recipe.DataConfig(source=str(rows), validation_source=str(tmp_path / "copy.jsonl"))
+    write_rows(tmp_path / "copy.jsonl", "q", id="a")
+    with pytest.raises(ValueError, match="data.validation_source: 1 of its rows are trained on, 'a' for one"):
+        recipe.load_examples(data)
+    # Two files may number their rows alike.
+    write_rows(tmp_path / "copy.jsonl", "another", id="a")
+    assert [example.question for example in recipe.load_examples(data)[1]] == ["another"]
+
+
+def test_two_files_of_one_name_are_mixed(tmp_path):
+    """Their rows have ids of their own; those of the first, and of a file alone, are as they always were."""
+    first = write_rows(tmp_path / "a" / "train.jsonl", "one", "two")
+    second = write_rows(tmp_path / "b" / "train.jsonl", "three", "three", "four")
+    data = recipe.DataConfig(source=str(first), validation_size=0, mixed_in=({"source": str(second)},))
+    train_rows, _ = recipe.load_examples(data)
+    assert [row.id for row in train_rows[:2]] == ["train/train/0", "train/train/1"]
+    assert [row.id for row in train_rows[2:]] == [f"{second}/train:train/train/{i}" for i in range(3)]
+    assert [row.question for row in train_rows] == ["one", "two", "three", "three", "four"]
+    assert train_rows[3].cluster == train_rows[2].id
+    alone = recipe.load_examples(recipe.DataConfig(source=str(second), validation_size=0))[0]
+    assert [row.id for row in alone] == [f"train/train/{i}" for i in range(3)]
+    # The same file again, however it is written, has the same rows.
+    for again in (str(first), f"{tmp_path}/b/../a/train.jsonl"):
+        with pytest.raises(ValueError, match="some rows occur twice, 'train/train/0' for one"):
+            recipe.load_examples(replace(data, mixed_in=({"source": again},)))
+
+
 def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):
     made = recipe.load(tiny, ["--validation.limits.max_latents", "2000"])
     with pytest.raises(ValueError, match=r"request arithmetic/validation/.*the model's context is 1024"):
@@ -437,6 +501,33 @@ def test_colar_starts_from_cot_weights_with_fresh_modules(tiny, tmp_path):
         recipe.load_model(recipe.load(tiny, ["--model.init_from", "./no/such"]))
 
 
+def test_a_start_that_is_not_there_is_named_with_the_recipe_that_makes_it(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = (
+        "^model.init_from: no checkpoint at runs/tiny/cot/best: there is no such folder; "
+        "`colar train tiny/cot` makes it$"
+    )
+    # Before the rows, which a shipped recipe has many of.
+    missing = ["--model.init_from", "runs/tiny/cot/best", "--data.source", "svamp", "--data.data_dir", "none"]
+    with pytest.raises(ValueError, match=message):
+        recipe.run(recipe.load(tiny, missing))
+    with pytest.raises(ValueError, match=message):
+        recipe.load_model(recipe.load("tiny/colar"))
+    message = "^model.init_from: no checkpoint at mine/cot/best: there is no such folder$"
+    with pytest.raises(ValueError, match=message):
+        recipe.load_model(recipe.load(tiny, ["--model.init_from", "mine/cot/best"]))
+
+
+def test_a_backbone_beside_a_start_is_refused_on_the_command_line_alone(tiny):
+    with pytest.raises(ValueError, match=r"--model.backbone has no effect beside model.init_from \(x\)"):
+        recipe.load(tiny, ["--model.init_from", "x", "--model.backbone=tiny-digits"])
+    alone = recipe.load("tiny/colar", ["--model.backbone", "tiny-digits", "--model.init_from", "null"])
+    assert alone.model.backbone == "tiny-digits"
+    # The base's, which this recipe does not take back.
+    inherited = recipe.load("smollm2-135m/colar-unsure-digits").model
+    assert (inherited.backbone, bool(inherited.init_from)) == ("smollm2-135m", True)
+
+
 def test_rows_of_another_source_are_mixed_in(tmp_path):
     """Its own size, seed and options; validation stays with the main source."""
     own = tmp_path / "own.jsonl"
@@ -467,6 +558,9 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
     _, method = pretrained.load(result.best)
     assert method.config.alpha == 0.05
     assert result.steps == 2
+    # What came along, not the recipe's section, which only names the method; not what was measured.
+    shown = '## Method\n\n```json\n{\n  "name": "colar",\n  "alpha": 0.05\n}\n```'
+    assert shown in (Path(result.best) / "README.md").read_text()
     info = files.read_json(Path(result.best) / "colar.json")["run"]
     assert info["recipe"]["grpo"]["num_generations"] == info["grpo"]["num_generations"] == 2
     assert (tmp_path / "grpo" / "completions.jsonl").exists()

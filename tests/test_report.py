@@ -298,6 +298,24 @@ def test_runs_together_by_hand() -> None:
     assert (average["accuracy"], average["runs_interval"]) == (0.5, row["runs_interval"])
 
 
+def test_runs_that_were_asked_different_data_sets_have_no_interval_of_their_averages() -> None:
+    """The second run's average is higher by its data sets alone: that is no spread of training."""
+    records = []
+    for model, answers in {"CoT": "7788", "Fast": "7778"}.items():
+        for run in (0, 1):
+            records += system(model, "7777", dataset="easy", train_seed=run)
+        records += system(model, answers, dataset="hard", train_seed=0)
+    records = [{**row, "id": f"{row['dataset']}/{row['id']}"} for row in records]
+    made = fold(records, pairs=[("Fast", "CoT")])
+    average = pick(made["pooled"], model="CoT", dataset="average")
+    assert (average["accuracy"], average["train_seeds"]) == (0.75, [0, 1])
+    assert average["runs_interval"] is None
+    assert pick(made["pooled"], model="CoT", dataset="easy")["runs_interval"] == 0
+    assert {row["dataset"] for row in made["train_seeds"]} == {"easy"}
+    pair = pick(made["pairs"], dataset="average")
+    assert (pair["difference"], pair["by_run"], pair["runs_interval"]) == (0.125, [], None)
+
+
 def test_runs_are_paired_together_and_one_run_each_pools_nothing() -> None:
     cot = {0: "7788", 1: "7878"}
     fast = {0: "7778", 1: "7777"}

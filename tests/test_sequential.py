@@ -22,7 +22,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import registry
 from colar.methods.base import Batch, Row
-from colar.methods.colar import ColarParams
+from colar.methods.colar import ColarParams, group_choice
 from colar.methods.colar.group_decoder import windows
 from colar.model.latent_lm import LatentLM
 from colar.training.config import TrainingConfig
@@ -32,6 +32,17 @@ from colar.training.grpo.config import GrpoConfig
 
 GREEDY = Decoding(max_latents=6, max_completion_length=5)
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-4])
+def test_going_on_at_a_tiny_temperature_has_a_log_prob(temperature: float) -> None:
+    """Logits divided by it are infinite in float32: their difference was no number."""
+    logits = torch.tensor([[12.0, 30.0, 29.0, 5.0]] * 2)
+    column = torch.full((2,), temperature, dtype=torch.float64)
+    # The separator is token 0: going on is certain, and of the others 1 and 2 are drawn at temperature 1.
+    found = group_choice.first_logps(logits, 0, column, torch.ones_like(column), torch.tensor([1, 2]))
+    wanted = torch.tensor([30.0, 29.0, 5.0]).log_softmax(-1)[:2]
+    torch.testing.assert_close(found, wanted)
 
 
 def naive(lm: LatentLM, row: Row, c: int, widest: int = 0, ahead: float = 0) -> Tensor:

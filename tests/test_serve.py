@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from families import EXAMPLES, tiny_lm
+from families import EXAMPLES, liven, tiny_lm
 from serving import (
     DECODING,
     QUESTION,
@@ -22,10 +22,12 @@ from serving import (
 )
 
 from colar.analysis import retrieval
+from colar.cli import serve as serve_command
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import registry
-from colar.serve.limits import Limits
+from colar.methods import pretrained, registry
+from colar.serve.keys import Keys
+from colar.serve.limits import Limits, Visitors
 from colar.serve.schema import ChatRequest, parse
 
 MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
@@ -214,6 +216,43 @@ def test_a_latents_thought_is_what_retrieval_reads(live, client):
         assert thought["stop_probability"] == pytest.approx(reading.stop_probability, rel=1e-4)
         assert thought["compression_factor"] == 2
     assert got.reasoning == got.reasoning_content == "".join(t["text"] for t in got.colar["thoughts"])
+
+
+def test_a_latent_of_any_factor_is_read_as_few_tokens():
+    """Their texts are made on the event loop, where other requests wait."""
+    lm = liven(tiny_lm("llama"))
+    method = registry.build("colar", {"stop": "argmax", "compression_factors": [1, 60]})
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    with running(serve_model("wide", (lm, method))) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        for example in EXAMPLES:
+            message = (
+                chat(client, "wide", example.question, compression_factor=60, return_thoughts=True)
+                .choices[0]
+                .message
+            )
+            if message.colar["thoughts"]:
+                break
+    assert {len(thought["tokens"]) for thought in message.colar["thoughts"]} == {32}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("temperatures", [(1e-6, 1), (1e-6, 1e-6), (2, 1e-6), (100, 100), (0, 100), (100, 0)])
+def test_extreme_temperatures_are_answered(client, model, temperatures):
+    temperature, latent_temperature = temperatures
+    for question in (QUESTION, EXAMPLES[0].question):
+        got = chat(
+            client,
+            model,
+            question,
+            temperature=temperature,
+            latent_temperature=latent_temperature,
+            logprobs=True,
+            return_thoughts=True,
+            seed=1,
+        )
+        assert got.choices[0].finish_reason in ("stop", "length")
 
 
 def test_a_sequential_thought_has_its_tokens_in_order(live, client):
@@ -497,10 +536,17 @@ REFUSED = [
     ({"messages": user("word " * 100)}, 400, None, "the model's context is 128"),
     ({"messages": user("x" * 40000)}, 400, None, "the limit is 32768"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}, 400, None, "unknown field"),
-    ({"temperature": -1}, 400, "temperature", "temperature must be 0 or more, got -1"),
+    ({"temperature": -1}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got -1"),
     ({"temperature": True}, 400, "temperature", "temperature"),
+    ({"temperature": 1e300}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got 1e+300"),
+    ({"temperature": 1e-45, "latent_temperature": 1}, 400, "temperature", "from 1e-06 to 100, got 1e-45"),
+    ({"latent_temperature": 1e300}, 400, "latent_temperature", "from 1e-06 to 100, got 1e+300"),
+    ({"temperature": 10**400}, 400, "temperature", "temperature"),
+    ({"compression_factor": 10**400}, 400, "compression_factor", "compression_factor must be a number, 1 or more"),
+    ({"compression_factor": 1e9}, 400, "compression_factor", "compression_factor must be 32 or less"),
+    ({"compression_factor": 33, "snap": True}, 400, "compression_factor", "(trained: 1, 2, 3, 4, 5), got 33"),
     ({"top_p": 0}, 400, "top_p", "top_p must be in (0, 1], got 0"),
-    ({"latent_temperature": -2}, 400, "latent_temperature", "latent_temperature must be 0 or more"),
+    ({"latent_temperature": -2}, 400, "latent_temperature", "latent_temperature must be 0, or from 1e-06 to 100"),
     ({"seed": 2**63}, 400, None, "seed must be a whole number from -2^63 to 2^63 - 1"),
     ({"seed": 1.5}, 400, "seed", "valid integer"),
     ({"n": 0}, 400, "n", "greater than or equal to 1"),
@@ -573,6 +619,45 @@ def test_keys_are_asked_for():
             openai.OpenAI(base_url=f"{live.url}/v1", api_key="wrong").models.list()
         assert raised.value.code == "invalid_api_key"
         assert "right" not in live.log.getvalue()
+
+
+HERE = ["127.0.0.1", "localhost", "LOCALHOST:80", "[::1]:9000", "127.0.0.2:8000", "box"]
+ELSEWHERE = [
+    "evil.example",
+    "evil.example:8000",
+    "10.0.0.7:8000",
+    "localhost.evil.example",
+    "",
+    "null",
+    "[::1",
+]
+
+
+def test_pages_of_other_sites_are_refused():
+    """A site whose name was made to point here is this server to a browser, but for the Host that it sends."""
+    with running(serve_model("cot", cot_model()), visitors=Visitors("box")) as live:
+        assert openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused").models.list().data[0].id == "cot"
+        for host in HERE:
+            for origin in ("", f"Origin: http://{host}\r\n"):
+                assert "owned_by" in fetch(live, "/v1/models", origin, host=host)
+        for path in ("/", "/health", "/metrics", "/static/page.js", "/v1/models", "/v1/models/cot"):
+            assert "foreign_host" in fetch(live, path, host="evil.example")
+        for host in ELSEWHERE:
+            assert "foreign_host" in fetch(live, "/v1/models", host=host)
+        for origin in ("null", *(f"https://{host}" for host in ELSEWHERE)):
+            found = fetch(live, "/v1/chat/completions", f"Origin: {origin}\r\n", "POST", "localhost")
+            error = json.loads(found)["error"]
+            assert (error["code"], error["type"]) == ("foreign_host", "permission_error")
+            assert repr(origin) in error["message"]
+        assert {line["status"] for line in live.lines()} == {200, 403}
+
+
+def test_who_is_checked_for_where_they_come_from():
+    """Whoever needs a key has shown it, and of other machines nobody is at home."""
+    assert serve_command._visitors("box", "127.0.1.1", Keys([])).names == {"localhost", "box"}
+    assert serve_command._visitors("::1", "::1", Keys([])) is not None
+    assert serve_command._visitors("127.0.0.1", "127.0.0.1", Keys(["k"])) is None
+    assert serve_command._visitors("0.0.0.0", "0.0.0.0", Keys([])) is None
 
 
 @pytest.fixture
@@ -729,10 +814,12 @@ def test_metrics_count(live, client):
     assert 'endpoint="/v1/models/{name:path}"' in fetch(live, "/metrics")
 
 
-def fetch(live, path, headers="", method="GET"):
+def fetch(live, path, headers="", method="GET", host="x"):
     """A body, whatever its status."""
     with live.connect() as sock:
-        sock.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
+        sock.sendall(
+            f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n".encode()
+        )
         parts = []
         while part := sock.recv(65536):
             parts.append(part)

@@ -405,14 +405,16 @@ def test_the_viewer_works_from_a_file(browser, tmp_path):
 @pytest.fixture(scope="module")
 def real():
     """`colar serve` itself, over tiny random models of three kinds."""
-    pytest.importorskip("fastapi", reason="needs colar[serve]")
+    pytest.importorskip("fastapi", reason="needs the extra serve")
     serving = pytest.importorskip("serving")
     models = {
         "gaussian": serving.colar_model(),
         "sequential": serving.sequential_model(),
         "chain": serving.cot_model(),
     }
-    with serving.running(*(serving.serve_model(name, model) for name, model in models.items())) as running:
+    served = [serving.serve_model(name, model) for name, model in models.items()]
+    # As the command serves without keys: the page is of this machine.
+    with serving.running(*served, visitors=serving.Visitors("127.0.0.1")) as running:
         yield running
 
 

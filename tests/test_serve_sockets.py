@@ -454,6 +454,8 @@ MISTAKES = [
     (["x", "--max_body", "0"], "max_body must be a whole number, 1 or more"),
     (["x", "--api_key_file", "/no/such/file"], "No such file"),
     (["x", "--host", "203.0.113.7", "--port", "1"], "error"),
+    (["x", "--port", "99999"], "port must be a whole number, from 0 to 65535, got 99999"),
+    (["x", "--port", "-1"], "port must be a whole number, from 0 to 65535, got -1"),
 ]
 
 

@@ -255,6 +255,19 @@ def test_a_malformed_row_of_ones_own_is_named_or_skipped_aloud(
     check_malformed(str(path), None, f"{path}:2: {why}", capsys)
 
 
+def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": 10**400}) + "\n")
+    (example,) = load(str(path), "test")
+    assert example.answer == "1" + "0" * 400
+    assert answers.judge("1" + "0" * 400, example.answer, "number").correct
+    path.write_text(json.dumps({"question": "q", "answer": 10**1500}) + "\n")
+    with pytest.raises(
+        ValueError, match=r"own\.jsonl:1: answer '1000.*cannot be read as answer_type 'number'"
+    ):
+        load(str(path), "test")
+
+
 def check_malformed(
     source: str, folder: Path | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +280,9 @@ def check_malformed(
     told = capsys.readouterr().err
     assert "left out 1 row(s)" in told
     assert message in told
+    # With a limit that ends the reading in the middle of the file, too.
+    assert len(load(source, "test", data_dir=folder, limit=2, skip_malformed=True)) == 2
+    assert capsys.readouterr().err == told
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import families
+import pytest
 
 from colar import files
 from colar.methods import pretrained, registry
@@ -100,6 +101,40 @@ def test_the_command_line_itself_imports_nothing_heavy(tmp_path):
     assert not {"torch", "transformers", "peft", *SLOW} & set(imported.split())
     _, imported = run(IMPORTED, tmp_path, "", "recipes", "list")
     assert not {"torch", "transformers", "peft", *SLOW} & set(imported.split())
+
+
+REFUSED = """
+import sys
+from colar.cli import main
+
+assert main(sys.argv[1:]) == 2
+print("imported:", *sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", [["train"], ["plan"], ["data", "chains", "x", "--output", "y"]])
+def test_a_misspelt_recipe_is_found_before_anything_heavy_is_imported(words, tmp_path):
+    _, said = run(REFUSED, tmp_path, "", *words, "tiny/collar")
+    error, imported = said.split("imported:")
+    assert "did you mean 'tiny/colar'?" in error
+    assert not {"torch", "transformers", "peft", *SLOW} & set(imported.split())
+
+
+WARNS = """
+from colar.cli import main
+
+main(["recipes", "list"])
+from huggingface_hub.utils import logging
+
+logger = logging.get_logger("huggingface_hub.utils._http")
+logger.warning("Retrying in 1s [Retry 1/5].")
+logger.error("an error")
+"""
+
+
+def test_the_retries_of_the_hubs_client_are_not_shown(tmp_path):
+    _, said = run(WARNS, tmp_path)
+    assert said == "an error\n"
 
 
 def test_an_answer_imports_what_it_needs(tmp_path):

@@ -33,6 +33,7 @@ from transformers import TrainerControl, TrainerState
 
 from colar.data.example import Example
 from colar.data.synthetic import ArithmeticConfig, generate
+from colar.engine.request import NonFiniteError
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method, Row
 from colar.methods.colar.method import Colar, ColarConfig
@@ -50,7 +51,7 @@ from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, train
-from colar.training.trainer import LatentTrainer, LossTermSums, NonFiniteError
+from colar.training.trainer import LatentTrainer, LossTermSums
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 20, seed=0))
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.1)
@@ -397,6 +398,20 @@ def test_a_folder_has_one_process_at_a_time(tmp_path: Path, taken: Callable[[Pat
     assert result.steps > 0
     with taken(tmp_path):  # and nothing is left held
         pass
+
+
+def test_a_run_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
+    """Among others its steps would point to other rows: some would be seen twice, and some never."""
+    lm, first = run(tmp_path, max_steps=1)
+    settings = TrainingConfig(**{**QUICK, "max_steps": 2})
+    for others in (EXAMPLES[:-1], [*EXAMPLES[:-1], dataclasses.replace(EXAMPLES[-1], answer="1000")]):
+        with pytest.raises(
+            ValueError, match=r"digest of the training rows was '\w{16}', now .* twice and others never"
+        ):
+            train(lm, Colar(ColarConfig()), others, settings, tmp_path)
+    # The order of the file is not that of training.
+    turned = train(lm, Colar(ColarConfig()), EXAMPLES[::-1], settings, tmp_path)
+    assert (first.steps, turned.steps) == (1, 2)
 
 
 def test_a_finished_run_is_not_trained_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:
@@ -956,7 +971,8 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
         "step": 6,
         "epoch": 2.0,
     }
-    written = card.text(lm, "colar", run_info, {"compression_factor": 2})
+    described = {"name": "colar", "alpha": 0.05, "starts": ("+",)}
+    written = card.text(lm, described, run_info, {"compression_factor": 2})
     front = yaml.safe_load(written.split("---")[1])
     assert front["base_model"] == "some-org/some-model"
     assert front["base_model_relation"] == ("adapter" if lora else "finetune")
@@ -964,7 +980,7 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
         "| accuracy | 0.25 |",
         "step 6, epoch 2.00",
         "gsm8k-aug",
-        '"alpha": 0.02',
+        '"alpha": 0.05',  # the model's, not the recipe's
         "colar generate",
         "--compression_factor 5 --snap true",  # as it was validated
         "control",
@@ -972,10 +988,10 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
         assert part in written
     assert "secret" not in written
     del run_info["recipe"]["validation"]
-    assert '?" --compression_factor 2\n' in card.text(lm, "colar", run_info, {"compression_factor": 2})
+    assert '?" --compression_factor 2\n' in card.text(lm, described, run_info, {"compression_factor": 2})
     local = dataclasses.replace(backbones.load("tiny"), name=str(tmp_path))
     assert "base_model" not in yaml.safe_load(
-        card.text(LatentLM.from_backbone(local), "cot", {}).split("---")[1]
+        card.text(LatentLM.from_backbone(local), {"name": "cot"}, {}).split("---")[1]
     )
 
 

@@ -12,8 +12,13 @@ from typing import Any, TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is a finite int or float; a bool is neither."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether `value` is a finite int or float; a bool is neither, and an int beyond the largest float is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, whole: bool = False) -> None:

@@ -102,20 +102,26 @@ def resume_jsonl(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         return []
-    raw = path.read_bytes()
+    _cut_torn_line(path)
+    return [value for _, value in read_jsonl(path)]
+
+
+def _cut_torn_line(path: Path) -> None:
     # Whole records end in a newline: the bytes up to the last one stay, or none where there is no newline.
+    raw = path.read_bytes()
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):
         with open(path, "r+b") as stream:
             stream.truncate(whole)
-    return [value for _, value in read_jsonl(path)]
 
 
 @contextmanager
 def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Give a function that appends one record as one line and flushes it."""
+    """Give a function that appends one record as one line and flushes it; a line torn by a kill is cut off first."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        _cut_torn_line(path)
     with open(path, "a", encoding="utf-8") as stream:
 
         def write(record: dict[str, Any]) -> None:

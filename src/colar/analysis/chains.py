@@ -90,6 +90,7 @@ def answer_all(
     found: dict[int, Completion] = {}
     completions = fold(lm, Engine(lm, method, BATCH).stream(requests))
     for completion in progress.track(completions, note, len(requests)):
+        completion.require_finite()
         # A new engine numbers its requests from 0, in their order; they finish in another.
         found[completion.number] = completion
     return [found[number] for number in range(len(requests))]

@@ -209,6 +209,7 @@ def free(
         requests.append(request)
     engine = Engine(lm, method, BATCH)
     for completion in fold(lm, engine.stream(requests)):
+        completion.require_finite()
         # A new engine numbers its requests from 0, in their order.
         example = examples[completion.number]
         groups = groups_thought(lm, reference_groups(lm, method, rows[completion.number]), completion)

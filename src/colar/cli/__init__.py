@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     1: another process of the run, started by torchrun, has failed or does not answer.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Before any library is imported: the Hub's client says each of its retries, and then our error says what it was.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     # When it ends, Python looks for garbage among the million objects that libraries made, for more than half a
     # second. What is frozen is not looked at.
     atexit.register(gc.freeze)
@@ -78,7 +80,9 @@ def _failed(command: str, error: Exception) -> int:
     # Not `progress.say`: an error is shown whichever process it comes from.
     if alone or processes is None or processes.first_to_say():
         text = processes.explain(error) if lost and processes is not None else str(error)
-        print(f"colar {command}: error: {text}", file=sys.stderr, flush=True)
+        # Libraries explain themselves in paragraphs.
+        line = " ".join(part.strip() for part in text.splitlines() if part.strip())
+        print(f"colar {command}: error: {line}", file=sys.stderr, flush=True)
     code = 1 if lost else 2
     if not alone:
         # What a lost group leaves behind may wait for it for ever.

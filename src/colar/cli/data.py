@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from colar import files, progress
+from colar import files, progress, recipes
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
@@ -132,6 +132,8 @@ def data_prepare(args: argparse.Namespace) -> None:
 
 
 def data_chains(args: argparse.Namespace) -> None:
+    # A misspelt name is found before seconds of imports.
+    recipes.find(args.recipe)
     with collector_off():
         from colar import recipe
         from colar.engine.request import DECODINGS

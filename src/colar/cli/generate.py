@@ -22,6 +22,7 @@ from colar.cli.shared import (
     model_options,
     param_grid,
     params_options,
+    quiet_libraries,
 )
 
 STANDS_OUT = 0.6
@@ -69,20 +70,31 @@ def run(args: argparse.Namespace) -> None:
     # Wrong options are found before a model is loaded.
     if (args.question is None) == (args.input is None):
         raise ValueError("give a question, or --input with a JSONL file, one of the two")
+    if args.question is not None and not args.question.strip():
+        raise ValueError("the question is empty")
+    # Not `is_file`: a pipe can be read, too.
+    if args.input and (not Path(args.input).exists() or Path(args.input).is_dir()):
+        raise ValueError(f"--input must be a JSONL file, and there is none at {args.input}")
     if args.output and not args.input:
         raise ValueError("--output goes with --input")
     if args.neighbours < 1:
         raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     with collector_off():
         from colar.engine.engine import Engine
+        from colar.methods import registry
+        from colar.model import checkpoint
 
     check_params(args)
     decoding = _decoding(args)
     rows = _questions(args)
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
-    lm, method, _ = load(args.checkpoint, args)
-    grid = param_grid(method, args, strict=True)
+    quiet_libraries()
+    folder = checkpoint.resolve(args.checkpoint)
+    # The method without its weights, which take seconds to load, tells which values it has.
+    described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
+    grid = param_grid(described, args, strict=True)
+    lm, method, _ = load(str(folder), args)
     requests = _requests(rows, grid, decoding, args)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
@@ -93,6 +105,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         expected = {row["id"]: row.get("answer") for row in rows}
         for completion in engine.generate(requests):
+            completion.require_finite()
             _print_completion(lm, completion, expected[completion.request.id], args)
 
 
@@ -106,6 +119,7 @@ def _write_answers(lm: Any, engine: Any, requests: list[Any], args: argparse.Nam
     missing = [request for request in requests if _key(request.id, request.params) not in done]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in fold(lm, engine.stream(missing)):
+            completion.require_finite()
             write(_answer(lm, completion, asked, args))
             bar.advance()
     progress.say(f"wrote {args.output} ({len(missing)} new answers, {len(done)} were there)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from colar import recipes
 from colar.cli.shared import collector_off, quiet_libraries
 
 
@@ -31,6 +32,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    # A misspelt name is found before seconds of imports.
+    recipes.find(args.recipe)
     with collector_off():
         from rich.console import Console
 

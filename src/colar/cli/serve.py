@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import ipaddress
 from functools import partial
 from typing import Any
 
-from colar import progress
+from colar import checks, progress
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
@@ -39,7 +38,7 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="serve checkpoints behind the OpenAI API",
         description="Serve one or more checkpoints: /v1/chat/completions, /v1/completions, /v1/responses, a page to "
-        "watch thoughts, /metrics. Logs are JSON lines on stderr. Needs the extra colar[serve].",
+        "watch thoughts, /metrics. Logs are JSON lines on stderr. Needs the extra `serve` (docs/serve.md).",
     )
     checkpoint_options(serve)
     serve.add_argument(
@@ -68,20 +67,25 @@ def run(args: argparse.Namespace) -> None:
             from colar.engine.async_engine import apart
             from colar.serve import app, server
     except ModuleNotFoundError as error:
-        raise ValueError(f"colar serve needs {error.name}: pip install 'colar[serve]'") from error
+        raise ValueError(
+            f"colar serve needs {error.name}: from your clone of colar, pip install '.[serve]'"
+        ) from error
     from colar.serve.keys import Keys
     from colar.serve.limits import Limits
     from colar.serve.logs import Log
 
     # Wrong options are found before a model is loaded.
     given = {name: getattr(args, name) for name in LIMITS}
+    # The system would take the port modulo 2^16.
+    checks.check_number("port", args.port, 0, 2**16 - 1, whole=True)
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = Keys.read(args.api_key_file)
     models = _named(args.checkpoints)
     # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
     try:
-        if not keys and not _is_loopback(bound.getsockname()[0]):
+        visitors = _visitors(args.host, bound.getsockname()[0], keys)
+        if not keys and visitors is None:
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
         log = Log(args.log_prompts)
         # Apart: else this thread's OpenMP threads would be in the way of the engine's.
@@ -92,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
             # With --port 0 this is how a caller learns the port.
             print(server.url(bound), flush=True)
 
-        server.run(server.make(app.build(served, limits, keys, log), limits, log, say), bound)
+        server.run(server.make(app.build(served, limits, keys, log, visitors), limits, log, say), bound)
         log.write("stopped")
     finally:
         bound.close()
@@ -118,6 +122,13 @@ def _serve(name: str, path: str, args: argparse.Namespace, limits: Any) -> Any:
     return Served(name, lm, method, engine, decoding, limits.max_waiting)
 
 
+def _visitors(host: str, address: str, keys: Any) -> Any:
+    """Whom a server on this address answers; None for all who reach it: those who have a key, or other machines."""
+    from colar.serve.limits import Visitors, is_loopback
+
+    return Visitors(host) if is_loopback(address) and not keys else None
+
+
 def _named(checkpoints: list[str]) -> dict[str, str]:
     """Name -> path. ValueError where two checkpoints have one name."""
     found: dict[str, str] = {}
@@ -127,7 +138,3 @@ def _named(checkpoints: list[str]) -> dict[str, str]:
             raise ValueError(f"two checkpoints have one name, {name}: write NAME=CHECKPOINT")
         found[name] = path
     return found
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from colar import progress
+from colar import progress, recipes
 from colar.cli.shared import collector_off, quiet_libraries
 
 
@@ -36,6 +36,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    # A misspelt name is found before seconds of imports.
+    if not args.keys:
+        recipes.find(args.recipe)
     with collector_off():
         from colar import processes, recipe
 

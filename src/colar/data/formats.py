@@ -261,6 +261,9 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         text = _text({**row, name: value}, name)
         return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
+    # Whole numbers have any length: the largest would be no float.
+    if isinstance(value, int):
+        return str(value)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, is {value}")
     if value == int(value):

@@ -4,7 +4,9 @@ Braces are matched: cutting at the last brace of a MATH solution corrupts a tent
 the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
 so. math-verify is asked in a process of its own (`latex_worker.py`): its own timeouts use SIGALRM, which works in
 the main thread only and cannot interrupt one long C call, and a model may write `9^{9^{9^9}}`. Here a question that
-takes longer than DEADLINE_S, or more memory than the worker is allowed, ends the worker and means "not the same".
+takes longer than DEADLINE_S, or more memory than the worker is allowed, ends the worker and means "not the same". A
+worker that was ended by something else says nothing of a question, which a new one is asked. Replies are remembered;
+what had none is asked again the next time.
 """
 
 from __future__ import annotations
@@ -107,7 +109,10 @@ def same_maths(gold: str, answer: str) -> bool:
         value = read_number(other)
         if gold_value is not None and value is not None:
             return gold_value == value
-    return _asked(gold, answer)
+    try:
+        return _asked(gold, answer)
+    except _NoReplyError:
+        return False
 
 
 def _braced(text: str, start: int) -> str | None:
@@ -131,6 +136,10 @@ def _braced(text: str, start: int) -> str | None:
     return None
 
 
+class _NoReplyError(Exception):
+    """The worker took too long, or died, and a new one did too. An exception, because no cache keeps one."""
+
+
 class _Comparer:
     """The worker process: started at the first question, again after a deadline, and gone with its parent."""
 
@@ -139,27 +148,37 @@ class _Comparer:
         self._process: subprocess.Popen[str] | None = None
 
     def same(self, gold: str, answer: str) -> bool:
-        """Ask the worker; False where it takes too long or dies."""
+        """Ask the worker. _NoReplyError where it takes too long, or dies of the question."""
         # One question at a time: a reply is known by its place in the pipe alone.
         with self._lock:
-            process = self._process or self._start()
-            expired = threading.Event()
+            reply, expired = self._reply(gold, answer)
+            # The worker may have been dead before: a system short of memory ends one that waits, too.
+            if not reply and not expired:
+                reply, _ = self._reply(gold, answer)
+        if not reply:
+            raise _NoReplyError
+        return reply == "true"
 
-            def expire() -> None:
-                expired.set()
-                process.kill()
+    def _reply(self, gold: str, answer: str) -> tuple[str, bool]:
+        """The reply, "" where the worker died, and whether the deadline ended it."""
+        process = self._process or self._start()
+        expired = threading.Event()
 
-            # Killing the worker ends the read below: its pipe closes, and the reply is empty.
-            timer = threading.Timer(DEADLINE_S, expire)
-            timer.start()
-            try:
-                reply = _ask(process, json.dumps([gold, answer]))
-            finally:
-                timer.cancel()
-                timer.join()  # no timer may outlive its question and end the next one
-            if expired.is_set() or not reply:
-                self._stop()
-            return reply == "true"
+        def expire() -> None:
+            expired.set()
+            process.kill()
+
+        # Killing the worker ends the read below: its pipe closes, and the reply is empty.
+        timer = threading.Timer(DEADLINE_S, expire)
+        timer.start()
+        try:
+            reply = _ask(process, json.dumps([gold, answer]))
+        finally:
+            timer.cancel()
+            timer.join()  # no timer may outlive its question and end the next one
+        if expired.is_set() or not reply:
+            self._stop()
+        return reply, expired.is_set()
 
     def _start(self) -> subprocess.Popen[str]:
         worker = Path(__file__).with_name("latex_worker.py")
@@ -216,4 +235,5 @@ if hasattr(os, "register_at_fork"):
 # A model repeats its wrong answers, and a group of rollouts has many alike.
 @lru_cache(maxsize=10_000)
 def _asked(gold: str, answer: str) -> bool:
+    """The worker's reply. _NoReplyError, which is not remembered, where there is none."""
     return _COMPARER.same(gold, answer)

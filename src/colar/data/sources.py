@@ -43,6 +43,7 @@ __all__ = [
     "describe",
     "held_out_questions",
     "load",
+    "own_file",
     "prepare",
     "splits_of",
 ]
@@ -106,6 +107,7 @@ def load(
         found = _arranged(reader.examples(entries), entry, plan)
     # Rows are read no further than `limit`: a malformed row behind it is never met.
     examples = list(islice(found, limit))
+    reader.say()
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
@@ -183,6 +185,14 @@ def held_out_questions(
     return questions
 
 
+def own_file(source: str, split: str) -> Path | None:
+    """The file that a split of a user's file or folder is read from, by its real path; None for the table's sources."""
+    if not _is_path(source):
+        return None
+    path = Path(source)
+    return (path / f"{split}.jsonl" if path.is_dir() else path).resolve()
+
+
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
     """List every source of the table, and where each would be read from now."""
     under = reading.folder(data_dir)
@@ -208,7 +218,7 @@ def _found(source: Source, under: Path | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out with a message."""
+    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out: `say` tells of them."""
 
     name: str
     split: str
@@ -216,10 +226,11 @@ class _Reader:
     parser: Parser
     options: Mapping[str, Any]
     skip: bool
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    """Place and fault of each row that was left out."""
 
     def examples(self, entries: Entries) -> Iterator[Example]:
         ids: set[str] = set()
-        skipped: list[str] = []
         for index, (place, raw) in enumerate(entries):
             try:
                 fields = self.parser(raw, **self.options)
@@ -228,15 +239,18 @@ class _Reader:
                 # The publisher's own faults are known: they stop nobody's load.
                 if not self.skip and not isinstance(error, UpstreamFault):
                     raise ValueError(f"{place}: {error}") from error
-                skipped.append(f"{place}: {error}")
+                self.left_out.append(f"{place}: {error}")
                 continue
             # A row that was left out keeps its number, but takes no id.
             ids.add(example.id)
             yield example
-        if skipped:
-            shown = "; ".join(skipped[:_NAMED])
-            more = "; ..." if len(skipped) > _NAMED else ""
-            progress.say(f"{self.name}/{self.split}: left out {len(skipped)} row(s): {shown}{more}")
+
+    def say(self) -> None:
+        """Say what was left out. Not by `examples`: whoever stops at a limit never comes to its end."""
+        if self.left_out:
+            shown = "; ".join(self.left_out[:_NAMED])
+            more = "; ..." if len(self.left_out) > _NAMED else ""
+            progress.say(f"{self.name}/{self.split}: left out {len(self.left_out)} row(s): {shown}{more}")
 
     def _example(self, fields: Fields, index: int, ids: set[str]) -> Example:
         if self._in_test_set(fields.question):

@@ -16,6 +16,9 @@ from colar.model.latent_lm import LatentLM
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
+TEMPERATURES = (1e-6, 100)
+"""Least and most of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32.
+"""
 MOST_TOP = 20
 """Likeliest tokens that a request may ask for, OpenAI's limit."""
 
@@ -25,7 +28,7 @@ class Decoding:
     """How thoughts and tokens are drawn, and where they are cut."""
 
     temperature: float = 0.0
-    """Divides the logits, for stop decisions and tokens alike; 0 takes the most probable."""
+    """Divides the logits, for stop decisions and tokens alike; 0 takes the most probable. 0, or in `TEMPERATURES`."""
     top_p: float = 1.0
     """Nucleus: the smallest set of tokens whose mass reaches this."""
     latent_temperature: float = 0.0
@@ -38,7 +41,9 @@ class Decoding:
     def __post_init__(self) -> None:
         for name in ("temperature", "latent_temperature"):
             value = getattr(self, name)
-            checks.check_holds(name, checks.is_number(value) and value >= 0, value, "0 or more")
+            least, most = TEMPERATURES
+            sane = checks.is_number(value) and (value == 0 or least <= value <= most)
+            checks.check_holds(name, sane, value, f"0, or from {least:g} to {most:g}")
         top_p = self.top_p
         checks.check_holds("top_p", checks.is_number(top_p) and 0 < top_p <= 1, top_p, "in (0, 1]")
         for name, least in (("max_latents", 0), ("max_completion_length", 1)):
@@ -104,6 +109,10 @@ class Event:
     """When it happened (`time.perf_counter`): its reader may come to it later."""
 
 
+class NonFiniteError(FloatingPointError):
+    """What the model computed is NaN or infinite: a loss, a gradient, or the hidden state of a request."""
+
+
 @dataclass(frozen=True)
 class Completion:
     """A finished request. The fields from `latents` on are filled where it keeps them."""
@@ -140,6 +149,12 @@ class Completion:
     def length(self) -> int:
         """#L: the number of embeddings emitted between the two separators."""
         return len(self.thought_ids)
+
+    def require_finite(self, where: str = "") -> None:
+        """Raise NonFiniteError where the engine ended the request for its numbers: that is no answer to be judged."""
+        if self.reason == "error":
+            where = where and f"{where}: "
+            raise NonFiniteError(f"{where}the model's numbers for {self.request.id} are not finite")
 
 
 def fold(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:

@@ -177,17 +177,22 @@ def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: Syst
 
 
 def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
-    """Training seed -> difference averaged over datasets, for each run that both systems have."""
+    """Training seed -> difference averaged over datasets, for each run that both systems have.
+
+    {} where the runs were asked different data sets: their averages would differ by that.
+    """
     # A system that is a single run has no others to be compared with.
     if one.train_seed is not None:
         return {}
     seeds = {cell.system.train_seed for cell in cells if cell.system.train_seed is not None}
     runs = {}
+    asked = set()
     for seed in sorted(seeds):
         rows = _by_dataset(cells, one._replace(train_seed=seed), other._replace(train_seed=seed))
         if rows:
             runs[seed] = fmean(row.difference for row in rows)
-    return runs
+            asked.add(frozenset(row.dataset for row in rows))
+    return runs if len(asked) == 1 else {}
 
 
 def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:

@@ -28,6 +28,9 @@ from colar.ops.noise import seed_from
 from colar.show.naming import Cell, System
 from colar.show.report_rows import cell_to_json
 
+GREEDY_SEED = 0
+"""Of greedy answers, which no seed changes."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -117,8 +120,8 @@ def make_grid(
     points = {}
     # Options may repeat a value (`--seeds 0 0`); a second record of a question would make the file unreadable.
     for dataset, param, decoding in itertools.product(datasets, params, decodings):
-        # Greedy decoding draws nothing: every seed would give the same answers.
-        asked_with = seeds[:1] if is_greedy(DECODINGS[decoding]) else seeds
+        # Greedy decoding draws nothing: every seed would give the same answers, and count as several samples.
+        asked_with = [GREEDY_SEED] if is_greedy(DECODINGS[decoding]) else seeds
         for seed in asked_with:
             point = GridPoint(model, dataset, param, decoding, seed)
             points[point.cell, seed] = point
@@ -186,6 +189,7 @@ def _check_fit(questions: Sequence[Question]) -> Iterator[None]:
 def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits) -> Iterator[dict[str, Any]]:
     """Yield one record per question, in the order in which they finish.
 
+    NonFiniteError where the model's numbers are NaN or infinite: a wrong answer would be recorded for good.
     Questions of several grid points share batches: a point's last questions do not run in a batch half empty.
     """
     # Two data sets may hold the same question. Equal requests have equal completions, so either takes either.
@@ -195,9 +199,12 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
     engine = Engine(
         model.lm, model.method, limits.batch_size, compile=limits.compile, cuda_graphs=limits.cuda_graphs
     )
+    # Most often a dtype of too small a range is what makes them so.
+    dtype = str(model.lm.lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])
     for completion in fold(model.lm, events):
         question = unanswered[completion.request].popleft()
+        completion.require_finite(f"{model.name} on {question.point.dataset}, {dtype}")
         yield make_record(question, completion)
 
 

@@ -67,6 +67,7 @@ def write(
     engine = Engine(lm, method, limits.batch_size, compile=limits.compile, cuda_graphs=limits.cuda_graphs)
     with files.append_jsonl(path) as append, progress.bar("chains", len(requests)) as bar:
         for completion in fold(lm, engine.stream(requests)):
+            completion.require_finite()
             append(_attempt(lm.template, completion, missing[completion.request.id]))
             bar.advance()
 

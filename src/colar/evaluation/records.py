@@ -80,12 +80,14 @@ def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 
 
 def find_records(texts: Iterable[str | Path]) -> list[Path]:
-    """The records files that a user named, each by itself or by its folder. ValueError for a folder without one."""
+    """The records files that a user named, each by itself or by its folder. ValueError where there is none."""
     found = []
     for text in texts:
         path = Path(text)
         if path.is_dir():
             path = _records_in(path)
+        elif not path.exists():
+            raise ValueError(f"no records at {path}: there is no such file or folder")
         found.append(path)
     return found
 

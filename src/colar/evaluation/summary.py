@@ -80,7 +80,10 @@ def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def over_runs(rows: Sequence[ReportRow]) -> list[RunsRow]:
-    """Mean and t interval over the training runs of one system on one dataset, where it has two or more."""
+    """Mean and t interval over the training runs of one system on one dataset, where it has two or more.
+
+    Averages over different data sets are no runs of one thing: they have no row.
+    """
     runs_of: defaultdict[Cell, dict[int, ReportRow]] = defaultdict(dict)
     for row in rows:
         train_seed = row.system.train_seed
@@ -89,7 +92,7 @@ def over_runs(rows: Sequence[ReportRow]) -> list[RunsRow]:
     made = []
     for cell, runs in runs_of.items():
         # One run has no spread, and its row is in the report already.
-        if len(runs) < 2:
+        if len(runs) < 2 or not _same_datasets(runs.values()):
             continue
         accuracies = [run.accuracy for run in runs.values()]
         lengths = [run.length for run in runs.values()]
@@ -180,17 +183,26 @@ def _mean_by_seed(members: Sequence[ReportRow], by_seed: Sequence[Sequence[float
 
 
 def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
-    """A pooled row with its runs' interval.
+    """A pooled row with its runs' interval: null where the runs of an average were asked different data sets.
 
     pass@k and maj@k are means over the runs: k samples of one question come from one run.
     """
+    train_seeds = [run.system.train_seed for run in runs]
+    if not _same_datasets(runs):
+        # Such averages differ by their data sets, not only by their training.
+        return replace(row, train_seeds=train_seeds, pass_at_k=None, maj_at_k=None)
     return replace(
         row,
-        train_seeds=[run.system.train_seed for run in runs],
+        train_seeds=train_seeds,
         runs_interval=stats.t_interval([run.accuracy for run in runs]),
         pass_at_k=_mean_if_all(run.pass_at_k for run in runs),
         maj_at_k=_mean_if_all(run.maj_at_k for run in runs),
     )
+
+
+def _same_datasets(rows: Iterable[ReportRow]) -> bool:
+    """Whether averages are over the same data sets; rows of one data set always are."""
+    return len({frozenset(row.datasets or ()) for row in rows}) == 1
 
 
 def _reference_length(members: Sequence[Record]) -> float | None:

@@ -27,7 +27,9 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import model_registry
 except ImportError as error:
-    raise ValueError("lm-evaluation-harness is not installed: pip install 'colar[lm-eval]'") from error
+    raise ValueError(
+        "lm-evaluation-harness is not installed: from your clone of colar, pip install '.[lm-eval]'"
+    ) from error
 
 from colar import progress
 from colar.checks import check_known
@@ -108,6 +110,7 @@ class ColarLM(LM):  # type: ignore[misc]
         completions = []
         with progress.bar("generate", len(asked)) as bar:
             for completion in fold(self.lm, engine.stream(asked)):
+                completion.require_finite()
                 completions.append(completion)
                 bar.advance()
         # They finish in any order; lm-eval wants that of its requests.

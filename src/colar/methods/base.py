@@ -232,11 +232,22 @@ class Method(ABC):
     training_only: ClassVar[frozenset[str]] = frozenset()
     """Names of those `modules` that `think` does not need: kept to resume, left out of a published checkpoint."""
 
+    measured: ClassVar[frozenset[str]] = frozenset()
+    """Keys of the config that `prepare` fills in where they are null."""
     removed: ClassVar[Mapping[str, Any]] = {}
     """Options that earlier versions had, and the value that switched each off: old checkpoints carry them."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    def chosen(self) -> dict[str, Any]:
+        """Its name and the keys of its config that are not as by default, without those that are `measured`."""
+        found = {"name": self.name}
+        for key in dataclasses.fields(self.config):
+            value = getattr(self.config, key.name)
+            if value != key.default and key.name not in self.measured:
+                found[key.name] = value
+        return found
 
     # Learning
 

@@ -55,6 +55,7 @@ class Pause(base.Method):
     name: ClassVar[str] = "pause"
     Config: ClassVar[type] = PauseConfig
     latent: ClassVar[bool] = True
+    measured: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         rows = 1 if self.config.shared else self.config.n_pauses

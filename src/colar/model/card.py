@@ -13,15 +13,22 @@ from colar.model.backbones import HUB_IDS
 from colar.model.latent_lm import LatentLM
 
 
-def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> str:
+def text(
+    lm: LatentLM,
+    method: Mapping[str, Any],
+    run: Mapping[str, Any],
+    params: Mapping[str, Any] | None = None,
+) -> str:
     """Front matter and sections. `run` is the run's record as colar.json keeps it; a key that it lacks leaves its
     section out.
 
+    `method` is what the model was trained with: its "name", and those values of its config that are to be shown. The
+    recipe's own section lacks what came along with the weights it started from.
     `params` are the method's per-request values with their defaults. The card's command shows them, or the values
     that the run validated with.
     """
     recipe = run.get("recipe") or {}
-    config = recipe.get("method") or {"name": method}
+    name = str(method["name"])
 
     # The command shows the values that the run was validated with: the last of them, where there are several.
     shown = dict(params or {})
@@ -31,18 +38,18 @@ def text(lm: LatentLM, method: str, run: Mapping[str, Any], params: Mapping[str,
 
     kind = "LoRA adapter" if lm.has_adapter else "all weights trained"
     introduction = (
-        f"# {_short(lm.name)}, {method}{_labelled(run)}\n\n"
-        f"A causal language model fine-tuned with colar to reason by the method `{method}`. "
+        f"# {_short(lm.name)}, {name}{_labelled(run)}\n\n"
+        f"A causal language model fine-tuned with colar to reason by the method `{name}`. "
         f"Backbone: `{_short(lm.name)}` ({kind})."
     )
     if lm.template.number_tokens is not None:
         introduction += f" Numbers from 10 to {lm.template.number_tokens} are tokens of their own."
     parts = [
-        _front_matter(lm, method, run),
+        _front_matter(lm, name, run),
         introduction,
         _use(shown),
         _section("Validation", _metrics(run)),
-        _section("Method", _json(config)),
+        _section("Method", _json(method)),
         _section("Data", _json(_public(recipe.get("data")))),
     ]
     if "training" in run:

@@ -11,6 +11,7 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 
 from __future__ import annotations
 
+import difflib
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -226,7 +227,7 @@ def check_folder(folder: str | Path) -> Path:
     """The path of a folder that holds colar.json; ValueError says what lies there instead, and what may be meant."""
     folder = Path(folder)
     if not folder.exists():
-        raise ValueError(f"no checkpoint at {folder}: there is no such folder")
+        raise ValueError(f"no checkpoint at {folder}: there is no such folder{_nearest(folder)}")
     if folder.is_file():
         raise ValueError(f"no checkpoint at {folder}: it is a file{_or_rather(folder.parent)}")
     if (folder / "colar.json").exists():
@@ -249,6 +250,19 @@ def check_folder(folder: str | Path) -> Path:
     else:
         found = "it is no colar checkpoint"
     raise ValueError(f"{folder} lacks colar.json: {found}")
+
+
+def _nearest(folder: Path) -> str:
+    """`, did you mean FOLDER?`: the folder that is called nearly as the first part of the path that is not there."""
+    # The working directory or the root is there.
+    there = next(parent for parent in folder.parents if parent.is_dir())
+    missing, *rest = folder.relative_to(there).parts
+    siblings = [path.name for path in there.iterdir() if path.is_dir()]
+    near = difflib.get_close_matches(missing, siblings, n=1)
+    if not near:
+        return ""
+    whole = there.joinpath(near[0], *rest)
+    return f", did you mean {whole if whole.exists() else there / near[0]}?"
 
 
 def _or_rather(folder: Path) -> str:
@@ -311,6 +325,9 @@ def resolve(path_or_id: str | Path) -> Path:
     text = str(path_or_id)
     # A Hub id is OWNER/NAME; anything else can only be a path.
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
+        return folder
+    # Where a folder is called OWNER, it is a path with a mistake in it: the Hub would be asked for half a minute.
+    if folder.parent.is_dir():
         return folder
     try:
         return Path(snapshot_download(text))

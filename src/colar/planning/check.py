@@ -21,7 +21,7 @@ from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.planning.estimate import GIB, Estimate, disk, gib
-from colar.recipe import Recipe, load_examples, load_model, make_validate
+from colar.recipe import Recipe, check_start, load_examples, load_model, make_validate
 from colar.training import peak, preflight, recompute, sft
 from colar.training.curriculum import Curriculum
 from colar.training.grpo import run as grpo_run
@@ -33,6 +33,7 @@ from colar.training.trainer import LatentTrainer
 def check(recipe: Recipe) -> Estimate:
     """The table of a recipe on this machine. ValueError for what is wrong with it."""
     recipe.training.check_installed()
+    check_start(recipe.model)
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
     if recipe.generates:

@@ -9,7 +9,7 @@ An unknown key is an error that names the nearest right one; every value is chec
 
 from colar.recipe.parsing import build_method, check_grpo, load, parser
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
-from colar.recipe.wiring import claim, load_examples, load_model, make_validate, run
+from colar.recipe.wiring import check_start, claim, load_examples, load_model, make_validate, run
 
 __all__ = [
     "DataConfig",
@@ -18,6 +18,7 @@ __all__ = [
     "ValidationConfig",
     "build_method",
     "check_grpo",
+    "check_start",
     "claim",
     "load",
     "load_examples",

@@ -55,12 +55,23 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"{path}: {wrapped}") from error
 
     recipe = Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
+    _check_backbone(recipe, overrides or [])
     # Built for its checks alone: a run builds its method in `load_model`.
     build_method(recipe)
     check_attention(recipe)
     if recipe.grpo is not None:
         check_grpo(recipe, recipe.grpo)
     return recipe
+
+
+def _check_backbone(recipe: Recipe, overrides: list[str]) -> None:
+    """Reject a backbone of the command line that would not be used. A recipe's file may have it from its base."""
+    given = any(word.partition("=")[0] == "--model.backbone" for word in overrides)
+    if given and recipe.model.init_from is not None:
+        raise ValueError(
+            f"--model.backbone has no effect beside model.init_from ({recipe.model.init_from}), which has a "
+            "backbone of its own: leave it out, or start from the backbone with --model.init_from null"
+        )
 
 
 def check_attention(recipe: Recipe) -> None:

@@ -45,7 +45,8 @@ class ModelConfig:
     """Where the weights come from."""
 
     backbone: str = "tiny"
-    """tiny | smollm2-135m | a folder | a Hub id. Unused where `init_from` is given."""
+    """tiny | smollm2-135m | a folder | a Hub id. Unused beside `init_from`, where the command line
+    may not give it."""
     init_from: str | None = None
     """A colar checkpoint to start from ("all methods are initialized with weights from CoT-SFT")."""
     lora: LoraSettings | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from colar import files, kept, processes, progress
+from colar import files, kept, processes, progress, recipes
 from colar.checks import check_same_run
 from colar.data import renumber, sources
 from colar.data.example import Example
@@ -24,7 +24,7 @@ from colar.methods.base import Method
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.recipe.parsing import build_method
-from colar.recipe.schema import DataConfig, Recipe, plain, to_json
+from colar.recipe.schema import DataConfig, ModelConfig, Recipe, plain, to_json
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
 from colar.training.run_page import PageCallback, RunPage
@@ -34,6 +34,7 @@ from colar.training.sft import TrainResult, train
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
+    check_start(recipe.model)
     # Joined first: which process owns the folder is settled among all of them.
     processes.join(recipe.training.ddp_timeout)
     # One lock for a run on each disk: under torchrun one process holds it for all.
@@ -152,14 +153,44 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
         source, split = mixed["source"], mixed.get("train_split", "train")
         seed = mixed.get("seed", data.seed)
         rows = _load(data, source, split, mixed.get("train_size"), seed, mixed.get("options", {}))
+        rows = _apart(rows, train_rows, source, split)
         new = _renumbered(data, source, split, rows, mixed.get("renumber", 0), seed, held_out)
         train_rows += rows + new
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
-    if len({example.id for example in train_rows}) < len(train_rows):
+    repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
+    if repeated:
         raise ValueError(
-            "data.mixed_in: some rows occur twice; a source is mixed in once, beside other sources"
+            f"data.mixed_in: some rows occur twice, {repeated[0]!r} for one; a source is mixed in once, beside other "
+            "sources"
+        )
+    trained = {(example.id, example.question) for example in train_rows}
+    shared = [example.id for example in held_out if (example.id, example.question) in trained]
+    if shared:
+        raise ValueError(
+            f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
+            "rows, or set data.validation_size 0"
         )
     return train_rows, held_out
+
+
+def _apart(rows: list[Example], before: list[Example], source: str, split: str) -> list[Example]:
+    """The rows of a source that is mixed in; of a user's file whose ids others have, by ids that name the file.
+
+    Rows without an id are called after their file's stem, which two files may share. Rows that are really the same keep
+    their ids: they occur twice.
+    """
+    if sources.own_file(source, split) is None:
+        return rows
+    questions = {row.id: row.question for row in before}
+    taken = [row for row in rows if row.id in questions]
+    if not taken or any(questions[row.id] == row.question for row in taken):
+        return rows
+    prefix = f"{source}/{split}:"
+    apart = []
+    for row in rows:
+        cluster = prefix + row.cluster if row.cluster else ""
+        apart.append(replace(row, id=prefix + row.id, cluster=cluster))
+    return apart
 
 
 def _first_source(data: DataConfig) -> list[Example]:
@@ -246,6 +277,16 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             f"{source} is one file, which would validate on its own training rows: name another in "
             "data.validation_source, or set data.validation_size 0"
         )
+    # The same file may be written in several ways.
+    file = sources.own_file(source, data.validation_split)
+    trained = [(data.source, data.train_split)]
+    trained += [(mixed["source"], mixed.get("train_split", "train")) for mixed in data.mixed_in]
+    for other, split in trained:
+        if file is not None and file == sources.own_file(other, split):
+            raise ValueError(
+                f"data.validation_source: {source} and {other} are one file, {file}, which would validate on its own "
+                "training rows: name another, or set data.validation_size 0"
+            )
     # The main source's options mean nothing to another one.
     options = data.options if same else {}
     return _load(data, source, data.validation_split, data.validation_size, data.seed, options)
@@ -278,8 +319,28 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
     return lm, method
 
 
+def check_start(model: ModelConfig) -> None:
+    """Reject a `model.init_from` at which there is no checkpoint; the message names the shipped recipe that makes it.
+
+    A checkpoint of the Hub is downloaded.
+    """
+    if model.init_from is None:
+        return
+    try:
+        checkpoint.check_folder(checkpoint.resolve(model.init_from))
+    except ValueError as error:
+        start = Path(model.init_from)
+        maker = None if start.exists() else recipes.that_writes(start.parent)
+        if maker is None:
+            raise ValueError(f"model.init_from: {error}") from error
+        raise ValueError(
+            f"model.init_from: no checkpoint at {start}: there is no such folder; `colar train {maker}` makes it"
+        ) from error
+
+
 def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     model = recipe.model
+    check_start(model)
     seed = recipe.training.seed
     # Before the method's modules are made: their shapes follow from its config.
     if recipe.grpo is not None:

@@ -1,1 +1,1 @@
-"""`colar serve`: checkpoints behind the OpenAI API. Needs the extra `colar[serve]`."""
+"""`colar serve`: checkpoints behind the OpenAI API. Needs the extra `serve`."""

@@ -28,7 +28,7 @@ from colar.serve.choices import Form
 from colar.serve.delivery import Delivery, Shape
 from colar.serve.errors import ApiError, json_response
 from colar.serve.keys import Keys
-from colar.serve.limits import Limits, read_body
+from colar.serve.limits import Limits, Visitors, read_body
 from colar.serve.logs import Log, Observed
 from colar.serve.metrics import Metrics
 from colar.serve.page_files import Page
@@ -170,8 +170,10 @@ class Api:
         return self.page.response(request.path_params["name"])
 
 
-def build(served: Sequence[Served], limits: Limits, keys: Keys, log: Log) -> Observed:
-    """The ASGI application."""
+def build(
+    served: Sequence[Served], limits: Limits, keys: Keys, log: Log, visitors: Visitors | None = None
+) -> Observed:
+    """The ASGI application. `visitors`: whom it answers; None for everybody who reaches it."""
     api = Api(served, limits, log)
 
     @contextlib.asynccontextmanager
@@ -199,18 +201,23 @@ def build(served: Sequence[Served], limits: Limits, keys: Keys, log: Log) -> Obs
         "/static/{name}": ("GET", api.static),
     }
     for path, (method, endpoint) in guarded.items():
-        app.add_route(path, _behind(keys, endpoint), methods=[method])
+        app.add_route(path, _behind(visitors, keys, endpoint), methods=[method])
     for path, (method, endpoint) in free.items():
-        app.add_route(path, endpoint, methods=[method])
+        app.add_route(path, _behind(visitors, None, endpoint), methods=[method])
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(HTTPException, _told_by_http)
     app.add_exception_handler(Exception, _told_nothing)
     return Observed(app, log, api.metrics, {*guarded, *free}, lambda: _id("req_"))
 
 
-def _behind(keys: Keys, endpoint: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def _behind(
+    visitors: Visitors | None, keys: Keys | None, endpoint: Callable[[Request], Any]
+) -> Callable[[Request], Any]:
     async def checked(request: Request) -> Response:
-        keys.check(request.headers)
+        if visitors is not None:
+            visitors.check(request.headers)
+        if keys is not None:
+            keys.check(request.headers)
         response: Response = await endpoint(request)
         return response
 

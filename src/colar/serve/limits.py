@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from colar import checks
@@ -90,6 +93,52 @@ class Admission:
         """Seconds until the queue has probably moved on."""
         rounds = self.samples / self.slots
         return max(1, min(RETRY_MOST, math.ceil(self.seconds * rounds)))
+
+
+class Visitors:
+    """Who may ask a server that only this machine reaches, and that wants no key: not the pages of other sites.
+
+    A browser on this machine reaches it, too. A site whose name is made to point here (DNS rebinding) is, to the
+    browser, the server itself; but the request's Host is the site's name.
+    """
+
+    def __init__(self, *names: str) -> None:
+        """`names` are accepted beside localhost and the loopback addresses: what the server was told to listen on."""
+        self.names = {"localhost", *(name.lower() for name in names)}
+
+    def check(self, headers: Headers) -> None:
+        """ApiError 403 where the Host, or the Origin if there is one, is another machine's."""
+        host = headers.get("host", "")
+        if not self._is_here(f"//{host}"):
+            raise _foreign("Host", host)
+        origin = headers.get("origin")
+        if origin is not None and not self._is_here(origin):
+            raise _foreign("Origin", origin)
+
+    def _is_here(self, url: str) -> bool:
+        try:
+            name = urlsplit(url).hostname or ""
+        except ValueError:
+            return False
+        return name in self.names or is_loopback(name)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is an address that only its own machine reaches; a name is none."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _foreign(header: str, value: str) -> ApiError:
+    return ApiError(
+        403,
+        f"{header} {value[:100]!r} is not this machine: without API keys this server answers localhost, 127.0.0.1 and "
+        "[::1] alone (--api-key-file)",
+        type="permission_error",
+        code="foreign_host",
+    )
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

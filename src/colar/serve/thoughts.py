@@ -4,6 +4,8 @@ thought                              text                     tokens
 a token of a chain                   the token                itself
 a latent chosen token by token       these tokens             these, in their order ("ordered": true)
 any other latent                     its ceil(c) nearest      its nearest, nearest first ("ordered": false)
+
+Of the nearest no more than `MOST_NEAREST` are shown: their texts are made between the requests of others.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from colar.model.latent_lm import LatentLM
 from colar.serve.nearest import Near, Nearest
 from colar.serve.text import TokenText
 
+MOST_NEAREST = 32
+"""Nearest tokens that a latent is read as, at most."""
+
 
 class ThoughtReader:
     """Reads the thoughts of one answer, in their order. `detailed`: as THOUGHTs too, not as text alone."""
@@ -34,6 +39,7 @@ class ThoughtReader:
         self.nearest = nearest
         self.params = params
         self.detailed = detailed
+        self.size = min(group_size(params), MOST_NEAREST)
         self.count = 0
         self._text = TokenText(lm.template)
 
@@ -52,8 +58,8 @@ class ThoughtReader:
         # Chosen tokens are their own text: without details nobody looks at their cosines.
         if event.embed is None or (ids and not self.detailed):
             return None
-        size = group_size(self.params)
-        return await self.nearest.near(event.embed, max(NEIGHBOURS, size) if self.detailed else size, ids)
+        k = max(NEIGHBOURS, self.size) if self.detailed else self.size
+        return await self.nearest.near(event.embed, k, ids)
 
     def _thought(
         self, event: Event, chosen: tuple[list[int], list[float | None]], near: Near | None
@@ -65,7 +71,7 @@ class ThoughtReader:
             text = self._text.add(ids)
         else:
             assert near is not None, "latents are kept where they are to be read"
-            ids = near.ids[: group_size(self.params)]
+            ids = near.ids[: self.size]
             cosines, logprobs = list(near.cosines[: len(ids)]), [None] * len(ids)
             # One by one: nearest tokens have no order in which they could be decoded as a text.
             text = "".join(map(self.lm.template.token, ids))

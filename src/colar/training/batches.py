@@ -27,7 +27,8 @@ The parts' losses add up to the batch's, so rows, updates and the course of a ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -126,6 +127,16 @@ class Schedule(Sampler[Any]):
     """The keys of one epoch, in the order in which a loader takes them. Set `epoch` before iterating."""
 
     epoch: int
+    digest: str
+    """Of the examples: a run that resumes must have those that it began with."""
+
+
+def digest_of(examples: Iterable[Example]) -> str:
+    """16 hex digits of the examples' ids, questions, chains and answers, in whatever order they stand."""
+    digest = hashlib.sha256()
+    for example in sorted(examples, key=lambda example: example.id):
+        digest.update(repr((example.id, example.question, example.steps, example.answer)).encode())
+    return digest.hexdigest()[:16]
 
 
 class RowSchedule(Schedule):
@@ -135,6 +146,7 @@ class RowSchedule(Schedule):
         self, examples: Sequence[Example], lengths: Sequence[int], seed: int, group: int, n_draws: int = 1
     ) -> None:
         self.ids = [example.id for example in examples]
+        self.digest = digest_of(examples)
         self.lengths = lengths
         self.seed = seed
         self.group = group // n_draws

@@ -100,15 +100,17 @@ class LogAtSaves(TrainerCallback):  # type: ignore[misc]
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit.
 
-    It also keeps the rows of an update: a step means the same only while that number stays, on any number of devices.
+    It also keeps the rows of an update and a digest of all rows: a step means the same only while these stay, on any
+    number of devices.
     """
 
     def __init__(
-        self, seconds: float = 0.0, max_hours: float | None = None, rows_per_update: int = 0
+        self, seconds: float = 0.0, max_hours: float | None = None, rows_per_update: int = 0, rows: str = ""
     ) -> None:
         self.earlier_seconds = seconds
         self.limit = math.inf if max_hours is None else 3600 * max_hours
         self.rows_per_update = rows_per_update
+        self.rows = rows
         self.started: float | None = None
 
     @property
@@ -120,7 +122,7 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """The part of `trainer_state.json` that a resumed run reads."""
-        attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update}
+        attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update, "rows": self.rows}
         return {"args": {}, "attributes": attributes}
 
     def on_train_begin(

@@ -53,7 +53,7 @@ class Publisher:
             "seconds": round(self.clock.seconds, 1),
             "provenance": files.provenance(),
         }
-        text = card.text(self.lm, self.method.name, run, asdict(self.method.Params()))
+        text = card.text(self.lm, self.method.chosen(), run, asdict(self.method.Params()))
         pretrained.save(self.lm, self.method, self.folder.best, run, text, gathered)
 
     def load(self) -> dict[str, float]:

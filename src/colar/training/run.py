@@ -26,6 +26,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
 from colar import checks, files, processes
+from colar.engine.request import NonFiniteError
 from colar.model import checkpoint, sharded
 from colar.training import preflight, recompute, run_folder
 from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves
@@ -34,7 +35,7 @@ from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.publish import KeepBest, Publisher
 from colar.training.run_folder import RunFolder
-from colar.training.trainer import LatentTrainer, NonFiniteError
+from colar.training.trainer import LatentTrainer
 
 NOT_TRAINERS = {
     "max_hours",
@@ -261,7 +262,7 @@ def _finish(
 
 
 def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
-    """The clock where it stood. ValueError where a saved step counted another number of rows than one now."""
+    """The clock where it stood. ValueError where a saved step counted other rows, or more of them, than one now."""
     # A step is an update of N rows. With another N, the saved step would point to another place in the epoch.
     kept = run_folder.clock_of(saved)
     rows = trainer.get_total_train_batch_size(trainer.args)
@@ -272,7 +273,16 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) 
             {"rows per update": rows},
             "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same",
         )
-    return Clock(kept.get("seconds", 0.0), config.max_hours, rows)
+    digest = trainer.schedule.digest
+    # Runs from before rows were digested go on.
+    if kept.get("rows"):
+        checks.check_same_run(
+            trainer.args.output_dir,
+            {"digest of the training rows": kept["rows"]},
+            {"digest of the training rows": digest},
+            "some of the rows would be seen twice and others never: train on the same ones, or into another folder",
+        )
+    return Clock(kept.get("seconds", 0.0), config.max_hours, rows, digest)
 
 
 def _still_good(folder: RunFolder) -> str:

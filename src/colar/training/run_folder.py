@@ -108,7 +108,7 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def clock_of(state: TrainerState) -> dict[str, Any]:
-    """The clock's part of a saved state: `seconds`, `rows_per_update`; empty for a new run."""
+    """The clock's part of a saved state: `seconds`, `rows_per_update`, `rows`; empty for a new run."""
     clock = (state.stateful_callbacks or {}).get("Clock", {})
     return dict(clock.get("attributes", {}))
 

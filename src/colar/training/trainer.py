@@ -32,6 +32,7 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from colar import processes
+from colar.engine.request import NonFiniteError
 from colar.methods.base import Batch, Method, Row
 from colar.model import added_rows, checkpoint, sharded
 from colar.model.latent_lm import LatentLM
@@ -51,10 +52,6 @@ from colar.training.objective import Objective
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
 """Model and method -> metrics, with `accuracy` among them."""
-
-
-class NonFiniteError(FloatingPointError):
-    """The loss or the gradient is NaN or infinite; says at which step, in which terms, and what is still good."""
 
 
 class LossTermSums:

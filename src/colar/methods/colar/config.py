@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from random import Random
 from typing import Literal, get_args
 
@@ -122,6 +122,11 @@ class Factors:
         if real:
             return cls(ends, real=True)
         return cls(tuple(range(int(low), int(high) + 1)))
+
+
+LATENT_OPTIONS = ("latent_loss", "alpha", "nll_beta", "chain_label", "stop")
+"""Of heads that predict a latent; the sequential head chooses tokens, and knows its stop as one of them. Recipes lay
+this head over others, whose latent_weight stays: the weight of a term that is not there."""
 
 
 @dataclass(frozen=True)
@@ -254,12 +259,24 @@ class ColarConfig:
             self._check_without("starts", bool(self.starts))
             # The other heads aim at latents: targets must not move.
             self._check_without("merge ordered", self.merge == "ordered")
+        else:
+            self._check_defaults_of(LATENT_OPTIONS)
         self._check_shortlist()
 
     def _check_without(self, name: str, given: bool) -> None:
         """Reject an option of the sequential head for another one."""
         if given:
             raise ValueError(f"method.{name} is an option of head: sequential; this one is {self.head}")
+
+    def _check_defaults_of(self, names: Iterable[str]) -> None:
+        """Reject another value than the default of options that this head would ignore."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in names and value != field.default:
+                raise ValueError(
+                    f"method.{field.name} is an option of heads that predict a latent; head: sequential would ignore "
+                    f"{value!r}"
+                )
 
     def _check_shortlist(self) -> None:
         if self.shortlist_ids is None:

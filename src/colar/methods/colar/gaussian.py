@@ -8,7 +8,7 @@ At inference the LM head decides BEFORE each latent whether to stop (it chooses 
 head's mean, plus `latent_temperature` times sigma times noise, times sigma_e, is fed back.
 
 Shape suffixes: B rows, T reasoning tokens, K latents, G tokens of a group, N labelled positions of a row, M chosen
-positions of all rows, L thoughts of all rows, D width, V vocabulary.
+positions of all rows, L thoughts of all rows, X rows that snap, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from colar.ops import devices, groups, noise, ragged
 from colar.ops.compress import lattice, members, pick_one, scale
 from colar.ops.sampling import is_drawn, likeliest, probability, sample_tokens, token_logps
 
-SNAP_MOST = 32
-"""Largest factor of a snapped thought, unless training drew larger ones."""
+MOST_FACTOR = 32
+"""Largest factor of a request, unless training drew larger ones."""
 
 
 class LatentPredictor:
@@ -65,11 +65,11 @@ class LatentPredictor:
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
             raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {factors}")
-        # A thought is snapped token by token, and all other rows wait for it.
-        most = max(SNAP_MOST, factors.most)
-        if params.snap and c > most:
+        # A thought is snapped, and read for whoever watches, token by token: all other rows wait for it.
+        most = max(MOST_FACTOR, factors.most)
+        if c > most:
             raise ValueError(
-                f"compression_factor {c:g} is above {most:g}, the most that snap chooses tokens for"
+                f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
             )
         if params.confidence_threshold:
             raise ValueError(
@@ -256,10 +256,11 @@ class LatentPredictor:
             spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
             latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
         embeds_BD = latent_BD * self.sigma_e
-        # Rows that snap share the batch with rows that do not.
-        snap_B = state.params["snap"] > 0
-        if bool((state.known("snap") > 0).any()):
-            embeds_BD = torch.where(snap_B[:, None], self._snapped(lm, state, logits_BV), embeds_BD)
+        # Rows that snap share the batch with rows that do not, and do not wait for a larger c of these.
+        snaps_B = state.known("snap") > 0
+        if bool(snaps_B.any()):
+            at_X = devices.send(snaps_B.nonzero()[:, 0], embeds_BD.device)
+            embeds_BD = embeds_BD.index_copy(0, at_X, self._snapped(lm, state, logits_BV, snaps_B, at_X))
 
         info = {}
         if state.wants_info:
@@ -312,16 +313,22 @@ class LatentPredictor:
         drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), known)
         return torch.where(greedy_B, stops_B, drawn_B)
 
-    def _snapped(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
-        """(B, D): the sums of c token embeddings that the LM head stands for; drawn, at temperatures above 0."""
+    def _snapped(
+        self, lm: LatentLM, state: ThinkState, logits_BV: Tensor, snaps_B: Tensor, at_X: Tensor
+    ) -> Tensor:
+        """(X, D): the sums of c token embeddings that the LM head stands for; drawn, at temperatures above 0.
 
-        def choose(mass_BV: Tensor, g: int) -> Tensor:
-            uniform_B = state.uniform(noise.SNAP, g + 1)
-            return sample_tokens(mass_BV.log(), state.temperature, state.top_p, uniform_B, known)
+        Of the rows that snap: `snaps_B` on the CPU, and their indices `at_X`.
+        """
 
-        known = state.known_decoding()
-        most = math.ceil(state.known("compression_factor").max())
-        probs_BV = without_separator(logits_BV, lm.template.separator_id)
-        ids_BG, real_BG = lattice(probs_BV, state.params["compression_factor"], choose, most)
-        total_BD = (real_BG[..., None] * lm.embed(ids_BG).float()).sum(1)
-        return total_BD / scale(real_BG.sum(-1, keepdim=True), divisor(self.config.merge))
+        def choose(mass_XV: Tensor, g: int) -> Tensor:
+            uniform_X = state.uniform(noise.SNAP, g + 1)[at_X]
+            return sample_tokens(mass_XV.log(), state.temperature[at_X], state.top_p[at_X], uniform_X, known)
+
+        known_temperature_B, known_top_p_B = state.known_decoding()
+        known = (known_temperature_B[snaps_B], known_top_p_B[snaps_B])
+        most = math.ceil(state.known("compression_factor")[snaps_B].max())
+        probs_XV = without_separator(logits_BV[at_X], lm.template.separator_id)
+        ids_XG, real_XG = lattice(probs_XV, state.params["compression_factor"][at_X], choose, most)
+        total_XD = (real_XG[..., None] * lm.embed(ids_XG).float()).sum(1)
+        return total_XD / scale(real_XG.sum(-1, keepdim=True), divisor(self.config.merge))

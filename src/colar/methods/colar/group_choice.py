@@ -141,11 +141,14 @@ def first_logps(
     at = again_B.nonzero()[:, 0]
     if not len(at):
         return logps_B
-    scale_X1 = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float()[:, None]
     others_XV = without(logits_BV[at], separator_id)
+    # As `sampling._weights`: logits divided by a temperature that is 0 in float32 would make inf - inf.
+    least = torch.finfo(torch.float32).tiny
+    scale_X1 = torch.where(temperature_B[at] == 0, 1, temperature_B[at]).float().clamp(min=least)[:, None]
+    best_X1 = logits_BV[at].float().amax(-1, keepdim=True)
     # log(1 - p[###]) as the mass of the other tokens: exact where stopping is nearly certain, too.
-    others_X = (others_XV.float() / scale_X1).logsumexp(-1)
-    total_X = (logits_BV[at].float() / scale_X1).logsumexp(-1)
+    others_X = ((others_XV.float() - best_X1) / scale_X1).logsumexp(-1)
+    total_X = ((logits_BV[at].float() - best_X1) / scale_X1).logsumexp(-1)
     token_X = token_logps(others_XV, latent_temperature_B[at], first_B[at])
     drawn_X = torch.where(latent_temperature_B[at] > 0, token_X, 0)
     return logps_B.index_copy(0, at, others_X - total_X + drawn_X)

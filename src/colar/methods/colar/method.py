@@ -55,6 +55,7 @@ class Colar(base.Method):
     draws: ClassVar[bool] = True
     latent: ClassVar[bool] = True
     Params: ClassVar[type] = ColarParams
+    measured: ClassVar[frozenset[str]] = frozenset({"shortlist_ids", "sigma_e"})
     removed: ClassVar[Mapping[str, Any]] = {"own_latents": 0.0}
 
     @property

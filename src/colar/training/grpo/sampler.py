@@ -25,7 +25,6 @@ from colar.training.grpo.generation import Generation, Group, all_outputs, recor
 from colar.training.grpo.loss import advantages, output_weights
 from colar.training.grpo.rollout import Output
 from colar.training.grpo.schedule import QuestionSchedule
-from colar.training.trainer import NonFiniteError
 
 
 class RolloutSampler:
@@ -135,10 +134,7 @@ class RolloutSampler:
         outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
         for output in outputs:
             # The engine ends a request whose numbers are not finite; it cannot be rewarded.
-            if output.completion.reason == "error":
-                raise NonFiniteError(
-                    f"generation {number}: the model's numbers for {output.example.id} are not finite"
-                )
+            output.completion.require_finite(f"generation {number}")
         rewards_RF = rewards.apply(self.reward_funcs, outputs)
         total_R = rewards.combine(rewards_RF, self.config.weights())
         groups = []

@@ -42,6 +42,7 @@ class QuestionSchedule(Schedule):
         # With all lengths equal, sorting by length leaves the shuffle as it is.
         equal_lengths = [0] * len(examples)
         self._shuffle = RowSchedule(examples, equal_lengths, seed, plan.questions)
+        self.digest = self._shuffle.digest
         self._shuffled_epoch = -1
         self._shuffled: list[int] = []
 
