@@ -224,17 +224,25 @@ def _own(rows: Mapping[tuple[str, str], ReportRow], datasets: tuple[str, ...]) -
 
 
 def pairs(report: Report) -> Grid:
-    """Is a system better than one named for it? Averaged paired differences: greedy, over training runs, sampled."""
-    found: defaultdict[tuple[str, ...], dict[str, PairDifference]] = defaultdict(dict)
+    """Is a system better than one named for it? Averaged paired differences: greedy, over training runs, sampled.
+
+    Where pairs were not all drawn from on the same data sets, each set has a column: averages could not be compared.
+    """
+    found: defaultdict[tuple[str, ...], dict[tuple[str, str], PairDifference]] = defaultdict(dict)
     for row in report.pairs:
-        if row.difference.dataset == AVERAGE:
-            found[tuple(row.pair)][row.difference.system.decoding] = row
+        found[tuple(row.pair)][row.difference.system.decoding, row.difference.dataset] = row
+    drawn_on = set()
+    for rows in found.values():
+        drawn_on.add(frozenset(dataset for decoding, dataset in rows if decoding == "sampled") - {AVERAGE})
+    columns = {"sampled": AVERAGE}
+    if len(drawn_on - {frozenset()}) > 1:
+        columns = {f"sampled, {dataset}": dataset for dataset in sorted(frozenset().union(*drawn_on))}
     body = []
-    for names, by_decoding in found.items():
-        greedy = by_decoding.get("greedy")
-        sampled = by_decoding.get("sampled")
-        body.append([*names, difference(greedy), half_runs(greedy), difference(sampled)])
-    return Grid("", ["system", "baseline", "greedy", "runs", "sampled"], body, words=2)
+    for names, rows in found.items():
+        greedy = rows.get(("greedy", AVERAGE))
+        sampled = [difference(rows.get(("sampled", dataset))) for dataset in columns.values()]
+        body.append([*names, difference(greedy), half_runs(greedy), *sampled])
+    return Grid("", ["system", "baseline", "greedy", "runs", *columns], body, words=2)
 
 
 def samples(report: Report) -> Grid:

@@ -19,7 +19,8 @@ from colar.evaluation.report import write as write_report
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
-from colar.show.report_rows import Report
+from colar.show.naming import System
+from colar.show.report_rows import Difference, PairDifference, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -240,6 +241,36 @@ def test_what_several_samples_gain_by_hand():
     assert [line[1:2] + line[3:] for line in grid.rows] == [
         ["sums", "70.0 ± 2.0", "3", "60.0 ± 2.0", "75.0 ± 9.8", "90.0 ± 3.9"],
         ["more", "–", "3", "30.0 ± 2.0", "40.0", "50.0"],
+    ]
+
+
+def test_pairs_that_were_not_drawn_from_alike_have_a_column_a_data_set():
+    def pair(name, decoding, **differences):
+        system = System(name, "colar", "", 2, decoding, None)
+        rows = []
+        for dataset, points in differences.items():
+            row = Difference(system, dataset, system, 10, points, 0.01, [points - 0.02, points + 0.02])
+            rows.append(PairDifference([name, "cot"], row, [], [], None))
+        return rows
+
+    def grid(pairs):
+        report = Report({}, "cot", None, rows=[], comparisons=[], pooled=[], pairs=pairs)
+        return module("scripts/write_tables.py").pairs(report)
+
+    both = pair("a", "greedy", one=0.1, two=0.3, average=0.2) + pair(
+        "a", "sampled", one=0.1, two=0.2, average=0.15
+    )
+    alike = grid(both)
+    assert list(alike.head) == ["system", "baseline", "greedy", "runs", "sampled"]
+    assert alike.rows[0][-1].startswith("+15.0")
+    one = pair("b", "greedy", one=0.5, average=0.5) + pair("b", "sampled", one=0.4, average=0.4)
+    never = pair("c", "greedy", one=0.5, average=0.5)
+    apart = grid(both + one + never)
+    assert list(apart.head) == ["system", "baseline", "greedy", "runs", "sampled, one", "sampled, two"]
+    assert [[cell.split()[0] for cell in [line[2], *line[4:]]] for line in apart.rows] == [
+        ["+20.0", "+10.0", "+20.0"],
+        ["+50.0", "+40.0", "–"],
+        ["+50.0", "–", "–"],
     ]
 
 
