@@ -215,8 +215,19 @@ def test_a_question_without_a_reply_is_asked_again(monkeypatch: pytest.MonkeyPat
     assert judge("(w+1)^2", "w^2+2w+1", "latex").correct
 
 
+def test_a_question_that_never_has_a_reply_costs_two_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of rollouts may have the same runaway answer many times."""
+    asked = []
+    monkeypatch.setattr(latex, "DEADLINE_S", 0.0)
+    start = latex._COMPARER._start
+    monkeypatch.setattr(latex._COMPARER, "_start", lambda: asked.append(1) or start())
+    for _ in range(5):
+        assert not judge("(u+1)^2", "u^2+2u+1", "latex").correct
+    assert len(asked) <= latex.TRIES
+
+
 def test_a_worker_that_was_ended_before_the_question_is_replaced() -> None:
-    assert judge("y+x", "x+y", "latex").correct  # the worker is up
+    assert judge("s+t", "t+s", "latex").correct  # not asked before: the worker is up
     worker = latex._COMPARER._process
     assert worker is not None
     worker.kill()

@@ -6,7 +6,7 @@ so. math-verify is asked in a process of its own (`latex_worker.py`): its own ti
 the main thread only and cannot interrupt one long C call, and a model may write `9^{9^{9^9}}`. Here a question that
 takes longer than DEADLINE_S, or more memory than the worker is allowed, ends the worker and means "not the same". A
 worker that was ended by something else says nothing of a question, which a new one is asked. Replies are remembered;
-what had none is asked again the next time.
+what had none is asked once more the next time: the machine may have been busy.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +26,10 @@ from colar.data.quantity import read_number
 
 DEADLINE_S = 5.0
 MAX_CHARACTERS = 1000
+REMEMBERED = 10_000
+"""Comparisons of which the outcome is kept."""
+TRIES = 2
+"""Deadlines after which a comparison is not asked any more: each costs its seconds."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BARE_BOX = re.compile(r"[^\s$]+")
@@ -109,9 +114,14 @@ def same_maths(gold: str, answer: str) -> bool:
         value = read_number(other)
         if gold_value is not None and value is not None:
             return gold_value == value
+    if _NO_REPLY[gold, answer] >= TRIES:
+        return False
     try:
         return _asked(gold, answer)
     except _NoReplyError:
+        if len(_NO_REPLY) >= REMEMBERED:
+            _NO_REPLY.clear()
+        _NO_REPLY[gold, answer] += 1
         return False
 
 
@@ -232,8 +242,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_COMPARER.forget)
 
 
+_NO_REPLY: Counter[tuple[str, str]] = Counter()
+"""How often a comparison had no reply."""
+
+
 # A model repeats its wrong answers, and a group of rollouts has many alike.
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=REMEMBERED)
 def _asked(gold: str, answer: str) -> bool:
     """The worker's reply. _NoReplyError, which is not remembered, where there is none."""
     return _COMPARER.same(gold, answer)
