@@ -31,9 +31,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 CONFIGS: dict[str, dict[str, Any]] = {
-    "gaussian": {},
-    "sampled labels": {"chain_label": "sampled"},
-    "anchored": {"head": "anchored"},
+    "gaussian": {"stop": "argmax"},
+    "sampled labels": {"stop": "argmax", "chain_label": "sampled"},
+    "anchored": {"stop": "argmax", "head": "anchored"},
     "sequential": {"head": "sequential", "compression_factors": "1.0..5.0"},
 }
 
@@ -73,7 +73,7 @@ def build(config: dict[str, Any], lora: LoraSettings | None = None) -> tuple[Lat
     torch.manual_seed(0)
     lm = liven(tiny_lm("llama", lora=lora))
     lm.causal_lm.get_output_embeddings().bias.requires_grad_(False)
-    method = registry.build("colar", {"stop": "argmax", **config})
+    method = registry.build("colar", config)
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
     return lm, method

@@ -46,8 +46,8 @@ def test_no_command_shows_a_warning_or_a_bar_of_a_library(tmp_path):
     backbone.lm.save_pretrained(tmp_path / "gpt2")
     backbone.tokenizer.save_pretrained(tmp_path / "gpt2")
     rows = [dataclasses.asdict(example) for example in families.EXAMPLES]
-    for name in ("rows.jsonl", "others.jsonl"):
-        files.write_jsonl(tmp_path / name, rows)
+    files.write_jsonl(tmp_path / "rows.jsonl", rows)
+    files.write_jsonl(tmp_path / "others.jsonl", [{**row, "id": f"other {row['id']}"} for row in rows])
     (tmp_path / "recipe.yaml").write_text(
         "output: run\n"
         "model: {backbone: gpt2, lora: {r: 2, target_modules: all-linear}}\n"
