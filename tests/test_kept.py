@@ -17,7 +17,7 @@ from colar import kept, processes
 from colar.methods import pretrained, registry
 from colar.methods.tokenskip import importance
 from colar.model.latent_lm import LatentLM
-from colar.recipe import wiring
+from colar.recipe import rows as recipe_rows
 from colar.recipe.schema import DataConfig
 from colar.training.batches import TrainingRows
 
@@ -142,10 +142,10 @@ def test_renumbered_rows_are_made_once(tmp_path: Path, monkeypatch: pytest.Monke
     }
     path.write_text(json.dumps(row) + "\n")
     data = DataConfig(source=str(path), renumber=3, validation_size=0)
-    first, _ = wiring.load_examples(data)
+    first, _ = recipe_rows.load_examples(data)
     assert len(first) == 4
-    monkeypatch.setattr(wiring.renumber, "renumbered", refuse)
-    again, _ = wiring.load_examples(data)
+    monkeypatch.setattr(recipe_rows.renumber, "renumbered", refuse)
+    again, _ = recipe_rows.load_examples(data)
     assert again == first
     with pytest.raises(AssertionError, match="it is in the cache"):
-        wiring.load_examples(replace(data, seed=1))
+        recipe_rows.load_examples(replace(data, seed=1))

@@ -1,0 +1,184 @@
+"""The rows of a recipe: those to train on, of one source or of several, and those that validate; none are both."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from colar import kept, progress
+from colar.data import renumber, sources
+from colar.data.example import Example
+from colar.recipe.schema import DataConfig
+
+
+def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
+    """Training rows, and validation rows ([] where the recipe has none).
+
+    ValueError where validation would be on training rows, where rows occur twice, or where none are left.
+    """
+    held_out = _validation_rows(data)
+    train_rows = _first_source(data)
+    train_rows += _renumbered(
+        data, data.source, data.train_split, train_rows, data.renumber, data.seed, held_out
+    )
+    for mixed in data.mixed_in:
+        source, split = mixed["source"], mixed.get("train_split", "train")
+        seed = mixed.get("seed", data.seed)
+        rows = _load(data, source, split, mixed.get("train_size"), seed, mixed.get("options", {}))
+        rows = _apart(rows, train_rows, source, split)
+        new = _renumbered(data, source, split, rows, mixed.get("renumber", 0), seed, held_out)
+        train_rows += rows + new
+    # A row's random draws are a function of its id: two rows of one id would see the same draws.
+    repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
+    if repeated:
+        raise ValueError(
+            f"data.mixed_in: some rows occur twice, {repeated[0]!r} for one; a source is mixed in once, beside other "
+            "sources"
+        )
+    trained = {(example.id, example.question) for example in train_rows}
+    shared = [example.id for example in held_out if (example.id, example.question) in trained]
+    if shared:
+        raise ValueError(
+            f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
+            "rows, or set data.validation_size 0"
+        )
+    return train_rows, held_out
+
+
+def _apart(rows: list[Example], before: list[Example], source: str, split: str) -> list[Example]:
+    """The rows of a source that is mixed in; of a user's file whose ids others have, by ids that name the file.
+
+    Rows without an id are called after their file's stem, which two files may share. Rows that are really the same keep
+    their ids: they occur twice.
+    """
+    if sources.own_file(source, split) is None:
+        return rows
+    questions = {row.id: row.question for row in before}
+    taken = [row for row in rows if row.id in questions]
+    if not taken or any(questions[row.id] == row.question for row in taken):
+        return rows
+    prefix = f"{source}/{split}:"
+    apart = []
+    for row in rows:
+        cluster = prefix + row.cluster if row.cluster else ""
+        apart.append(replace(row, id=prefix + row.id, cluster=cluster))
+    return apart
+
+
+def _first_source(data: DataConfig) -> list[Example]:
+    """Rows train_skip to train_skip + train_size of the recipe's main source, without those of too many steps."""
+    limit = None if data.train_size is None else data.train_skip + data.train_size
+    rows = _load(data, data.source, data.train_split, limit, data.seed, data.options)
+    if len(rows) <= data.train_skip:
+        raise ValueError(
+            f"data.train_skip is {data.train_skip}, but {data.source} has no more rows than that"
+        )
+    rows = rows[data.train_skip :]
+    longest = data.max_reasoning_steps
+    if longest is None:
+        return rows
+    kept_rows = [row for row in rows if len(row.steps) <= longest]
+    if not kept_rows:
+        raise ValueError(
+            f"data.max_reasoning_steps is {longest}, and every row of {data.source} has more steps"
+        )
+    progress.say(
+        f"{data.source}: {len(kept_rows):,} of {len(rows):,} rows have at most {longest} steps of reasoning"
+    )
+    return kept_rows
+
+
+def _renumbered(
+    data: DataConfig,
+    source: str,
+    split: str,
+    rows: list[Example],
+    versions: int,
+    seed: int,
+    held_out: list[Example],
+) -> list[Example]:
+    """New rows made of `rows` by other numbers; none of them asks a question of validation or of a test set."""
+    if versions == 0:
+        return []
+    questions = sources.held_out_questions(
+        source, split, data_dir=data.data_dir, skip_malformed=data.skip_malformed
+    )
+    # Validation may be on another source, whose questions are not among those of `source`.
+    questions.update(example.question for example in held_out)
+    key = kept.digest(versions, seed, sorted(questions), *rows)
+    # Minutes of work, which a run that resumes would do again.
+    found = _from_tensor(
+        kept.kept("renumbered", key, lambda: _to_tensor(renumber.renumbered(rows, versions, seed, questions)))
+    )
+    renumber.say(found, len(rows))
+    if found.alone.total() == len(rows):
+        raise ValueError(f"data.renumber: {source} has no row whose chain is equations that can be run again")
+    return found.examples
+
+
+def _to_tensor(found: renumber.Renumbered) -> dict[str, torch.Tensor]:
+    """Renumbered rows as the bytes of their JSON: what is kept are tensors (`kept.py`)."""
+    values = {
+        "examples": [asdict(example) for example in found.examples],
+        "alone": found.alone,
+        "held_out": found.held_out,
+        "repeated": found.repeated,
+    }
+    return {"json": torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)}
+
+
+def _from_tensor(tensors: dict[str, torch.Tensor]) -> renumber.Renumbered:
+    values = json.loads(bytes(tensors["json"].numpy()))
+    examples = [Example(**{**row, "steps": tuple(row["steps"])}) for row in values.pop("examples")]
+    return renumber.Renumbered(examples, alone=Counter(values.pop("alone")), **values)
+
+
+def _validation_rows(data: DataConfig) -> list[Example]:
+    """The rows that select the checkpoint."""
+    if data.validation_size == 0:
+        return []
+    source = data.validation_source or data.source
+    same = source == data.source
+    if same and data.validation_split == data.train_split:
+        raise ValueError(
+            f"data.validation_split {data.validation_split} is the one to train on: name another, another "
+            "data.validation_source, or set data.validation_size 0"
+        )
+    if same and Path(source).is_file():
+        raise ValueError(
+            f"{source} is one file, which would validate on its own training rows: name another in "
+            "data.validation_source, or set data.validation_size 0"
+        )
+    # The same file may be written in several ways.
+    file = sources.own_file(source, data.validation_split)
+    trained = [(data.source, data.train_split)]
+    trained += [(mixed["source"], mixed.get("train_split", "train")) for mixed in data.mixed_in]
+    for other, split in trained:
+        if file is not None and file == sources.own_file(other, split):
+            raise ValueError(
+                f"data.validation_source: {source} and {other} are one file, {file}, which would validate on its own "
+                "training rows: name another, or set data.validation_size 0"
+            )
+    # The main source's options mean nothing to another one.
+    options = data.options if same else {}
+    return _load(data, source, data.validation_split, data.validation_size, data.seed, options)
+
+
+def _load(
+    data: DataConfig, source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]
+) -> list[Example]:
+    """The first `limit` rows of a source, with what all sources of a recipe share."""
+    return sources.load(
+        source,
+        split,
+        data_dir=Path(data.data_dir) if data.data_dir else None,
+        limit=limit,
+        seed=seed,
+        skip_malformed=data.skip_malformed,
+        options=options,
+    )
