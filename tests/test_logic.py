@@ -150,6 +150,20 @@ def check_prontoqa_chain(example, rules, members, who, hops):
     assert distance[is_a] == hops - 1
 
 
+def test_prontoqa_of_several_lengths_has_all_of_them_equally_often() -> None:
+    config = ProntoqaConfig(hops=[2, 4])  # as YAML gives it
+    assert config.hops == (2, 4)
+    counts = Counter(len(example.steps) - 1 for example in prontoqa.generate(config, "train", 600, 0))
+    assert set(counts) == {2, 3, 4}
+    # 600 draws of one in three: 200 with a standard deviation of 11.5.
+    assert max(abs(n - 200) for n in counts.values()) < 50
+
+
+def test_prontoqa_of_one_length_written_as_a_range_has_that_length() -> None:
+    examples = prontoqa.generate(ProntoqaConfig(hops=(3, 3)), "train", 20, 0)
+    assert {len(example.steps) for example in examples} == {4}
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_the_judge_takes_the_answer_and_no_other(name, many) -> None:
     for example in many[name][:200]:
@@ -374,6 +388,8 @@ def test_a_held_out_question_is_never_made(name, tmp_path: Path) -> None:
         ("prosqa-made", {"nodes": 12, "hops": [40, 50]}, "no problem found .* widen the source's options"),
         ("prontoqa-made", {"hops": 7}, "hops must be a whole number, from 1 to 6, got 7"),
         ("prontoqa-made", {"hops": "five"}, "hops must be a whole number, from 1 to 6"),
+        ("prontoqa-made", {"hops": [4, 3]}, r"hops must be \[fewest, most\]"),
+        ("prontoqa-made", {"hops": [1, 7]}, "hops: most must be a whole number, from 1 to 6, got 7"),
         ("prontoqa-made", {"nodes": 3}, "unknown prontoqa-made option 'nodes'; allowed: hops"),
     ],
 )

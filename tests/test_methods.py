@@ -244,14 +244,14 @@ def test_every_token_of_a_group_gets_its_turn():
 
 
 def test_the_expected_label_is_the_mean_over_draws():
-    """Same loss on average, without its noise: 3,000 draws of the sampled label against the closed form."""
+    """Same loss on average, without its noise: 1,000 draws of the sampled label against the closed form."""
     lm = tiny_lm("llama")
     expected, sampled = build(lm, "colar"), build(lm, "colar", chain_label="sampled")
     row = dataclasses.replace(colar_row(11, 4), params=ColarParams(4))
     one = loss_of(expected, lm, [row])["ce"]
-    draws = loss_of(sampled, lm, [dataclasses.replace(row, seed=seed) for seed in range(3000)])["ce"]
+    draws = loss_of(sampled, lm, [dataclasses.replace(row, seed=seed) for seed in range(1000)])["ce"]
     assert draws.std() > 0.01
-    assert abs(draws.mean() - one[0]) < 4 * draws.std() / 3000**0.5
+    assert abs(draws.mean() - one[0]) < 4 * draws.std() / 1000**0.5
 
 
 def test_what_is_fed_is_what_is_compressed(monkeypatch):

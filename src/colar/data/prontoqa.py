@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from colar.checks import check_number
+from colar.checks import check_number, check_range
 from colar.data import logic
 from colar.data.example import Example
 from colar.data.logic import Dice, Problem
@@ -61,13 +61,25 @@ _NOUNS = frozenset(logic.NOUNS)
 class ProntoqaConfig:
     """Which problems are made. The default is Coconut's."""
 
-    hops: int = 5
-    """Deductions from the entity's first noun to the property that is asked for."""
+    hops: int | tuple[int, int] = 5
+    """Deductions from the entity's first noun to the property that is asked for; or [fewest, most] of them."""
 
     def __post_init__(self) -> None:
         # Every noun of the chain takes two families of properties, and the stray noun one.
         most = (len(FAMILIES) - 1) // 2
-        check_number("hops", self.hops, 1, most, whole=True)
+        if not isinstance(self.hops, list | tuple):
+            check_number("hops", self.hops, 1, most, whole=True)
+            return
+        check_range("hops", self.hops)
+        check_number("hops: most", self.hops[1], 1, most, whole=True)
+        object.__setattr__(self, "hops", tuple(self.hops))  # YAML gives a list
+
+    def draw_hops(self, dice: Dice) -> int:
+        """How many hops a problem has, all equally likely; no draw is spent where the number is fixed."""
+        if isinstance(self.hops, int):
+            return self.hops
+        fewest, most = self.hops
+        return dice.pick(range(fewest, most + 1))
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ def generate(
 
 def draw(config: ProntoqaConfig, dice: Dice) -> Problem:
     """Draw a problem."""
-    hops = config.hops
+    hops = config.draw_hops(dice)
     nouns = dice.sample(logic.NOUNS, 2 * hops + 4)
     top, stray, stray_parent, contrary = nouns[:4]
     chain = nouns[4 : 4 + hops]
