@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # ProsQA and ProntoQA, small: SmolLM2-135M learns from generated rows that grow from stage to stage, first in words, then in
-# compressed latents, and is asked the first 200 published test questions of each. results/smollm2-135m-logic has such a
-# run. Three to four hours on one core each with AVX2; two processes at a time where there are two.
+# compressed latents, and is asked 100 published test questions and 100 generated ones of each size.
+# results/smollm2-135m-prosqa and -prontoqa have such a run. About two hours each, with evaluation, on a core with AVX2.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/logic-smollm2 (or $1).
 # Stopped and run again, it resumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/logic-smollm2}
-common=(--limit 200 --dtype float32 --max_latents 160 --max_completion_length 16 --batch_size 32 --compile)
+common=(--limit 100 --dtype float32 --max_latents 160 --max_completion_length 16 --batch_size 32 --compile)
 
 stages() { # NAME...: each starts from the one before it
   local before=()
@@ -16,17 +16,23 @@ stages() { # NAME...: each starts from the one before it
     before=(--model.init_from "$out/$name/best")
   done
 }
+
+answer() { # SET DATA-OPTION...: all systems on the sets of one task
+  local set=$1 data=("${@:2}")
+  local colar=smollm2-135m="$out/small-$set-colar/best"
+  colar evaluate cot="$out/small-$set-cot/best" "${data[@]}" "${common[@]}" --output "$out/eval-$set-cot"
+  colar evaluate "$colar" "${data[@]}" --compression_factor 1 2 5 "${common[@]}" --output "$out/eval-$set-colar"
+  colar evaluate "$colar" "${data[@]}" --compression_factor 5 --confidence_threshold 0.8 "${common[@]}" --output "$out/eval-$set-gated"
+  colar evaluate no_cot="$out/small-$set-no_cot/best" "${data[@]}" "${common[@]}" --output "$out/eval-$set-no_cot"
+  colar report "$out/eval-$set"-{cot,colar,gated,no_cot} --output "$out/report-$set"
+}
+
 stages small-prosqa-1 small-prosqa-2 small-prosqa-cot small-prosqa-colar-1 small-prosqa-colar
 stages small-prosqa-no_cot
+answer prosqa --data prosqa prosqa-12=prosqa-made prosqa-16=prosqa-made \
+  --options prosqa-12.nodes=12 'prosqa-12.hops=[2,3]' prosqa-16.nodes=16 'prosqa-16.hops=[2,4]'
+
 stages small-prontoqa-1 small-prontoqa-cot small-prontoqa-colar
 stages small-prontoqa-no_cot
-
-for set in prosqa prontoqa; do
-  colar evaluate cot="$out/small-$set-cot/best" no_cot="$out/small-$set-no_cot/best" --data $set "${common[@]}" \
-    --output "$out/report-$set"
-  colar evaluate smollm2-135m="$out/small-$set-colar/best" --data $set --compression_factor 1 2 5 "${common[@]}" \
-    --output "$out/report-$set-colar"
-  colar evaluate smollm2-135m="$out/small-$set-colar/best" --data $set --compression_factor 5 \
-    --confidence_threshold 0.5 0.8 0.95 "${common[@]}" --output "$out/report-$set-gated"
-done
-colar report "$out"/report-{prosqa,prosqa-colar,prosqa-gated,prontoqa,prontoqa-colar,prontoqa-gated} --output "$out/report"
+answer prontoqa --data prontoqa prontoqa-1=prontoqa-made prontoqa-3=prontoqa-made prontoqa-5=prontoqa-made \
+  --options prontoqa-1.hops=1 prontoqa-3.hops=3 prontoqa-5.hops=5

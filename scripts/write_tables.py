@@ -95,6 +95,25 @@ ACCURACIES = {
             "smollm2-135m c=2 (sequential-RL at 480)": "c = 2",
         },
     ),
+    "smollm2-135m-prontoqa": (
+        "Deduction in sentences, ProntoQA, few rows (SmolLM2-135M)",
+        {
+            "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
+            "smollm2-135m c=2 (sequential)": "c = 2",
+            "smollm2-135m c=5 (sequential, confidence_threshold=0.8)": "c at most 5, unsure tokens apart",
+            "smollm2-135m c=5 (sequential)": "c = 5",
+            "no_cot": "no chain",
+        },
+    ),
+    "smollm2-135m-prosqa": (
+        "Walks through graphs, ProsQA, few rows (SmolLM2-135M)",
+        {
+            "cot": "CoT",
+            "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
+            "smollm2-135m c=5 (sequential)": "c = 5",
+            "no_cot": "no chain",
+        },
+    ),
 }
 """Of README's table: folder -> title of the experiment, and its systems with the names that README gives them."""
 SPEED_CELL = "b32/mixed"
