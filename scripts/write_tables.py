@@ -105,15 +105,6 @@ ACCURACIES = {
             "no_cot": "no chain",
         },
     ),
-    "smollm2-135m-prosqa": (
-        "Walks through graphs, ProsQA, few rows (SmolLM2-135M)",
-        {
-            "cot": "CoT",
-            "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
-            "smollm2-135m c=5 (sequential)": "c = 5",
-            "no_cot": "no chain",
-        },
-    ),
 }
 """Of README's table: folder -> title of the experiment, and its systems with the names that README gives them."""
 SPEED_CELL = "b32/mixed"
