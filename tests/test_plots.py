@@ -54,7 +54,10 @@ def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
 
 def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
     figure = plots.draw_accuracy(rows_of(*"abcdef", "average"))
-    assert [axes.get_title("left") for axes in figure.axes] == ["average of 6 datasets", *"abcd"]
+    assert [axes.get_title("left") for axes in figure.axes] == [
+        "average of 6 datasets, 4 of them beside it",
+        *"abcd",
+    ]
     assert "Fast" in texts(figure.axes[0])
     assert "Fast" not in texts(figure.axes[1])
     assert "c=2" in texts(figure.axes[1])

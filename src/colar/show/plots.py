@@ -100,7 +100,9 @@ def _curve_order(row: ReportRow) -> tuple[Any, ...]:
 def _heading(dataset: str, rows: Sequence[ReportRow]) -> str:
     """Title of the main panel, with the number of questions or of datasets."""
     if dataset == AVERAGE:
-        return f"average of {len(datasets_of(rows))} datasets"
+        datasets = len(datasets_of(rows))
+        beside = f", {MAX_DATASETS} of them beside it" if datasets > MAX_DATASETS else ""
+        return f"average of {datasets} datasets{beside}"
     sizes = sorted({row.n for row in rows if row.dataset == dataset})
     return f"{dataset}, {' or '.join(str(size) for size in sizes)} questions"
 
