@@ -209,6 +209,12 @@ def test_two_models_are_compared_on_the_same_questions():
     assert (found["model"], found["baseline"], found["compression_factor"]) == ("b", "a", 2)
     assert found["difference"] == pytest.approx(2 / 3)
 
+    # Questions without an answer are nobody's: neither right nor wrong.
+    systems = [system("a", 2, [True, None, False]), system("b", 2, [True, None, True])]
+    (found,) = inspection.comparisons(systems, examples)
+    assert (found["n"], found["difference"]) == (2, pytest.approx(1 / 2))
+    assert inspection.comparisons([system("a", 2, [None] * 3), system("b", 2, [None] * 3)], examples) == []
+
 
 def test_a_notebook_asks_in_its_own_words():
     lm, method = gaussian()

@@ -18,10 +18,11 @@ from colar.analysis.reference_chain import (
     reference_rows,
     reference_thoughts,
     reference_tokens,
+    require_groups,
 )
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding, Request
+from colar.engine.request import Decoding, NonFiniteError, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, variant
 from colar.methods.colar.method import ColarParams
@@ -158,13 +159,71 @@ def test_a_variant_names_what_is_not_the_default():
     assert variant(ColarParams(5, snap=True)) == "snap"
 
 
-@pytest.mark.parametrize("name", ["no_cot", "pause", "coconut", "distill"])
-def test_thoughts_that_stand_for_no_tokens_are_refused(name):
-    lm, method = build(name)
+def tokens_of(example):
+    """How many tokens its chain has."""
+    return sum(map(len, tiny_lm("llama").template.steps(example.steps)))
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("no_cot", {}),
+        ("pause", {}),
+        ("coconut", {}),
+        ("distill", {}),
+        # What a model thinks counts, not what the first stage of its curriculum taught.
+        ("icot", {}),
+        ("coconut", {"cot_epochs": 6.0}),
+        # As many thoughts of its own as the chain has tokens, by chance.
+        ("distill", {"n_latents": tokens_of(EXAMPLES[0])}),
+        ("tokenskip", {}),
+    ],
+)
+def test_thoughts_that_stand_for_no_tokens_are_refused(name, config):
+    lm, method = build(name, **config)
     with pytest.raises(ValueError, match=f"method {name} does not think in the reference chain's tokens"):
         diagnosis.diagnose(lm, method, EXAMPLES, method.Params(), LIMITS)
     with pytest.raises(ValueError, match="none of these rows has a reference chain"):
         diagnosis.diagnose(lm, method, [Example("t/2", "Bo is 9.", (), "9")], method.Params(), LIMITS)
+
+
+def test_a_whole_chain_of_tokenskip_is_compared_and_a_share_of_it_is_not():
+    lm, method = build("tokenskip")
+    require_groups(lm, method, EXAMPLES[:1], method.Params(1.0))
+    with pytest.raises(ValueError, match=r"with TokenSkipParams\(ratio=0.7\): there is nothing to diagnose"):
+        require_groups(lm, method, EXAMPLES[:1], method.Params(0.7))
+
+
+def test_the_reference_of_a_curriculum_is_its_last_stages():
+    lm, method = build("icot", most_removed=4, cot_epochs=2.0)
+    (row,) = reference_rows(lm, method, EXAMPLES[:1], method.Params())
+    whole = [token for step in lm.template.steps(EXAMPLES[0].steps) for token in step]
+    assert row.chain == whole[4:]
+
+
+def test_a_long_question_and_anothers_long_chain_fit_into_the_context_one_by_one():
+    lm, method = build("cot")
+    asked = [
+        Example("long question", "Ann has pens. " * 21, ("<<3+4=7>>",), "7"),
+        Example("long chain", "Bo?", ("<<3+4=7>>",) * 9, "7"),
+    ]
+    longest = [max(sizes) for sizes in zip(*[sizes_of(lm, each) for each in asked], strict=True)]
+    assert sum(longest) > lm.context_length
+    limits = Decoding(max_latents=20, max_completion_length=4)
+    assert len(diagnosis.read(lm, method, asked, method.Params(), limits)) == 2
+
+
+def sizes_of(lm, example):
+    """Tokens of the question and of the chain."""
+    return len(lm.template.question(example.question)), sum(map(len, lm.template.steps(example.steps)))
+
+
+def test_numbers_that_are_not_finite_are_no_diagnosis():
+    lm, method = build("colar")
+    with torch.no_grad():
+        next(iter(lm.extra["latent_head"].parameters())).fill_(math.nan)
+    with pytest.raises(NonFiniteError, match=f"the model's numbers for {EXAMPLES[0].id} are not finite"):
+        list(diagnosis.write(lm, method, EXAMPLES[:1], ColarParams(2)))
 
 
 # Factors that are not whole, thoughts that are chosen as tokens

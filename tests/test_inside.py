@@ -46,6 +46,8 @@ def test_ranks_by_hand():
     # The first latent's order: 0, 3, 1, 2. The second's: 3, then 0 and 1 alike, then 2.
     ranks = accuracy.rank_tokens(latents, [[0, 1, 2], [0, 1, 0]], vocabulary)
     assert ranks == [(0, 2, 3), (1, 1, 1)]
+    # Zeros point nowhere: no token has been found.
+    assert accuracy.rank_tokens(torch.zeros(1, 2), [[0, 1]], vocabulary) == [(4, 4)]
 
 
 def test_shares_by_hand():

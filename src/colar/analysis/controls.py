@@ -142,6 +142,9 @@ class Forced(Method):
     def trained(self, params: Any) -> str | None:
         return self.method.trained(params)
 
+    def says_chain(self, params: Any) -> bool:
+        return self.method.says_chain(params)
+
 
 def _identity(request: Asked) -> tuple[Any, ...]:
     """The parts of a request that make it one of a kind."""

@@ -46,6 +46,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
+from colar.ops import noise
 
 CLASSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 BATCH = 64
@@ -148,9 +149,13 @@ def read(
 ) -> list[bool]:
     """Feed the reference's thoughts: whether each answer is right."""
     thoughts = reference_thoughts(lm, method, examples, params)
-    # No chain is cut: the limit is meant for thoughts of the model's own.
-    decoding = replace(limits, max_latents=int(thoughts.counts_R.max()) + 1)
-    requests = [Request(example.id, example.question, params, decoding) for example in examples]
+    requests = []
+    for example, count in zip(examples, thoughts.counts_R.tolist(), strict=True):
+        # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
+        # long question with another's long chain might not fit into the context.
+        decoding = replace(limits, max_latents=count + 1)
+        seed = noise.seed_from(0, example.id)
+        requests.append(Request(example.id, example.question, params, decoding, seed))
     engine = Engine(lm, Forced(method, requests, thoughts), BATCH)
     right = []
     for example, completion in zip(examples, engine.generate(requests), strict=True):

@@ -108,7 +108,10 @@ def whole(systems: Sequence[System], examples: Sequence[Example], **more: Any) -
 
 
 def comparisons(systems: Sequence[Mapping[str, Any]], examples: Sequence[Example]) -> list[dict[str, Any]]:
-    """Each system's accuracy minus that of the first model at the same params, paired by question."""
+    """Each system's accuracy minus that of the first model at the same params, paired by question.
+
+    Of questions that have an answer: of others nobody knows who is right, and without any there is no comparison.
+    """
     found = []
     first_of: dict[tuple[Any, str], Mapping[str, Any]] = {}
     for system in systems:
@@ -116,7 +119,11 @@ def comparisons(systems: Sequence[Mapping[str, Any]], examples: Sequence[Example
         baseline = first_of.setdefault(speed, system)
         if baseline is not system:
             ours, theirs = ([answer["right"] for answer in each["answers"]] for each in (system, baseline))
-            mean = difference(examples, ours, theirs)
+            judged = [i for i in range(len(ours)) if ours[i] is not None and theirs[i] is not None]
+            if not judged:
+                continue
+            ours, theirs = [ours[i] for i in judged], [theirs[i] for i in judged]
+            mean = difference([examples[i] for i in judged], ours, theirs)
             found.append(
                 {
                     "model": system["model"],

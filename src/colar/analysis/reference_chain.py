@@ -50,14 +50,15 @@ def kind_of(text: str, after_equals: bool) -> Kind:
 
 
 def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
-    """Encode the examples as training would, all with the same per-request values.
+    """Encode the examples as training would at its end, all with the same per-request values.
 
     A row's seed is that of its request, and of `colar evaluate`: the groups of a c that is not whole depend on it.
     """
     rows = []
     for example in examples:
         # What `encode` draws are params, and these are given: any generator will do.
-        row = method.encode(lm.template, example, Random(0), 0.0)
+        # A curriculum ends in its last stage, and so does the model that is looked at.
+        row = method.encode(lm.template, example, Random(0), epoch=math.inf)
         # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
         question = lm.template.question(example.question, method.prompt(params))
         seed = noise.seed_from(0, example.id)
@@ -107,13 +108,16 @@ def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     if not examples:
         raise ValueError("none of these rows has a reference chain")
     # One example tells: a method either thinks in groups of tokens or it does not.
+    refused = f"method {method.name} does not think in the reference chain's tokens"
+    if not method.says_chain(params):
+        raise ValueError(f"{refused} with {params}: there is nothing to diagnose")
     row = reference_rows(lm, method, examples[:1], params)[0]
     n_groups = len(reference_groups(lm, method, row))
     n_thoughts = int(reference_thoughts(lm, method, examples[:1], params).counts_R[0])
-    if n_groups == 0 or n_thoughts != n_groups:
+    # Thoughts of the model's own may happen to be as many as the chain has tokens.
+    if row.n_latents or n_groups == 0 or n_thoughts != n_groups:
         raise ValueError(
-            f"method {method.name} does not think in the reference chain's tokens ({n_thoughts} thoughts for "
-            f"{n_groups} groups of {examples[0].id}): there is nothing to diagnose"
+            f"{refused} ({n_thoughts} thoughts for {n_groups} groups of {examples[0].id}): there is nothing to diagnose"
         )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from colar.analysis.reference_chain import Token, reference_groups, reference_rows
 from colar.data.example import Example
-from colar.engine.request import Request
+from colar.engine.request import NonFiniteError, Request
 from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -58,7 +58,10 @@ class ReferencePass:
 def reference_passes(
     lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
 ) -> Iterator[ReferencePass]:
-    """The passes of examples whose thoughts stand for the chain's tokens (`require_groups` says whether they do)."""
+    """The passes of examples whose thoughts stand for the chain's tokens (`require_groups` says whether they do).
+
+    NonFiniteError where the model's numbers are NaN or infinite: nothing could be said of such thoughts.
+    """
     for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
         # A row at a time: without padding, positions are those of its own question and thoughts.
         batch = Batch.collate([row])
@@ -70,6 +73,8 @@ def reference_passes(
         # K + 1 rows: the question's last position, and that of each thought.
         asked_KD = hidden_TD[len(row.question) - 1 :]
         thought = method.think(lm, _state(lm, asked_KD, row, begun))
+        if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
+            raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
         groups = reference_groups(lm, method, row)
         yield ReferencePass(example, row, groups, fed_1TD[0], hidden_TD, thought)
 

@@ -92,10 +92,17 @@ def retrieval_accuracy(thoughts: Sequence[ThoughtRanks]) -> RetrievalAccuracy:
 def rank_tokens(
     latents_KD: Tensor, groups: Sequence[Sequence[int]], directions_VD: Tensor
 ) -> list[tuple[int, ...]]:
-    """How many tokens of the vocabulary are nearer to each latent than each token of its group."""
+    """How many tokens of the vocabulary are nearer to each latent than each token of its group.
+
+    A latent of zeros points nowhere: no token is near it, and all of the vocabulary counts as nearer.
+    """
     cosine_KV = cosine_with(latents_KD, directions_VD)
+    points_K = (latents_KD.norm(dim=-1) > 0).tolist()
     ranks = []
-    for cosine_V, group in zip(cosine_KV, groups, strict=True):
+    for cosine_V, points, group in zip(cosine_KV, points_K, groups, strict=True):
+        if not points:
+            ranks.append((len(cosine_V),) * len(group))
+            continue
         own_G = cosine_V[list(group)]
         # Strictly nearer: the token itself, and one with the very same embedding, do not count.
         nearer_G = (cosine_V[None] > own_G[:, None]).sum(-1)

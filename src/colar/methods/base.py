@@ -308,6 +308,10 @@ class Method(ABC):
         """
         return length_mask(batch.chain_lengths, batch.chain_ids.shape[1]).long()
 
+    def says_chain(self, params: Any) -> bool:
+        """Whether it learns to think all of the reference chain at these values: only then are the two compared."""
+        return True
+
     # Thinking
 
     def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:

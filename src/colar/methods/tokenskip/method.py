@@ -118,6 +118,10 @@ class TokenSkip(Cot):
         known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
         return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
 
+    def says_chain(self, params: TokenSkipParams) -> bool:
+        # Which tokens a smaller share would have kept is not known of a question that was not scored.
+        return params.ratio == 1
+
     def choices(self) -> Mapping[str, Sequence[Any]]:
         return {"ratio": sorted(set(self.config.ratios))}
 
