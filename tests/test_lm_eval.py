@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install '.[lm-eval]'")
 
 from lm_eval import simple_evaluate
+from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
@@ -184,8 +186,8 @@ def test_where_the_two_judges_differ(completion, answer, ours_says, theirs_says)
     assert lm_eval_tasks.verdicts(doc, [completion]) == {"judged": ours_says, "exact_match": theirs_says}
 
 
-def instance(given, name="q", task="t"):
-    return Instance("generate_until", {"id": name}, (question(5), given), 0, metadata=(task, 0, 1))
+def instance(given, name="q", task="t", number=0):
+    return Instance("generate_until", {"id": name}, (question(5), given), 0, metadata=(task, number, 1))
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +210,22 @@ def test_answers_end_before_the_first_stop_text(model):
 
 def test_a_repeated_document_is_drawn_again(model):
     given = {"do_sample": True, "until": []}
-    answers = model.generate_until([instance(given, "a"), instance(given, "a"), instance(given, "b")])
-    again = model.generate_until([instance(given, "b"), instance(given, "a"), instance(given, "a")])
+    a, b = instance(given, "a", number=0), instance(given, "b", number=1)
+    answers = model.generate_until([a, a, b])
+    again = model.generate_until([b, a, a])
     assert answers[0] != answers[1]
     assert [again[1], again[2], again[0]] == answers
+
+
+def test_a_documents_draws_do_not_depend_on_other_documents_of_its_name(model):
+    """Two tasks that number their documents alike, and one task with an id twice."""
+    given = {"do_sample": True, "until": []}
+    asked = [instance(given, "1"), instance(given, "1", task="other"), instance(given, "1", number=1)]
+    together = model.generate_until([*asked, *asked])
+    alone = [model.generate_until([each, each]) for each in asked]
+    assert alone == [together[i::3] for i in range(3)]
+    # Repeats are drawn anew, as before.
+    assert all(first != second for first, second in alone)
 
 
 @pytest.mark.parametrize(
@@ -264,19 +278,49 @@ def test_our_model_and_tasks_are_known():
     assert set(manager.all_tasks) == {*FIXTURES, "colar_file", "colar"}
 
 
+def parsed(words, monkeypatch):
+    """lm-eval's own reading of what we give it, where it reads it."""
+    monkeypatch.setattr(sys, "argv", ["lm-eval", *lm_eval.with_ours(words.split())])
+    return HarnessCLI().parse_args()
+
+
 @pytest.mark.parametrize(
-    ("words", "added"),
+    ("words", "rows", "folder"),
     [
-        (["run", "--tasks", "x"], ["--include_path", str(lm_eval.TASKS), "--batch_size", "auto"]),
-        (["--tasks", "x", "-b", "4"], ["--include_path", str(lm_eval.TASKS)]),
-        (["run", "--include_path=mine", "--batch_size=4"], []),
-        (["ls", "tasks"], ["--include_path", str(lm_eval.TASKS)]),
-        (["run", "--help"], []),
-        ([], []),
+        ("run --tasks x", "auto", str(lm_eval.TASKS)),
+        ("--tasks x", "auto", str(lm_eval.TASKS)),
+        ("run --tasks x -b 8", "8", str(lm_eval.TASKS)),
+        ("run --tasks x -b8", "8", str(lm_eval.TASKS)),
+        ("run -b=8 --tasks x", "8", str(lm_eval.TASKS)),
+        ("run -sb8 --tasks x", "8", str(lm_eval.TASKS)),
+        ("run --tasks x --batch 8", "8", str(lm_eval.TASKS)),
+        ("--tasks x --b=8", "8", str(lm_eval.TASKS)),
+        ("run --include_path=mine --batch_size=4 --tasks x", "4", "mine"),
+        ("run --tasks x --incl mine", "auto", "mine"),
+        # A file may say how many rows: words would win over it.
+        ("run --config file", None, str(lm_eval.TASKS)),
+        ("run --config=file", None, str(lm_eval.TASKS)),
+        ("run -C file", None, str(lm_eval.TASKS)),
+        ("run -Cfile", None, str(lm_eval.TASKS)),
+        ("run -sC file", None, str(lm_eval.TASKS)),
+        ("run -C file --batch 8", "8", str(lm_eval.TASKS)),
+        ("ls tasks", None, str(lm_eval.TASKS)),
+        ("ls --include mine tasks", None, "mine"),
+        ("validate --tasks x", None, str(lm_eval.TASKS)),
     ],
 )  # fmt: skip
-def test_what_is_added_to_the_command_line(words, added):
-    assert lm_eval.with_ours(words) == [*words, *added]
+def test_what_is_said_on_the_command_line_wins_over_what_is_added(words, rows, folder, monkeypatch):
+    found = parsed(words, monkeypatch)
+    assert getattr(found, "batch_size", None) == rows
+    assert found.include_path == folder
+
+
+@pytest.mark.parametrize("words", ["", "run --help", "-h", "run --tasks x -b 4"])
+def test_the_words_themselves_stay_as_they_are(words):
+    words = words.split()
+    given = lm_eval.with_ours(words)
+    assert [word for word in given if word in words] == words
+    assert ("-h" in words or "--help" in words or not words) == (given == words)
     assert command.arguments(["lm-eval", *words]) == ["lm-eval", "--", *words]
     assert command.arguments(["generate", *words]) == ["generate", *words]
 

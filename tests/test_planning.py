@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -199,14 +200,73 @@ def test_a_number_of_rows_is_checked(count: int) -> None:
 # What does not fit
 
 
-def test_a_run_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recipe.load("tiny/cot", [*SMALL, "--training.per_device_train_batch_size", "32"])
-    small = hardware.Gpu("small", 0.08, 100, 1000, 100)
-    monkeypatch.setitem(hardware.GPUS, "small", small)
-    found = planning.plan(made, "small")
-    (problem,) = found.problems
-    assert problem.startswith(f"{estimate.gib(found.peak_bytes)} of 0 GiB: set training.tokens_per_batch ")
-    assert planning.plan(made, "h100").problems == []
+def planned_on(monkeypatch: pytest.MonkeyPatch, mebibytes: float, keys: Sequence[str]) -> estimate.Estimate:
+    """`tiny/cot` on a card whose tensors get this much."""
+    memory_gib = mebibytes / 1024 / hardware.USABLE
+    monkeypatch.setitem(hardware.GPUS, "small", hardware.Gpu("small", memory_gib, 100, 1000, 100))
+    rows = ["--training.per_device_train_batch_size", "32"]
+    return planning.plan(recipe.load("tiny/cot", [*SMALL, *rows, *keys]), "small")
+
+
+@pytest.mark.parametrize("method", ["cot", "distill"])
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.3])
+def test_a_run_that_does_not_fit_says_what_would(
+    monkeypatch: pytest.MonkeyPatch, method: str, share: float
+) -> None:
+    """Also where fewer than 1,024 positions fit; and where a batch is two sequences a row, as in Distill."""
+    keys = ["--method.name", method]
+    whole = planned_on(monkeypatch, 1000, keys)
+    assert whole.problems == []
+    mebibytes = share * whole.peak_bytes / 2**20
+    (problem,) = planned_on(monkeypatch, mebibytes, keys).problems
+    assert problem.startswith(f"{estimate.gib(whole.peak_bytes)} of 0 GiB: set training.tokens_per_batch ")
+    assert problem.endswith(" or training.gradient_checkpointing true")
+    tokens = problem.partition("tokens_per_batch ")[2].split()[0]
+    assert planned_on(monkeypatch, mebibytes, [*keys, "--training.tokens_per_batch", tokens]).problems == []
+
+
+WEIGHTS = "weights, moments and gradients alone take "
+CHECKPOINTS = ["--training.gradient_checkpointing", "true"]
+FLOAT32_LORA = ["--model.lora.r", "8"]
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "keys", "says"),
+    [
+        # Four bytes of each of 0.8 M weights, of their gradients, and of two moments: 12.8 MiB.
+        (12, [], "train an adapter (model.lora) of weights in bfloat16 (model.dtype), divide the weights between several cards (training.fsdp) or take a smaller backbone"),
+        (12, ["--method.name", "coconut"], "train an adapter (model.lora) of weights in bfloat16 (model.dtype) or take a smaller backbone"),
+        (12, ["--training.fsdp", "true"], "train an adapter (model.lora) of weights in bfloat16 (model.dtype) or take a smaller backbone; training.fsdp divides them, which is not counted here"),
+        # Not even an adapter: the weights alone are 1.6 MiB in bfloat16.
+        (1, [], "divide the weights between several cards (training.fsdp) or take a smaller backbone"),
+        (3, FLOAT32_LORA, "keep the backbone's weights in bfloat16 (model.dtype), divide the weights between several cards (training.fsdp) or take a smaller backbone"),
+        (1, [*FLOAT32_LORA, "--model.dtype", "bfloat16"], "divide the weights between several cards (training.fsdp) or take a smaller backbone"),
+    ],
+    ids=["full", "coconut", "fsdp", "no-adapter", "adapter-float32", "adapter"],
+)  # fmt: skip
+def test_where_weights_alone_do_not_fit_parts_of_a_batch_are_not_advised(
+    monkeypatch: pytest.MonkeyPatch, mebibytes: float, keys: list[str], says: str
+) -> None:
+    (problem,) = planned_on(monkeypatch, mebibytes, keys).problems
+    _, _, advice = problem.partition(": ")
+    assert advice.startswith(WEIGHTS)
+    assert advice.partition(": ")[2] == says
+
+
+def test_an_advice_that_is_followed_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row needs more than is left beside the weights: no number of positions helps."""
+    (problem,) = planned_on(monkeypatch, 13, []).problems
+    assert problem.endswith(" of 0 GiB: set training.gradient_checkpointing true")
+    (problem,) = planned_on(monkeypatch, 13, CHECKPOINTS).problems
+    assert "set training" not in problem
+    assert "which leaves too little for the longest row: train an adapter (model.lora)" in problem
+
+
+def test_reinforcement_is_not_advised_to_divide_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hardware.GPUS, "small", hardware.Gpu("small", 0.001, 100, 1000, 100))
+    (problem,) = planning.plan(recipe.load("tiny/grpo", SMALL), "small").problems
+    assert WEIGHTS in problem
+    assert "fsdp" not in problem
 
 
 def test_a_curriculum_beyond_the_hours_is_named() -> None:

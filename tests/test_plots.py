@@ -9,6 +9,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from example_rows import report_row
 
@@ -199,6 +200,44 @@ def test_a_history_without_numbers_has_no_curves() -> None:
     assert not curves.has_curves(
         [{"step": 1, "epoch": 1, "train_runtime": 3.0, "train_loss": 1.0, "loss": None}]
     )
+
+
+DOLLARS = ("runs/$a 20%/$b", "$x_1$", r"\$1 and $")
+
+
+@pytest.mark.parametrize("name", DOLLARS)
+def test_a_name_with_dollars_is_drawn_as_it_is(name: str, tmp_path: Path) -> None:
+    """A title, a panel, a curve in a legend; a model, a label, a data set."""
+    logged = [{"step": 1, "loss": 1.0, name: 1.0, f"eval_loss/{name}": 1.0}]
+    rows = [report_row(name, name, c, 0.5, 9 / c, label=name) for c in (1, 2)]
+    partly = [report_row("Part", "b", 1, 0.5, 9, label=name)]
+    for dataset in (name, "b"):
+        rows += [report_row(f"{name} too", dataset, 1, 0.4, 7), report_row("Other", dataset, 1, 0.3, 8)]
+    rows += [report_row(model, "average", 1, 0.4, 7) for model in (f"{name} too", "Other")]
+    partly.append(report_row("Part", "average", 1, 0.5, 9, label=name, datasets=["b"]))
+
+    def drawn(stem: str) -> list[bytes]:
+        paths = [
+            curves.learning_curves(logged, tmp_path / f"{stem}-curves.png", name),
+            plots.accuracy_vs_length(rows[:2], tmp_path / f"{stem}-one.png"),
+            plots.accuracy_vs_length(rows + partly, tmp_path / f"{stem}-several.png"),
+        ]
+        return [path.read_bytes() for path in paths]
+
+    # The picture of a matplotlib that knows no mathematics.
+    with matplotlib.rc_context({"text.parse_math": False}):
+        expected = drawn("expected")
+    assert drawn("found") == expected
+
+
+def test_the_powers_of_a_logarithmic_axis_stay_mathematics(tmp_path: Path) -> None:
+    figure = curves.draw_history(history(), "$ and $")
+    canvas.save(figure, tmp_path / "powers.png")
+    loss = figure.axes[0]
+    labels = [label for label in loss.get_yticklabels() if label.get_text()]
+    assert any("10^{" in label.get_text() for label in labels)
+    assert all(label.get_parse_math() for label in labels)
+    assert not figure._suptitle.get_parse_math()
 
 
 def test_running_mean_follows_a_straight_line_without_lag() -> None:

@@ -14,6 +14,7 @@ lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on;
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,10 @@ LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_t
 """Names that tasks have for the longest answer; the first that is given counts, as in lm-eval's own models."""
 DRAWING_KEYS = ("temperature", "top_p", "latent_temperature")
 GENERATION_KEYS = ("until", "do_sample", *DRAWING_KEYS, "max_latents", *LENGTH_KEYS)
+COMMANDS = ("run", "ls", "validate")
+"""Of lm-eval's command line; without one of these it is `run`."""
+CONFIG = re.compile(r"--config(=|$)|-[swx]*C")
+"""The option of a configuration file. `-C` may stand behind flags (`-sC FILE`); `--conf` is ambiguous to lm-eval."""
 
 
 class ColarLM(LM):  # type: ignore[misc]
@@ -84,13 +89,15 @@ class ColarLM(LM):  # type: ignore[misc]
         """The answers, in order, each cut before the first stop text. All are checked before the first is asked."""
         asked = []
         stops = []
-        repeats: Counter[str] = Counter()
+        repeats: Counter[tuple[str, int]] = Counter()
         for instance in requests:
             context, given = instance.args[0], dict(instance.args[1])
             name = document_id(instance)
-            # lm-eval asks a document `repeats` times: each is a sample of its own.
-            sample = repeats[name]
-            repeats[name] += 1
+            # lm-eval asks a document `repeats` times: each is a sample of its own. Ids of documents may come again in
+            # another task, and in a file of one's own: counted by them, a draw would depend on what else is asked.
+            document = (instance.task_name, instance.doc_id)
+            sample = repeats[document]
+            repeats[document] += 1
             decoding = decoding_of(given, self.limits)
             seed = seed_from(self.seed, name)
             asked.append(Request(name, context, self.params, decoding, seed, sample))
@@ -240,11 +247,12 @@ def with_ours(words: Sequence[str]) -> list[str]:
     asks_help = not words or "-h" in words or "--help" in words
     if asks_help:
         return words
-    options = [word.partition("=")[0] for word in words]
-    if "--include_path" not in options:
-        words += ["--include_path", str(TASKS)]
-    runs = words[0] not in ("ls", "validate")
-    says_rows = {"--batch_size", "-b", "--config", "-C"} & set(options)
-    if runs and not says_rows:
-        words += ["--batch_size", "auto"]
-    return words
+    # Of an option that is given twice the last counts. Ours stand first: what the user says wins in whatever way it is
+    # written (`-b8`, `--batch 8`).
+    ours = ["--include_path", str(TASKS)]
+    command = words[:1] if words[0] in COMMANDS else []
+    runs = command in ([], ["run"])
+    # A word wins over a line of a configuration file, which may say how many rows.
+    if runs and not any(CONFIG.match(word) for word in words):
+        ours += ["--batch_size", "auto"]
+    return [*command, *ours, *words[len(command) :]]

@@ -44,6 +44,8 @@ SAMPLE = 200
 """Rows that means are taken of."""
 COUNTED = 20_000
 """Rows up to which all tokens are counted."""
+TRUSTED = 0.85
+"""Share of the free memory that an advised number of positions fills: a table is within 15% of what a run takes."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def plan(
     found = replay(lm, work, recipe.training.bf16, mode)
 
     estimate = Estimate(f"{name} on {count} x {card.name} ({card.memory_gib:.0f} GiB each), from shapes")
-    _memory(estimate, recipe, lm, work, found, card)
+    _memory(estimate, recipe, method, lm, work, found, card)
     _time(estimate, recipe, method, lm, lengths, work, found, card, count)
     if held_out and recipe.grpo is None:
         _validation(estimate, recipe, lm, lengths, len(held_out), card)
@@ -196,7 +198,15 @@ def _as_trained(lm: LatentLM, recipe: Recipe, trains_embeddings: bool) -> None:
         lm.causal_lm.set_attn_implementation(recipe.model.attn_implementation)
 
 
-def _memory(estimate: Estimate, recipe: Recipe, lm: LatentLM, work: Work, found: Replayed, card: Gpu) -> None:
+def _memory(
+    estimate: Estimate,
+    recipe: Recipe,
+    method: Method,
+    lm: LatentLM,
+    work: Work,
+    found: Replayed,
+    card: Gpu,
+) -> None:
     weights, trained = peak.held(lm), peak.trained(lm)
     parameters = sum(weight.numel() for weight in lm.parameters())
     accumulates = (
@@ -217,12 +227,51 @@ def _memory(estimate: Estimate, recipe: Recipe, lm: LatentLM, work: Work, found:
     )
     usable = hardware.USABLE * card.memory_gib * hardware.GIB
     if estimate.peak_bytes > usable:
-        per_position = found.bytes / work.positions
-        room = max(0.0, usable - weights - moments - trained) / per_position
-        estimate.problems.append(
-            f"{gib(estimate.peak_bytes)} of {card.memory_gib:.0f} GiB: set training.tokens_per_batch "
-            f"{int(room) // 1024 * 1024} or training.gradient_checkpointing true"
-        )
+        # In parts, the gradients of all weights wait for the last one.
+        room = usable - weights - moments - trained
+        advice = _fewer_positions(recipe, work, found, room)
+        if advice is None:
+            alone = f"weights, moments and gradients alone take {gib(weights + moments + trained)}"
+            if room > 0:
+                alone += ", which leaves too little for the longest row"
+            advice = f"{alone}: {_smaller_weights(recipe, method, 2 * parameters < usable)}"
+        estimate.problems.append(f"{gib(estimate.peak_bytes)} of {card.memory_gib:.0f} GiB: {advice}")
+
+
+def _fewer_positions(recipe: Recipe, work: Work, found: Replayed, room: float) -> str | None:
+    """What makes a batch fit into `room` bytes. None where nothing is left of them, or all of it is done already."""
+    if room <= 0:
+        return None
+    # Distill has two sequences a row, one after the other. The longer one counts for training.tokens_per_batch.
+    at_once = max(rows * length for rows, length in work.passes)
+    longest = max(length for _, length in work.passes)
+    most = int(TRUSTED * room / found.bytes * at_once)
+    helps = []
+    # A row that is longer is a part of its own: a limit below it changes nothing.
+    if most >= longest:
+        round_number = most // 1024 * 1024
+        helps.append(f"training.tokens_per_batch {round_number if round_number >= longest else most}")
+    if not recipe.training.gradient_checkpointing:
+        helps.append("training.gradient_checkpointing true")
+    return f"set {' or '.join(helps)}" if helps else None
+
+
+def _smaller_weights(recipe: Recipe, method: Method, half_fits: bool) -> str:
+    """What helps where weights, moments and gradients do not fit. `half_fits`: the weights alone would in bfloat16."""
+    training = recipe.training
+    helps = []
+    if half_fits and recipe.model.lora is None:
+        helps.append("train an adapter (model.lora) of weights in bfloat16 (model.dtype)")
+    elif half_fits and recipe.model.dtype == "float32":
+        helps.append("keep the backbone's weights in bfloat16 (model.dtype)")
+    # What training.fsdp rejects (training/sft.py, training/grpo/run.py).
+    divisible = recipe.grpo is None and not method.unrolled
+    if divisible and not training.fsdp:
+        helps.append("divide the weights between several cards (training.fsdp)")
+    last = "take a smaller backbone"
+    advice = f"{', '.join(helps)} or {last}" if helps else last
+    # A table counts all weights on each card.
+    return f"{advice}; training.fsdp divides them, which is not counted here" if training.fsdp else advice
 
 
 def _time(

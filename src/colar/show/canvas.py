@@ -3,6 +3,10 @@
 Everything goes through `matplotlib.figure.Figure` and never through pyplot, so that a picture drawn from a
 server or a training process changes nothing for its host. The same data give the same bytes on one
 installation: no date, no version in the file.
+
+Texts are drawn as they are. matplotlib reads what stands between two `$` as mathematics, and fails where it is none:
+a question has amounts of money, a path or a label anything. `save`, `settle` and `extent` switch that off, so whoever
+draws need not think of it.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from colar.checks import check_choice
 
@@ -96,6 +102,7 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     path.parent.mkdir(parents=True, exist_ok=True)
+    _take_literally(drawn)
     # Drawn into memory first: where drawing fails, no file has been touched.
     buffer = io.BytesIO()
     # These two settings are global: they are the host's again as soon as the file is written.
@@ -140,15 +147,14 @@ def place(axes: Any, labels: Iterable[Label], obstacles: Iterable[Sequence[Point
         anchor, x, y = _best_spot(axes, text, label, taken)
         text.xy = anchor
         text.set_position((x, y))
-        taken.append(text.get_window_extent(axes.figure.canvas.get_renderer()).extents)
+        taken.append(extent(text).extents)
 
 
 def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tuple[Point, float, float]:
     """(anchor, x, y): the anchor and the offset from it, in points, that hide the least."""
-    renderer = axes.figure.canvas.get_renderer()
     pixels_per_point = axes.figure.dpi / 72
-    panel = axes.get_window_extent(renderer).extents
-    size = text.get_window_extent(renderer)
+    panel = axes.get_window_extent(axes.figure.canvas.get_renderer()).extents
+    size = extent(text)
     # With a pixel of air on every side.
     half_width = size.width / 2 + 1
     half_height = size.height / 2 + 1
@@ -178,9 +184,31 @@ def _best_spot(axes: Any, text: Any, label: Label, taken: Sequence[Box]) -> tupl
 
 def settle(drawn: Any) -> None:
     """Fix the layout: positions that are measured from now on are those of the file."""
+    _take_literally(drawn)
     # The layout engine moves axes whenever the figure is drawn, also when it is saved.
     drawn.draw_without_rendering()
     drawn.set_layout_engine("none")
+
+
+def extent(text: Any) -> Any:
+    """The box of a text in pixels, as it will be drawn. The layout must be final, see `settle`."""
+    # The text may be younger than `settle`, and `save` is still to come.
+    text.set_parse_math(False)
+    return text.get_window_extent(text.figure.canvas.get_renderer())
+
+
+def _take_literally(artist: Any) -> None:
+    """Have all texts below `artist` drawn as they are, but for the names of ticks.
+
+    Those are matplotlib's own: on a logarithmic axis they are mathematics, 10 with an exponent.
+    """
+    for part in artist.get_children():
+        if isinstance(part, Axis):
+            part.label.set_parse_math(False)
+        elif isinstance(part, Text):
+            part.set_parse_math(False)
+        else:
+            _take_literally(part)
 
 
 def _along(corners: Any) -> Iterator[Box]:

@@ -191,7 +191,7 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
 
 def _right_of(text: Any) -> float:
     """Where the next text may begin, in data coordinates."""
-    extent = text.get_window_extent(text.figure.canvas.get_renderer())
-    left, right = text.axes.transData.inverted().transform([(extent.x0, 0), (extent.x1, 0)])[:, 0]
+    box = canvas.extent(text)
+    left, right = text.axes.transData.inverted().transform([(box.x0, 0), (box.x1, 0)])[:, 0]
     assert right > left
     return float(right) + 0.016
