@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from colar import files, recipe, recipes
+from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -445,6 +446,36 @@ def test_validation_rows_that_are_trained_on_are_refused(tmp_path):
     # Two files may number their rows alike.
     write_rows(tmp_path / "copy.jsonl", "another", id="a")
     assert [example.question for example in recipe.load_examples(data)[1]] == ["another"]
+
+
+def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
+    """Not refused: published sets overlap a little. Rows have the file's name in their ids, so the questions decide."""
+    write_rows(tmp_path / "own" / "train.jsonl", "one", "two", "three")
+    write_rows(tmp_path / "own" / "validation.jsonl", "four", " two ", "one\nmore", "three", "three")
+    data = recipe.DataConfig(source=f"{tmp_path}/own")
+    train_rows, held_out = recipe.load_examples(data)
+    assert (len(train_rows), len(held_out)) == (3, 5)  # nothing is left out
+    told = "validation: 3 of 5 questions are also trained on, 'own/validation/1' for one"
+    assert told in capsys.readouterr().err
+    # White space makes no other question, and rows that are mixed in are trained on, too.
+    write_rows(tmp_path / "more" / "train.jsonl", "one  more")
+    mixed = replace(data, mixed_in=({"source": f"{tmp_path}/more"},))
+    recipe.load_examples(mixed)
+    assert "validation: 4 of 5 questions are also trained on" in capsys.readouterr().err
+    # The first rows alone validate, and without validation nothing is asked twice.
+    recipe.load_examples(replace(data, validation_size=1))
+    recipe.load_examples(replace(data, validation_size=0))
+    assert "validation" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", sorted(GENERATORS))
+def test_generated_rows_of_two_splits_ask_no_question_twice(source, capsys):
+    """Their splits are disjoint by construction: nothing is said of them, and needs no exception."""
+    options = {"drill": {"terms": [1, 1], "max_value": 20}, "arithmetic": {"steps": [1, 1]}}.get(source, {})
+    data = recipe.DataConfig(source=source, train_size=60, validation_size=60, options=options)
+    train_rows, held_out = recipe.load_examples(data)
+    assert (len(train_rows), len(held_out)) == (60, 60)
+    assert capsys.readouterr().err == ""
 
 
 def test_two_files_of_one_name_are_mixed(tmp_path):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import json
+import math
 import operator
 import random
 import re
+import sys
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 
@@ -324,6 +328,9 @@ def test_what_may_change(example, values):
         (row("How many?", ""), "no chain"),
         (row("He has 4 pens and 5 more.", "<<4+5=9>>", "10"), "the answer is not the last result"),
         (row("He has 4 pens and 5 more.", "<<4+5=9>>", "nine"), "the answer is no number"),
+        (row("He has 4 pens and 5 more.", "<<4+5=9>>", "9/0"), "the answer is no number"),
+        # With a larger power its digits would fill the memory.
+        (row("He has 4 pens and 5 more.", "<<4+5=9>>", "9e9999"), "the answer is no number"),
         (row("Jo has 195 km, Al 51.", "<<144/3=48>>"), "an operand comes from nowhere"),
         (
             row("One-fourth of the other half of 40 nuts are bad.", "<<40/2=20>> <<20-5=15>>"),
@@ -342,6 +349,121 @@ def test_what_may_change(example, values):
 def test_rows_that_stay_alone_have_a_reason(example, reason):
     with pytest.raises(NotAProgram, match=reason):
         renumber.versions_of(example, 1, 0)
+
+
+def in_one_step(target: Fraction, values: Iterable[Fraction], others: Iterable[Fraction]) -> set[Fraction]:
+    """Every value from which `target` follows in one step with one of `others`, by looking at all pairs."""
+    found = set()
+    for one in values:
+        for other in others:
+            made = {one + other, one - other, other - one, one * other}
+            made |= {one / other, Fraction(one // other)} if other else set()
+            made |= {other / one} if one else set()
+            if target in made and not (other == 1 and one == target):
+                found |= {one, other}
+    return found
+
+
+NUMBERS = st.sampled_from([Fraction(number) for number in
+                           (0, 1, 2, 3, 5, 7, 10, 12, 14, 20, 30, 50, 60, 100, 200, "0.5", "2.5", "1/3", "0.1")])  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.sets(NUMBERS, max_size=8), st.sets(NUMBERS, max_size=6), st.sets(NUMBERS, max_size=4), st.data())
+def test_what_gives_a_number_in_one_step_is_found_as_by_looking_at_all_pairs(values, targets, units, data):
+    # 0 and 1 are fixed in any question, and not asked for.
+    asked = {value for value in sorted(values) if value not in (0, 1) and data.draw(st.booleans())}
+    constants = [Fraction(1), Fraction(100)]
+    whole = set()
+    for target in targets:
+        whole |= in_one_step(target, values, [*values, *constants])
+    assert origins._giving(targets, asked, values) & asked == whole & asked
+    # A number is not its own source: those of the question that the chain does not use.
+    outside = (targets & values) - asked
+    apart = set()
+    for target in outside:
+        rest = values - {target}
+        apart |= in_one_step(target, rest, [*rest, *constants])
+    assert origins._giving(outside, asked, values, apart=True) & asked == apart & asked
+    # A constant is no number of the question.
+    with_units = set()
+    for target in targets - values:
+        with_units |= in_one_step(target, values, [*values, *units, *constants])
+    assert origins._giving(targets - values, asked, values, units) & asked == with_units & asked
+
+
+@settings(deadline=None)
+@given(NUMBERS, st.sets(NUMBERS, max_size=9))
+def test_what_sums_to_a_number_is_found_as_by_looking_at_all_sums(target, values):
+    least = [value for value in {*values, Fraction(1)} if value < target]
+    expected = set()
+    for some in [*itertools.combinations(least, 3), *itertools.combinations(least, 4)]:
+        if sum(some) == target:
+            expected.update(some)
+    assert origins._summing_to(target, values) == expected
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS, st.sets(NUMBERS, max_size=5))
+def test_what_follows_from_a_result_is_found_as_by_looking_at_all_numbers(operand, result, values):
+    if not operand or not result:  # neither is ever asked for: a result is above 0, an operand above 2
+        return
+    expected = operand in (math.floor(result), math.ceil(result))
+    for value in values - {Fraction(0)}:
+        expected = expected or operand in (result - value, value - result, result * value, result / value)
+    assert origins._follows(operand, result, values) is expected
+
+
+def sum_of(values: list[int]) -> str:
+    """A chain that adds up the values, from the largest, and in each step takes 11 away: a constant without a cue."""
+    first, *others = sorted(values, reverse=True)
+    steps = []
+    total = first
+    for value in others:
+        steps.append(f"<<{total}+{value}-11={total + value - 11}>>")
+        total += value - 11
+    return " ".join(steps)
+
+
+GRAMS = [7 * number + 13 for number in range(20, 120)]
+LISTED = ", ".join(f"item {number} at {grams} grams" for number, grams in enumerate(GRAMS, 20))
+TENTHS = ", ".join(f"{number / 10} grams" for number in range(21, 221) if number % 10)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        # Numbers that the chain does not use: each may follow from others.
+        row(f"The list has {LISTED}. Ann takes 4 of 16 boxes; what then?", "<<16*11=176>>"),
+        # A constant without a cue: it may be a sum of a few.
+        row(f"The list has {TENTHS}. Ann takes 11 of 16; what then?", "<<16+11=27>> <<27*1000=27000>>"),
+        # A chain as long as the list.
+        row(f"The list has {LISTED}. What is it?", sum_of(GRAMS)),
+    ],
+    ids=["listed", "tenths", "long"],
+)
+def test_a_question_with_two_hundred_numbers_takes_no_minutes(example):
+    """Counted in calls of functions, not in seconds, so that the machine's speed does not matter.
+
+    Python makes a few million of them a second. The limit also ends the count: an unbounded search fails at once.
+    """
+    limit = 5_000_000
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+        if calls > limit:
+            raise AssertionError(f"more than {limit:,} calls")
+
+    assert len(mentions.find(example.question)) >= 180
+    sys.setprofile(count)
+    try:
+        rewriting.plan_of(example)
+    except NotAProgram:
+        pass
+    finally:
+        sys.setprofile(None)
 
 
 def test_numbers_of_one_value_stay_equal():

@@ -199,11 +199,14 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         {"question": "q1", "steps": "one step", "answer": 1.0},
         {"id": "mine", "question": "q2", "answer": "Rome", "answer_type": "text", "extra": 1},
         {"id": 7, "question": "q3", "steps": [], "answer": "3"},
+        # Exports of tables have a null in each column that a row lacks.
+        {"id": None, "question": "q4", "steps": None, "answer": "4", "answer_type": None},
     ]
     expected = [
         Example("own/train/0", "q1", ("one step",), "1"),
         Example("mine", "q2", (), "Rome", "text"),
         Example("7", "q3", (), "3"),
+        Example("own/train/3", "q4", (), "4"),
     ]
     for name in ("own.json", "own.jsonl"):
         assert load(str(put(tmp_path, name, made)), "train") == expected
@@ -228,6 +231,7 @@ MALFORMED_OWN = [
     ('{"question": "q", "answer": true}', "answer must be text, is a bool"),
     ('{"question": "q", "answer": NaN}', "answer must be a finite number, is nan"),
     ('{"question": "q", "answer": "1", "steps": [1]}', "steps must be text or a list of texts"),
+    ('{"question": "q", "answer": "1", "steps": [null]}', "steps must be text or a list of texts"),
     ('{"question": "q", "answer": "1", "answer_type": "float"}', "answer_type must be one of number, latex"),
     (
         '{"question": "q", "answer": "Z", "answer_type": "choice"}',

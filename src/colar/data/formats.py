@@ -110,7 +110,8 @@ def columns(question: str, answer: str, *, steps: str | None = None, key: str | 
     def parse(raw: Any) -> Fields:
         row = _named_fields(raw)
         chain: tuple[str, ...] = ()
-        if steps is not None and steps in row:
+        # A null counts as not there, as in `_text`: exports of tables have one for an empty list.
+        if steps is not None and row.get(steps) is not None:
             chain = _steps(row[steps], steps)
         own_key = None
         if key is not None and row.get(key) is not None:

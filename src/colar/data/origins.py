@@ -31,7 +31,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -190,13 +190,17 @@ def _frozen(
     origins: list[list[list[Origin]]],
     cued: set[Fraction],
 ) -> set[Fraction]:
-    """The question's values that stay what they are: see the module's docstring."""
+    """The values that stay what they are, of those that the chain uses: see the module's docstring.
+
+    A value that it does not use may be among them or not: it stays anyway.
+    """
     fixed = {mention.value for mention in mentions if mention.kind == "fixed"}
     frozen = set(fixed)
     named = Counter(mention.value for mention in mentions)
-    plain = [Origin(number=value) for value in named]
+    plain = {Origin(number=value) for value in named}
     used: set[Fraction] = set()
     constants: set[Fraction] = set()
+    uncued: set[Fraction] = set()
     uses: Counter[Fraction | None] = Counter()
     for index, (step, of_step) in enumerate(zip(steps, origins, strict=True)):
         for operand, candidates in zip(step.operands, of_step, strict=True):
@@ -209,10 +213,7 @@ def _frozen(
             elif is_constant and operand not in cued:
                 if operand > 2 and any(_follows(operand, earlier.result, named) for earlier in steps[:index]):
                     raise NotAProgram("an operand may follow from a result")
-                units = cued & _UNITS
-                # A hundredfold too: the constant 0.1 may be the 10% between 20% and 30%.
-                frozen |= _giving(operand, named, units) | _giving(100 * operand, named)
-                frozen |= _summing_to(operand, named)
+                uncued.add(operand)
             frozen |= _leaving(operand, mentions, is_constant)
             if is_constant and operand not in (1, 100):
                 constants.add(operand)
@@ -220,9 +221,13 @@ def _frozen(
     constants |= overused
     frozen |= overused | {one + other for one, other in itertools.combinations(constants, 2)}
     frozen |= _counts(question, mentions)
-    for value in named:
-        if (value not in used or value in fixed) and value > _SMALL:
-            frozen |= _giving(value, [other for other in named if other != value])
+    for operand in uncued:
+        frozen |= _summing_to(operand, named)
+    frozen |= _giving(uncued, used - frozen, named, cued & _UNITS)
+    # A hundredfold too: the constant 0.1 may be the 10% between 20% and 30%.
+    frozen |= _giving({100 * operand for operand in uncued}, used - frozen, named)
+    outside = {value for value in named if (value not in used or value in fixed) and value > _SMALL}
+    frozen |= _giving(outside, used - frozen, named, apart=True)
     return frozen
 
 
@@ -247,42 +252,84 @@ def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) 
     return leaving
 
 
-def _follows(operand: Fraction, result: Fraction, values: Iterable[Fraction]) -> bool:
+def _follows(operand: Fraction, result: Fraction, values: Collection[Fraction]) -> bool:
     """Whether an operand follows from a result: rounded, or in one step with a number (a quarter of what is left)."""
     if operand in (math.floor(result), math.ceil(result)):
         return True
-    return any(
-        operand in (result - value, value - result, result * value, result / value)
-        for value in values
-        if value
-    )
+    # Solved for the number, which is then looked up: neither operand nor result is 0.
+    partners = (result - operand, result + operand, operand / result, result / operand)
+    return any(value in values for value in partners if value)
 
 
-def _giving(target: Fraction, values: Iterable[Fraction], units: Iterable[Fraction] = ()) -> set[Fraction]:
-    """The values from which `target` follows in one step, with another of them, a unit's constant, 1 or 100."""
-    values = list(values)
+def _giving(
+    targets: set[Fraction],
+    asked: set[Fraction],
+    values: Collection[Fraction],
+    units: Iterable[Fraction] = (),
+    apart: bool = False,
+) -> set[Fraction]:
+    """Numbers from which one of the targets follows in one step, with another of `values`, a unit's constant, 1 or 100.
+
+    All of them that are in `asked`, which are some of the values; others need not be found. With `apart`, a target
+    among the values is not taken to follow from itself (14 = 28 - 14). One pass over the pairs serves all targets: a
+    question may list hundreds of numbers, of which its chain uses a few.
+    """
+    if not targets:
+        return set()
+    constants = [*units, Fraction(1), Fraction(100)]
     giving: set[Fraction] = set()
-    for one in values:
-        for other in [*values, *units, Fraction(1), Fraction(100)]:
-            made = {one + other, one - other, other - one, one * other}
-            if other:
-                made |= {one / other, Fraction(one // other)}
+    done: set[Fraction] = set()
+    for one in asked:
+        done.add(one)
+        for other in values:
+            # This pair came before, the other way round.
+            if other in done and other != one:
+                continue
+            made = _made(one, other)
             if one:
-                made.add(other / one)
-            # The target times 1 is the target: that ties it to nothing.
-            if target in made and not (other == 1 and one == target):
+                made.add(Fraction(other // one))
+            found = targets & made
+            if apart:
+                found -= {one, other}
+            if found:
                 giving |= {one, other}
+        for constant in constants:
+            found = targets & _made(one, constant)
+            # The target times 1 is the target: that ties it to nothing.
+            if apart or constant == 1:
+                found -= {one}
+            if found:
+                giving |= {one, constant}
     return giving
+
+
+def _made(one: Fraction, other: Fraction) -> set[Fraction]:
+    """What one step makes of two numbers, in either order; only the first one is divided without its remainder."""
+    made = {one + other, one - other, other - one, one * other}
+    if other:
+        made |= {one / other, Fraction(one // other)}
+    if one:
+        made.add(other / one)
+    return made
 
 
 def _summing_to(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
     """The values of which three or four sum to `target`, 1 among them or not: the parts of a ratio, persons named."""
-    least = [value for value in {*values, Fraction(1)} if value < target]
+    least = {value for value in {*values, Fraction(1)} if value < target}
+    # By their sum: a third number, or a second pair, is then looked up and not searched for.
+    pairs: dict[Fraction, list[set[Fraction]]] = {}
+    for one, other in itertools.combinations(least, 2):
+        if one + other <= target:
+            pairs.setdefault(one + other, []).append({one, other})
     summing: set[Fraction] = set()
-    for size in (3, 4):
-        for some in itertools.combinations(least, size):
-            if sum(some) == target:
-                summing.update(some)
+    for total, of_total in pairs.items():
+        rest = target - total
+        # Pairs of one sum share no number: at most two of them have a number of a given pair, so three are enough.
+        others = pairs.get(rest, [])[:3]
+        for pair in of_total:
+            is_third = rest in least and rest not in pair
+            if is_third or any(pair.isdisjoint(other) for other in others):
+                summing |= pair
     return summing
 
 

@@ -52,10 +52,7 @@ class Plan:
 def plan_of(example: Example) -> Plan:
     """Read a row as a program. `NotAProgram`, with the reason, where it is none."""
     steps = program.parse(example.steps)
-    try:
-        answer = Fraction(example.answer.replace(",", ""))
-    except ValueError:
-        raise NotAProgram("the answer is no number") from None
+    answer = _number(example.answer)
     if answer != steps[-1].result:
         raise NotAProgram("the answer is not the last result")
     if digits_like(answer, example.answer) != example.answer:
@@ -99,6 +96,18 @@ def rewrite(plan: Plan, values: Mapping[Fraction, Fraction]) -> Example | None:
     question = numbers_of.write(plan.example.question, plan.mentions, new_values)
     answer = digits_like(results[-1], plan.example.answer)
     return replace(plan.example, question=question, steps=tuple(texts), answer=answer)
+
+
+def _number(answer: str) -> Fraction:
+    """The value of an answer in digits. `NotAProgram` for words, for 100/0, and for powers of ten (1e999999999)."""
+    digits = answer.replace(",", "")
+    try:
+        # A power of ten is no spelling that a new answer could have, and a large one would fill the memory.
+        if "e" not in digits.lower():
+            return Fraction(digits)
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise NotAProgram("the answer is no number")
 
 
 def _run(plan: Plan, values: Mapping[Fraction, Fraction]) -> list[tuple[list[Fraction], Fraction]] | None:

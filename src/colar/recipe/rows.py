@@ -1,4 +1,7 @@
-"""The rows of a recipe: those to train on, of one source or of several, and those that validate; none are both."""
+"""The rows of a recipe: those to train on, of one source or of several, and those that validate.
+
+No row is both. A question may be, in two rows of their own: published sets overlap a little, so that is only said.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ import torch
 from colar import kept, progress
 from colar.data import renumber, sources
 from colar.data.example import Example
+from colar.data.formats import collapsed
 from colar.recipe.schema import DataConfig
 
 
 def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """Training rows, and validation rows ([] where the recipe has none).
 
-    ValueError where validation would be on training rows, where rows occur twice, or where none are left.
+    ValueError where validation would be on training rows, where rows occur twice, or where none are left. Says on
+    stderr how many validation questions are also trained on, if any.
     """
     held_out = _validation_rows(data)
     train_rows = _first_source(data)
@@ -47,7 +52,23 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
             f"data.validation_source: {len(shared)} of its rows are trained on, {shared[0]!r} for one: name other "
             "rows, or set data.validation_size 0"
         )
+    _say_asked_twice(train_rows, held_out)
     return train_rows, held_out
+
+
+def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:
+    """Say how many validation questions are also trained on, whatever their rows' ids are; nothing where none is.
+
+    Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
+    """
+    asked = {collapsed(example.question) for example in held_out}
+    trained = asked.intersection(collapsed(example.question) for example in train_rows)
+    both = [example.id for example in held_out if collapsed(example.question) in trained]
+    if both:
+        progress.say(
+            f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "
+            "on these says little about new questions"
+        )
 
 
 def _apart(rows: list[Example], before: list[Example], source: str, split: str) -> list[Example]:
