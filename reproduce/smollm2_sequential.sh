@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics with the sequential head: CoT-SFT on more rows than there are, CoLaR-SFT
-# from its weights in four stages, CoT once more from the first of them as the baseline, reinforcement of both (of CoLaR in three
-# stages) and more SFT as its control, the four whole test sets, votes over draws, and where it loses. It has not been run as a
-# whole: results/smollm2-135m/details.md and results/smollm2-135m-rl/README.md say what of it was. About sixteen hours on 2 cores,
-# reckoned: seven for SFT and its test sets; the three stages took 130, 96 and 106 minutes, CoT's reinforcement 84 and the control
-# 105, each on one core of an EPYC in float32.
+# from its weights in four stages and a fifth for c = 3 and 5, CoT once more from the first of them as the baseline,
+# reinforcement of both (of CoLaR in three stages) and more SFT as its control, the four whole test sets, votes over draws,
+# and where it loses. It has not been run as a whole: results/smollm2-135m/details.md, results/smollm2-135m-rl/README.md and
+# results/smollm2-135m-speeds/README.md say what of it was. About eighteen hours on 2 cores, reckoned: nine for SFT and its
+# test sets; the three stages took 130, 96 and 106 minutes, CoT's reinforcement 84 and the control 105, each on one core of
+# an EPYC in float32.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1).
 # Stopped and run again, it resumes.
 set -euo pipefail
@@ -17,6 +18,7 @@ for name in cot-renumbered colar-sequential colar-results colar-gated colar-unsu
   colar train "smollm2-135m/$name" --output "$out/$name" ${before[@]+"${before[@]}"}
   before=(--model.init_from "$out/$name/best")
 done
+colar train smollm2-135m/colar-speeds --output "$out/colar-speeds" --model.init_from "$out/colar-unsure-digits/best"
 colar train smollm2-135m/cot-more --output "$out/cot-more" --model.init_from "$out/colar-sequential/best"
 colar train smollm2-135m/grpo-sequential --output "$out/grpo-sequential" --model.init_from "$out/colar-unsure-digits/best"
 colar train smollm2-135m/grpo-sequential-falling --output "$out/grpo-sequential-falling" --model.init_from "$out/grpo-sequential/best"
@@ -39,13 +41,15 @@ for name in grpo-sequential grpo-sequential-falling grpo-sequential-renumbered c
   colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
     --batch_size 64 --compile --output "$out/report-$name"
 done
+colar evaluate smollm2-135m="$out/colar-speeds/best" --data "${sets[@]}" --compression_factor 1 2 3 5 "${common[@]}" \
+  --batch_size 64 --compile --output "$out/report-speeds"
 draws=(--data multiarith --decoding sampled --seeds 0 1 2 3 4 5 6 7)
 colar evaluate "$cot" "${draws[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-votes-cot"
 colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-votes"
 colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-controls"
-colar report "$out"/report-{plain,gated,grpo-cot,grpo-sequential,grpo-sequential-falling,grpo-sequential-renumbered,colar-continued,votes,votes-cot,controls} --output "$out/report"
+colar report "$out"/report-{plain,gated,grpo-cot,grpo-sequential,grpo-sequential-falling,grpo-sequential-renumbered,colar-continued,speeds,votes,votes-cot,controls} --output "$out/report"
 colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/diagnosis"
 colar export "$out/colar-unsure-digits/best" "$out/export-colar" --dtype bfloat16
