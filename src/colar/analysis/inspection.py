@@ -118,12 +118,17 @@ def comparisons(systems: Sequence[Mapping[str, Any]], examples: Sequence[Example
         speed = (system["compression_factor"], system["variant"])
         baseline = first_of.setdefault(speed, system)
         if baseline is not system:
-            ours, theirs = ([answer["right"] for answer in each["answers"]] for each in (system, baseline))
-            judged = [i for i in range(len(ours)) if ours[i] is not None and theirs[i] is not None]
-            if not judged:
+            asked: list[Example] = []
+            ours: list[bool] = []
+            theirs: list[bool] = []
+            for example, own, other in zip(examples, system["answers"], baseline["answers"], strict=True):
+                if own["right"] is not None and other["right"] is not None:
+                    asked.append(example)
+                    ours.append(own["right"])
+                    theirs.append(other["right"])
+            if not asked:
                 continue
-            ours, theirs = [ours[i] for i in judged], [theirs[i] for i in judged]
-            mean = difference([examples[i] for i in judged], ours, theirs)
+            mean = difference(asked, ours, theirs)
             found.append(
                 {
                     "model": system["model"],

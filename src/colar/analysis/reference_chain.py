@@ -107,10 +107,10 @@ def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     """ValueError where thoughts do not stand for the reference chain's tokens: nothing to compare them with."""
     if not examples:
         raise ValueError("none of these rows has a reference chain")
-    # One example tells: a method either thinks in groups of tokens or it does not.
     refused = f"method {method.name} does not think in the reference chain's tokens"
     if not method.says_chain(params):
         raise ValueError(f"{refused} with {params}: there is nothing to diagnose")
+    # One example tells: a method either thinks in groups of tokens or it does not.
     row = reference_rows(lm, method, examples[:1], params)[0]
     n_groups = len(reference_groups(lm, method, row))
     n_thoughts = int(reference_thoughts(lm, method, examples[:1], params).counts_R[0])
