@@ -19,6 +19,7 @@ for name in cot-renumbered colar-sequential colar-results colar-gated colar-unsu
   before=(--model.init_from "$out/$name/best")
 done
 colar train smollm2-135m/colar-speeds --output "$out/colar-speeds" --model.init_from "$out/colar-unsure-digits/best"
+colar train smollm2-135m/colar-speeds-continued --output "$out/colar-speeds-continued" --model.init_from "$out/colar-speeds/best"
 colar train smollm2-135m/cot-more --output "$out/cot-more" --model.init_from "$out/colar-sequential/best"
 colar train smollm2-135m/grpo-sequential --output "$out/grpo-sequential" --model.init_from "$out/colar-unsure-digits/best"
 colar train smollm2-135m/grpo-sequential-falling --output "$out/grpo-sequential-falling" --model.init_from "$out/grpo-sequential/best"
