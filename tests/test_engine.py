@@ -401,11 +401,12 @@ def test_latents_are_kept_only_where_asked(colar):
 
 def test_forward_passes_are_counted_as_they_happen(colar):
     calls = []
+    engine = Engine(colar.lm, colar.method)
     handle = colar.lm.causal_lm.base_model.register_forward_pre_hook(lambda *_: calls.append(1))
     try:
         for request in colar.requests:
             calls.clear()
-            (done,) = Engine(colar.lm, colar.method).generate([request])
+            (done,) = engine.generate([request])
             assert done.forward_passes == len(calls)
     finally:
         handle.remove()

@@ -15,10 +15,10 @@ from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralFo
 
 from colar.engine import reference, shapes
 from colar.engine.async_engine import AsyncEngine, apart
-from colar.engine.cache import SlotCache
+from colar.engine.cache import check
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
-from colar.engine.scheduler import PATIENCE, Queued, Scheduler
+from colar.engine.scheduler import COMPANY, PATIENCE, Queued, Scheduler
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import Colar, ColarParams
 from colar.model.backbones import Backbone
@@ -220,11 +220,28 @@ def test_admission(data):
     assert started == list(range(len(sizes)))
 
 
+def test_company_is_waited_for_at_a_free_slot():
+    """Steps in which nobody could have started do not count."""
+    slots = 2 * COMPANY
+    scheduler = Scheduler(slots)
+    for i in range(3 * slots):
+        scheduler.add(Queued(i, Request(str(i), "?"), (0,)))
+    assert len(scheduler.admit(0, 0)) == slots
+    assert [scheduler.admit(slots, 1) for _ in range(3 * PATIENCE)] == [[]] * 3 * PATIENCE
+    # One slot becomes free: it is filled when nobody has joined it for some steps.
+    assert [len(scheduler.admit(slots - 1, 1)) for _ in range(PATIENCE + 1)] == [0] * PATIENCE + [1]
+    # Two are one in `COMPANY`, and two that run alone could not bring more.
+    assert len(scheduler.admit(slots - 2, 1)) == 2
+    assert len(scheduler.admit(0, 0)) == slots
+
+
 # Questions
 
 
 def widths(lm):
     """Positions of every forward from now on, and how to stop listening."""
+    # The first engine of an architecture tries a few tokens: that is done here.
+    check(lm.causal_lm)
     seen = []
     model = lm.causal_lm.base_model
 
@@ -355,7 +372,7 @@ def test_eager_attention(family):
 def test_backbones_that_the_engine_cannot_run(colar):
     mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=8, state_size=2))
     with pytest.raises(ValueError, match="MambaForCausalLM has layers of type linear_attention"):
-        SlotCache(mamba)
+        check(mamba)
     stateful = tiny_lm("llama")
     stateful.causal_lm._is_stateful = True
     with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
@@ -363,15 +380,15 @@ def test_backbones_that_the_engine_cannot_run(colar):
     lm = tiny_lm("llama").causal_lm
     lm._is_stateful = True
     with pytest.raises(ValueError, match="LlamaForCausalLM has a recurrent state"):
-        SlotCache(lm)
+        check(lm)
     lm = tiny_lm("llama").causal_lm
     lm.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match="has layers of type linear_attention"):
-        SlotCache(lm)
+        check(lm)
     lm = tiny_lm("llama").causal_lm
     lm.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="attn_implementation flash_attention_2, not eager or sdpa"):
-        SlotCache(lm)
+        check(lm)
 
 
 def test_columns_are_rounded_up():

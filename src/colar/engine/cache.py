@@ -31,7 +31,10 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from colar.engine.shapes import NOTHING, Shape, round_up
-from colar.model import masks
+from colar.model import mask_check, masks
+
+FED = 3
+"""Positions that a backbone's probe feeds after what it has read."""
 
 
 @dataclass
@@ -114,14 +117,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Rows of one backbone; the first forward allocates `shape`, `reserve` changes it.
-
-    ValueError where the backbone keeps a state that is no key-value cache (Mamba, linear attention), or has an
-    attention that takes no mask.
-    """
+    """Rows of one backbone that `check` has let pass; the first forward allocates `shape`, `reserve` changes it."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
-        check(lm)
         self.config = lm.config.get_text_config()
         self.shape = NOTHING
         """What every layer has at least."""
@@ -234,7 +232,48 @@ class SlotCache(Cache):  # type: ignore[misc]
 
 
 def check(lm: PreTrainedModel) -> None:
-    """ValueError for a backbone that the engine cannot run."""
-    reason = masks.refusal(lm)
+    """ValueError for a backbone that the engine cannot run.
+
+    It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or
+    computes something else where it is given masks and positions.
+    """
+    reason = masks.refusal(lm) or mask_check.ask(lm, _through_slots)
     if reason is not None:
         raise ValueError(f"{type(lm).__name__} {reason}: the engine cannot run it")
+
+
+def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Hidden states of a short row that runs beside a long one, (T, D), and of the same row by itself."""
+    embeds_NTD = mask_check.embeds_of_rows(lm, 2)
+    n, length, _ = embeds_NTD.shape
+    theirs_NTD = lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
+
+    # As the engine does it: both are read at once, what the short row has behind its question is padding.
+    cache = SlotCache(lm)
+    cache.reserve(Shape(slots=n, columns=round_up(length)))
+
+    def forward(embeds: Tensor, mask: Any, position: Tensor) -> Tensor:
+        output = lm.base_model(
+            inputs_embeds=embeds,
+            attention_mask=mask,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    long = length - FED
+    mask = cache.at_prefill(0, n, 0, long, embeds_NTD)
+    forward(embeds_NTD[:, :long], mask, torch.arange(long, device=lm.device).expand(n, -1))
+    # Then both are fed, each at its own column.
+    position_N = torch.tensor([long, long // 4], device=lm.device)
+    row_N = torch.arange(n, device=lm.device)
+    first = int(position_N[1])
+    ours = []
+    for _ in range(FED):
+        embeds_N1D = embeds_NTD[row_N, position_N][:, None]
+        mask = cache.at_decode(position_N, length, embeds_NTD)
+        ours.append(forward(embeds_N1D, mask, position_N[:, None])[1, 0])
+        position_N = position_N + 1
+    return torch.stack(ours), theirs_NTD[1, first : first + FED]

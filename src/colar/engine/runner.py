@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from colar.engine.cache import SlotCache
+from colar.engine.cache import SlotCache, check
 from colar.engine.compiled import CompiledHidden, packed_heads
 from colar.engine.graphs import GraphedHidden, columns_of
 from colar.engine.packed import can_pack, packed_copy, refresh
@@ -30,6 +30,7 @@ class Runner:
     """A model, its cache and its forward: as it is, compiled, or recorded as CUDA graphs."""
 
     def __init__(self, lm: LatentLM, compile: bool, max_batch: int, cuda_graphs: bool = False) -> None:
+        check(lm.causal_lm)
         self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
         self.cache = SlotCache(self.lm.causal_lm)
         self.hidden = CompiledHidden(self.lm) if compile else self.lm.hidden

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar.checks import check_holds
-from colar.model import added_rows, chunks, masks
+from colar.model import added_rows, chunks, mask_check, masks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import devices, trees
@@ -82,6 +82,8 @@ class LatentLM(nn.Module):
         self.fingerprint = backbone.fingerprint
         added_rows.fit_vocabulary(backbone.lm, template)
         check_logits(backbone.lm)
+        # Asked of the whole backbone, before its weights may be split between processes.
+        self._takes_trees = mask_check.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
@@ -173,7 +175,8 @@ class LatentLM(nn.Module):
         lengths. Rows of equal ids must have equal embeddings there. What stands in a row's padding means nothing.
         """
         tree = None
-        if masks.refusal(self.causal_lm) is None:
+        # The attention implementation may have been set since.
+        if self._takes_trees and masks.refusal(self.causal_lm) is None:
             tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1])
         if tree is None:
             return self.hidden(embeds_BTD)

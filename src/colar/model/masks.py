@@ -22,6 +22,9 @@ def refusal(lm: PreTrainedModel) -> str | None:
     others = set(getattr(config, "layer_types", None) or ()) - known
     if others:
         return f"has layers of type {', '.join(sorted(others))}, not only full or sliding-window attention"
+    # GPT-Neo: its window is in no key that other families have, and is laid over columns.
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return "has layers of local attention, not only full or sliding-window attention"
     if getattr(lm, "_is_stateful", False):
         return "has a recurrent state, not only full or sliding-window attention"
     if config._attn_implementation not in MASKED:

@@ -1,0 +1,93 @@
+"""Backbones that do not follow our masks or positions: the engine refuses them, training computes each row by itself."""
+
+import pytest
+import torch
+from families import FAMILIES, build_tokenizer, tiny_lm
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from colar.engine import cache
+from colar.engine.engine import Engine
+from colar.methods import pretrained, registry
+from colar.model import mask_check
+from colar.model.backbones import Backbone
+from colar.model.latent_lm import LatentLM
+
+SIZES = {
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
+    "bloom": {"hidden_size": 32, "n_head": 4, "n_layer": 2},
+    "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+    "gpt_neo": {
+        "hidden_size": 32,
+        "num_heads": 4,
+        "num_layers": 2,
+        "attention_types": [[["global", "local"], 1]],
+    },
+}
+
+
+def model_of(name: str) -> LatentLM:
+    """A random model of an architecture that is not one of `families`."""
+    tokenizer = build_tokenizer("llama", True)
+    config = AutoConfig.for_model(name, **SIZES[name], vocab_size=len(tokenizer), pad_token_id=None)
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in lm.parameters():
+            if weight.dim() >= 2:
+                weight.normal_(std=0.3)
+    return LatentLM.from_backbone(Backbone(name, lm, tokenizer)).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bart", "does not follow the masks and positions that it is given"),
+        ("bloom", r"cannot compute under a mask of ours \(ValueError"),
+        ("gpt_neo", "has layers of local attention"),
+    ],
+)
+def test_the_engine_refuses_what_it_would_run_wrongly(name, words):
+    lm = model_of(name)
+    method = registry.build("cot", {})
+    pretrained.attach(lm, method, seed=0)
+    with pytest.raises(
+        ValueError, match=f"^{type(lm.causal_lm).__name__} {words}.*: the engine cannot run it$"
+    ):
+        Engine(lm, method)
+
+
+@pytest.mark.parametrize("name", SIZES)
+@torch.no_grad()
+def test_rows_that_share_a_beginning_are_what_they_are_alone(name):
+    lm = model_of(name)
+    ids = torch.randint(5, 60, (2, 24), generator=torch.Generator().manual_seed(0))
+    ids[1, :16] = ids[0, :16]
+    embeds = lm.embed(ids)
+    starts = (ids[:, :16], torch.tensor([16, 16]))
+    together = lm.hidden_of_rows(embeds, starts, torch.tensor([24, 24]))
+    torch.testing.assert_close(together, lm.hidden(embeds))
+
+
+def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
+    """ALiBi (MPT): a row's own columns are its positions, those of a branch are not."""
+    lm = model_of("mpt").causal_lm
+    cache.check(lm)
+    assert "does not follow" in mask_check.trees_differ(lm)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_families_pass(family, dtype):
+    lm = tiny_lm(family).causal_lm.to(dtype)
+    cache.check(lm)
+    assert mask_check.trees_differ(lm) is None
+
+
+def test_dropout_is_off_while_it_is_asked_and_a_context_may_be_short():
+    lm = tiny_lm("gpt2", seed=3).causal_lm
+    # A config of its own, so that it is asked anew.
+    lm.config.max_position_embeddings = 16
+    lm.train()
+    cache.check(lm)
+    assert mask_check.embeds_of_rows(lm, 2).shape[1] == 16
+    assert lm.training
