@@ -29,6 +29,7 @@ from colar.methods import pretrained, registry
 from colar.serve.keys import Keys
 from colar.serve.limits import Limits, Visitors
 from colar.serve.schema import ChatRequest, parse
+from colar.serve.text import TokenText
 
 MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
 
@@ -99,6 +100,9 @@ def test_answers_are_the_engines(live, client, one_thread, model, values, exampl
         choice, own = got.choices[0], got.choices[0].message.colar
         assert choice.message.content == want.text
         assert [each.logprob for each in choice.logprobs.content] == want.token_logps[: len(want.token_ids)]
+        # A random model says bytes that are no character, too.
+        said = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
+        assert said.decode("utf-8", "replace").strip() == want.text
         assert choice.finish_reason == want.reason
         assert own["finish"] == ("length" if want.truncated else "stop")
         assert own["forward_passes"] == want.forward_passes
@@ -405,6 +409,24 @@ def test_stop_strings_end_an_answer_and_are_left_out(live, client):
         assert said == text[:at].rstrip()
 
 
+def test_a_stop_string_does_not_hide_that_the_thinking_was_cut(live, client):
+    seen = set()
+    for example in EXAMPLES:
+        for budget in (0, 2, 8):
+            decoding = Decoding(max_latents=budget, max_completion_length=8)
+            want = expected(live, "colar", example.question, decoding=decoding)
+            if not want.text:
+                continue
+            fields = {"thinking_token_budget": budget, "return_thoughts": True, "stop": want.text[0]}
+            got = chat(client, question=example.question, **fields).choices[0]
+            # The engine says why the thinking ended only where the method ended it.
+            cut = not want.stop_info
+            assert (got.message.content, got.finish_reason) == ("", "stop")
+            assert got.message.colar["finish"] == ("length" if cut else "stop")
+            seen.add(cut)
+    assert seen == {True, False}
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_likeliest_tokens_beside_each_of_the_answer(client, model):
     plain = chat(client, model, logprobs=True).choices[0]
@@ -457,7 +479,9 @@ def test_completions(live, client):
     for chunk in client.completions.create(model="colar", prompt=QUESTION, logprobs=2, stream=True):
         offsets += chunk.choices[0].logprobs.text_offset if chunk.choices[0].logprobs else []
     assert offsets == likeliest.text_offset
-    assert len(set(offsets)) > 1
+    ids = expected(live, "colar").token_ids
+    decode = live.served["colar"].lm.tokenizer.decode
+    assert offsets == [len(decode(ids[:i]).rstrip("\ufffd").lstrip()) for i in range(len(ids))]
     stream = client.completions.create(model="colar", prompt=prompts[0], stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == expected(live, "colar", prompts[0]).text
 
@@ -497,6 +521,41 @@ def test_responses_take_an_effort(live, client):
     assert got.output_text == expected(live, "colar", compression_factor=5).text
 
 
+def test_responses_show_what_they_were_asked(client):
+    text = {"format": {"type": "text"}, "verbosity": "medium"}
+    reasoning = {"effort": "low", "summary": "auto"}
+    fields = {
+        "model": "colar",
+        "input": QUESTION,
+        "reasoning": reasoning,
+        "metadata": {"a": "b"},
+        "text": text,
+    }
+    whole = client.responses.create(**fields)
+    events = list(client.responses.create(stream=True, **fields))
+    for got in (whole, events[0].response, events[-1].response):
+        assert got.reasoning.model_dump(include={"effort", "summary"}) == reasoning
+        assert got.metadata == {"a": "b"}
+        assert got.text.model_dump() == text
+    plain = client.responses.create(model="colar", input=QUESTION, extra_body={"reasoning_effort": "high"})
+    assert (plain.reasoning.effort, plain.metadata) == ("high", {})
+
+
+def test_a_stream_of_thoughts_without_text_has_the_outputs_items(monkeypatch):
+    """Special tokens have no text."""
+    monkeypatch.setattr(TokenText, "add", lambda self, ids: "")
+    monkeypatch.setattr(TokenText, "end", lambda self: "")
+    with running(serve_model("cot", cot_model())) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        question, _ = thinker(live, "cot")
+        events = list(client.responses.create(model="cot", input=question, stream=True))
+    done = {
+        event.output_index: event.item.type for event in events if event.type == "response.output_item.done"
+    }
+    output = events[-1].response.output
+    assert done == {place: item.type for place, item in enumerate(output)} == {0: "reasoning", 1: "message"}
+
+
 def test_the_manuals_python_runs(capsys):
     """Against a model of that name; what it answers is noise."""
     text = (Path(__file__).parent.parent / "docs" / "serve.md").read_text()
@@ -531,11 +590,11 @@ REFUSED = [
     ({"messages": None}, 400, "messages", "messages is missing"),
     ({"messages": [{"role": "system", "content": "Be brief."}, *user()]}, 400, "messages", "no place for a system message"),
     ({"messages": [*user("1 + 1?"), {"role": "assistant", "content": "2"}, *user()]}, 400, "messages", "one question without earlier turns"),
-    ({"messages": [{"role": "assistant", "content": "2"}]}, 400, "messages", "the last one must be of role user"),
-    ({"messages": user("  ")}, 400, None, "the question is empty"),
-    ({"messages": user("word " * 100)}, 400, None, "the model's context is 128"),
-    ({"messages": user("x" * 40000)}, 400, None, "the limit is 32768"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}, 400, None, "unknown field"),
+    ({"messages": [{"role": "assistant", "content": "2"}]}, 400, "messages", "the last message must be of role user"),
+    ({"messages": user("  ")}, 400, "messages", "the question is empty"),
+    ({"messages": user("word " * 100)}, 400, "messages", "the model's context is 128"),
+    ({"messages": user("x" * 40000)}, 400, "messages", "the limit is 32768"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}, 400, "messages.0.content", "only text parts are read"),
     ({"temperature": -1}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got -1"),
     ({"temperature": True}, 400, "temperature", "temperature"),
     ({"temperature": 1e300}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got 1e+300"),
@@ -547,7 +606,8 @@ REFUSED = [
     ({"compression_factor": 33, "snap": True}, 400, "compression_factor", "(trained: 1, 2, 3, 4, 5), got 33"),
     ({"top_p": 0}, 400, "top_p", "top_p must be in (0, 1], got 0"),
     ({"latent_temperature": -2}, 400, "latent_temperature", "latent_temperature must be 0, or from 1e-06 to 100"),
-    ({"seed": 2**63}, 400, None, "seed must be a whole number from -2^63 to 2^63 - 1"),
+    ({"seed": 2**63}, 400, "seed", "seed: Input should be less than or equal to 9223372036854775807"),
+    ({"seed": -(2**63) - 1}, 400, "seed", "greater than or equal to -9223372036854775808"),
     ({"seed": 1.5}, 400, "seed", "valid integer"),
     ({"n": 0}, 400, "n", "greater than or equal to 1"),
     ({"n": 17}, 400, "n", "16 or less"),
@@ -578,11 +638,24 @@ def test_what_is_refused_is_named(client, fields, status, param, words):
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "field"), [("chat/completions", "messages"), ("completions", "prompt"), ("responses", "input")]
+)
+def test_a_question_beyond_the_context_is_named_as_openai_does(client, path, field):
+    question = "word " * 100
+    body = {"model": "colar", field: user(question) if field == "messages" else question}
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.post(f"/{path}", body=body, cast_to=object)
+    error = raised.value.response.json()["error"]
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert error["message"].startswith("the question has ")
+
+
 def test_what_asks_for_nothing_is_accepted(client):
     fields = {
         "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "auto",
         "response_format": {"type": "text"}, "store": False, "user": "me", "metadata": {"a": "b"}, "stop": None,
-        "seed": None, "top_logprobs": None, "chat_template_kwargs": {"compression_factor": None},
+        "seed": None, "top_logprobs": None, "verbosity": "medium", "chat_template_kwargs": {"compression_factor": None},
         "compression_factor": 1,
     }  # fmt: skip
     body = {"model": "colar", "messages": user(), **fields}

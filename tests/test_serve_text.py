@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 
 import pytest
@@ -22,8 +23,8 @@ from colar.serve.errors import ApiError
 from colar.serve.keys import Keys
 from colar.serve.limits import Admission, Limits
 from colar.serve.nearest import Nearest
-from colar.serve.schema import ChatRequest, parse
-from colar.serve.text import AnswerText, TokenText
+from colar.serve.schema import ChatRequest, CompletionRequest, ResponseRequest, parse
+from colar.serve.text import BROKEN, AnswerText, TokenText, token_bytes
 
 TEXTS = (
     *(example.question for example in EXAMPLES),
@@ -66,6 +67,50 @@ def test_pieces_of_random_tokens_are_the_text(templates, family):
         if family != "gemma3":
             assert text == whole
             assert said == template.decode(ids)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", TEXTS)
+def test_bytes_of_tokens_are_the_texts(templates, family, text):
+    """Of each token its own: a character of several tokens is in pieces."""
+    template = templates[family]
+    ids = template._ids(text)
+    assert b"".join(token_bytes(template, token_id) for token_id in ids) == text.encode()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_of_any_token(templates, family):
+    template = templates[family]
+    special = set(template.tokenizer.all_special_ids)
+    for token_id in range(len(template.tokenizer)):
+        found = token_bytes(template, token_id)
+        assert (found == b"") == (token_id in special)
+        if BROKEN not in template.token(token_id) and found:
+            assert found == template.token(token_id).encode()
+    pieces = [list(token_bytes(template, token_id)) for token_id in template.answer("5 €")[1:-1]]
+    assert pieces == [[53], [32], [226], [130], [172]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", [*TEXTS, "5 €7"])
+def test_offsets_are_places_in_the_text(templates, family, text):
+    template = templates[family]
+    ids = template._ids(text)
+    answer = AnswerText(template)
+    offsets = []
+    for token_id in ids:
+        offsets.append(answer.offset)
+        answer.add(token_id)
+    for i, offset in enumerate(offsets):
+        # Half a character at the end is left out.
+        before = b"".join(token_bytes(template, token_id) for token_id in ids[:i]).decode("utf-8", "ignore")
+        assert offset == len(before.lstrip())
+        token = template.token(ids[i])
+        if BROKEN not in token and token.strip():
+            whole = text.strip() + " " * len(text)
+            assert whole[offset:].startswith(token if offset else token.lstrip())
+    if text == "5 €7":
+        assert offsets == [0, 1, 2, 2, 2, 3]
 
 
 @pytest.mark.parametrize("stop", [("END",), ("E",), ("ND", "EN"), (" E", "zz"), ("12",), ("nothing",)])
@@ -177,6 +222,35 @@ def test_what_is_no_request_is_400(body, words):
     with pytest.raises(ApiError, match=words) as raised:
         parse(ChatRequest, body, registry.param_names())
     assert raised.value.status == 400
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+PART = {"type": "text", "text": "x", "colour": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "words"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content", "only text parts are read"),
+        (ChatRequest, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "must be a text, or a list of text parts"),
+        (ChatRequest, {"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0", "Input should be"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [PART]}]}, "messages.0.content.0.colour", "unknown field"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content.0.type", "missing"),
+        (ChatRequest, {"messages": [], "stop": 3}, "stop", "only a text, or a list of texts, is read"),
+        (CompletionRequest, {"prompt": [1, 2, 3]}, "prompt", "only a text, or a list of texts, is read"),
+        (CompletionRequest, {"prompt": [[1, 2]]}, "prompt", "only a text, or a list of texts, is read"),
+        (ResponseRequest, {"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content", "only text parts are read"),
+        (ResponseRequest, {"input": 3}, "input", "must be a text, or a list of messages"),
+        (ResponseRequest, {"input": "x", "metadata": {"a": 1}}, "metadata.a", "valid string"),
+        (ResponseRequest, {"input": "x", "text": {"verbosity": "low"}}, "text", "this server does nothing else"),
+    ],
+)  # fmt: skip
+def test_mistakes_inside_a_field_have_its_place(kind, fields, param, words):
+    """And no names of what the fields are checked with."""
+    with pytest.raises(ApiError, match=words) as raised:
+        parse(kind, json.dumps(fields).encode(), registry.param_names())
+    assert raised.value.param == param
+    assert not re.search(r"list\[|Value error|\.str", str(raised.value))
 
 
 def test_a_closed_stream_has_given_its_places_back():

@@ -197,7 +197,8 @@ def test_a_request_fails_alone(colar, kind, error, slots, n_bad):
     )
 
 
-def test_a_question_that_cannot_be_read_fails_alone(colar):
+def unreadable(colar):
+    """Two requests with a question that cannot be read where `breaks_on` is hooked, and others that can be."""
     bad = dataclasses.replace(colar.requests[1], id="bad", question="times times eggs")
     value = colar.lm.embed(torch.tensor(ids(colar, bad)))[-3]
     others = [
@@ -207,10 +208,40 @@ def test_a_question_that_cannot_be_read_fails_alone(colar):
     ]
     assert len(others) > 4
     requests = [others[0], bad, *others[1:], dataclasses.replace(bad, id="bad2", sample=1)]
-    with Hooked(colar.lm, breaks_on(value)):
+    return requests, breaks_on(value)
+
+
+def test_a_question_that_cannot_be_read_fails_alone(colar):
+    requests, breaks = unreadable(colar)
+    with Hooked(colar.lm, breaks):
         _, found = run(Engine(colar.lm, colar.method, 16), requests)
     check_others(colar, requests, found)
     assert {done.request.id for done in found.values() if done.error} == {"bad", "bad2"}
+
+
+@pytest.mark.parametrize(("slots", "chunk"), [(1, 2048), (4, 16), (4, 2048)])
+@pytest.mark.parametrize("times", [1, 2, 10**6])
+def test_nobody_is_lost_where_wiping_fails_too(colar, slots, chunk, times):
+    """What a question has left is wiped where it cannot be read. Rows that ran start anew, and say nothing twice."""
+    requests, breaks = unreadable(colar)
+    engine = Engine(colar.lm, colar.method, slots, prefill_chunk=chunk)
+    wipe, left = engine.cache.wipe, times
+
+    def failing(taken):
+        nonlocal left
+        if taken and left:
+            left -= 1
+            raise RuntimeError("wipe")
+        wipe(taken)
+
+    engine.cache.wipe = failing
+    with Hooked(colar.lm, breaks):
+        events, found = run(engine, requests)
+    assert left < times
+    check_others(colar, requests, found)
+    assert {done.request.id for done in found.values() if done.error} == {"bad", "bad2"}
+    assert sum(event.kind == "finished" for event in events) == len(requests)
+    assert engine.cache.positions == 0
 
 
 def test_a_stream_raises_when_the_others_have_finished(colar):
@@ -413,6 +444,25 @@ def test_nobody_hangs_when_the_worker_dies(colar):
         assert {str(each) for each in told} == {"the engine stopped: SystemExit('died')"}
         with pytest.raises(RuntimeError, match="the engine is closed"):
             await engine.generate(colar.requests[0])
+        await engine.close()
+
+    serve(main())
+
+
+def test_a_caller_is_told_where_wiping_fails_too(colar):
+    async def main():
+        requests, breaks = unreadable(colar)
+        inner = Engine(colar.lm, colar.method, 2)
+
+        def failing(slots):
+            if slots:
+                raise RuntimeError("wipe")
+
+        inner.cache.wipe = failing
+        engine = AsyncEngine(inner)
+        with Hooked(colar.lm, breaks), pytest.raises(ArithmeticError, match="forward"):
+            await engine.generate(requests[1])
+        same(await engine.generate(colar.requests[0]), colar.expected[colar.requests[0].id])
         await engine.close()
 
     serve(main())

@@ -208,17 +208,30 @@ class EngineCore:
 
     def _fail(self, entries: Iterable[Queued], error: Exception) -> None:
         """Say that these have ended, which do not run (any more)."""
-        self.batch.wipe_free()
+        # First of all: whatever fails below, nobody waits for them for ever.
         for entry in entries:
             event = Event(
                 entry.request, "finished", reason="error", truncated=True, error=error, number=entry.number
             )
             self._events.append(event)
+        try:
+            self.batch.wipe_free()
+        except Exception:
+            # A NaN may be left behind the rows, which goes through any mask: all of the cache is given back. Whoever
+            # has started waits again.
+            self.scheduler.put_back(self._stop_reading() + self.batch.stop_all())
+            self.batch.shrink()
 
     def _stop_reading(self) -> list[Queued]:
         """Stop those that are being read, but do not run yet."""
+        reading = self.reading
+        if reading is None:
+            return []
         rows = {entry.number for entry in self.batch.entries}
-        entries = [] if self.reading is None else self.reading.entries
+        entries = reading.entries
+        # Emptied too: `_read` may be in the middle of it.
+        reading.batches.clear()
+        reading.others.clear()
         self.reading = None
         return [entry for entry in entries if entry.number not in rows]
 

@@ -81,7 +81,7 @@ class Scheduler:
         """Steps since it ran out."""
         self.waiting: deque[Queued] = deque()
         self.waited = 0
-        """Steps since the first in the queue could have started."""
+        """Steps that the first in the queue has waited for company, at a free slot."""
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -124,11 +124,12 @@ class Scheduler:
 
         They start beside `running` rows, of which the widest may come to need `widest` positions.
         """
-        if not self.waiting:
+        free = self.slots - running
+        # Without a free slot nobody waits for company: such a step does not count.
+        if not self.waiting or not free:
             return []
 
         # Wait for company: slots that others will free soon are filled in one prefill.
-        free = self.slots - running
         enough = min(len(self.waiting), max(1, self.slots // COMPANY))
         if running and free < enough and self.waited < PATIENCE:
             self.waited += 1

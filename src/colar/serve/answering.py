@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from colar.engine.request import Event, Request
 from colar.prompts import Template
 from colar.serve.ask import Ask
 from colar.serve.errors import ApiError
-from colar.serve.text import AnswerText
+from colar.serve.text import AnswerText, token_bytes
 from colar.serve.thoughts import ThoughtReader
 
 RULED_OUT = -9999.0
@@ -32,8 +32,10 @@ class TokenLogprob:
 
     text: str
     logprob: float
+    utf8: bytes
+    """What it adds to the answer: part of a character, maybe."""
     offset: int = 0
-    """Characters of the tokens before it."""
+    """Where it begins in the answer's text."""
     top: tuple[TokenLogprob, ...] = ()
     """The likeliest tokens in its place, likeliest first."""
 
@@ -164,8 +166,11 @@ async def _sample(ask: Ask, index: int) -> Pieces:
                 said = _say(ask, sample, answer, event)
                 if said is not None:
                     yield said
-                # The engine's request is cancelled where this loop ends early.
+                # The engine's request is cancelled where this loop ends early: its last event, which says how it
+                # ended, does not come. Thinking is cut where it has come to its limit (`engine/step.py`).
                 if answer.stopped:
+                    sample.finish = "stop"
+                    sample.cut = sample.n_thoughts >= request.decoding.max_latents
                     break
             elif event.kind == "finished":
                 _check(event)
@@ -173,8 +178,6 @@ async def _sample(ask: Ask, index: int) -> Pieces:
                 sample.finish = event.reason
     rest = answer.end()
     sample.text += rest
-    # A stop string leaves the loop before the engine's last event, which has the reason otherwise.
-    sample.finish = sample.finish or "stop"
     yield Piece(sample, text=rest, last=True)
 
 
@@ -218,24 +221,28 @@ def _say(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece | 
     if event.token_id == template.eos_id:
         return None
     sample.n_tokens += 1
+    offset = answer.offset
     text = answer.add(event.token_id)
     sample.text += text
     logprobs: tuple[TokenLogprob, ...] = ()
     if ask.wants.logprobs:
-        before = sample.logprobs[-1] if sample.logprobs else None
-        offset = before.offset + len(before.text) if before else 0
         logprobs = (_logprob(template, event, offset),)
         sample.logprobs += logprobs
     return Piece(sample, text=text, logprobs=logprobs) if text or logprobs else None
 
 
 def _logprob(template: Template, event: Event, offset: int) -> TokenLogprob:
-    top = []
+    top: list[TokenLogprob] = []
     if "top_ids" in event.info:
         pairs = zip(event.info["top_ids"].tolist(), event.info["top_logps"].tolist(), strict=True)
         # JSON has no infinity: a model may rule tokens out.
-        top = [TokenLogprob(template.token(each), max(logp, RULED_OUT)) for each, logp in pairs]
-    return TokenLogprob(template.token(event.token_id), float(event.info["logp"]), offset, tuple(top))
+        top = [_of_token(template, each, max(logp, RULED_OUT)) for each, logp in pairs]
+    chosen = _of_token(template, event.token_id, float(event.info["logp"]))
+    return replace(chosen, offset=offset, top=tuple(top))
+
+
+def _of_token(template: Template, token_id: int, logprob: float) -> TokenLogprob:
+    return TokenLogprob(template.token(token_id), logprob, token_bytes(template, token_id))
 
 
 def _check(event: Event) -> None:

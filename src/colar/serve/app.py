@@ -58,7 +58,7 @@ class Api:
             served,
             asked,
             params,
-            [question_of(asked.messages)],
+            [question_of(asked.messages, asked.question_field)],
             self.limits,
             _id("chatcmpl-"),
             max_answer=most,
@@ -77,7 +77,7 @@ class Api:
             served,
             asked,
             params,
-            [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt,
+            asked.prompt,
             self.limits,
             _id("cmpl-"),
             max_answer=asked.max_tokens,
@@ -94,22 +94,20 @@ class Api:
         served = self._served(request, asked.model)
         if asked.instructions and asked.instructions.strip():
             raise ApiError(400, "instructions: these models read a question alone", param="instructions")
-        question = asked.input if isinstance(asked.input, str) else question_of(asked.input)
-        effort = asked.reasoning.effort if asked.reasoning_effort is None else asked.reasoning_effort
         made = ask(
             served,
             asked,
             params,
-            [question],
+            [question_of(asked.input, asked.question_field)],
             self.limits,
             _id("resp_"),
             max_answer=asked.max_output_tokens,
-            effort=effort,
+            effort=asked.effort,
         )
 
         shape = Shape(
-            whole=lambda samples: responses.whole(made, samples[0]),
-            stream=lambda found: responses.events(made, found),
+            whole=lambda samples: responses.whole(asked, made, samples[0]),
+            stream=lambda found: responses.events(asked, made, found),
             frame=named_frame,
         )
         return await self.delivery.answer(request, made, shape, asked.stream)

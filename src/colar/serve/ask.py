@@ -90,43 +90,58 @@ def ask(
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     requests = []
     prompt_tokens = 0
+    field = asked.question_field
     for question in questions:
         if not question.strip():
-            raise ApiError(400, "the question is empty")
+            raise ApiError(400, "the question is empty", param=field)
         if len(question) > limits.max_prompt:
             raise ApiError(
-                400, f"the question has {len(question)} characters; the limit is {limits.max_prompt}"
+                400,
+                f"the question has {len(question)} characters; the limit is {limits.max_prompt}",
+                param=field,
             )
         request = Request(id, question, params, decoding, seed, keep_latents=keep, top_logprobs=top_logprobs)
         try:
             check(served.method, request)
+        except ValueError as error:
+            raise ApiError(400, _words(error, request)) from error
+        try:
             prompt_tokens += len(prompt_ids(served.lm, served.method, request))
         except ValueError as error:
-            raise refused(error) from error
+            code = "context_length_exceeded"
+            raise ApiError(400, _words(error, request), param=field, code=code) from error
         # They share the seed: `sample` is what makes their draws differ.
         requests += [replace(request, sample=sample) for sample in range(n)]
     warning = served.method.trained(params)
     return Ask(id, served, requests, prompt_tokens, _stops(stop), wants, warning, asked.stream)
 
 
-def question_of(messages: Sequence[Message]) -> str:
-    """The question of a conversation: its one user message. ApiError 400 where there is more than that."""
+def _words(error: ValueError, request: Request) -> str:
+    """What the engine says of a request, without the name that it has here: the client did not give it."""
+    return str(error).removeprefix(f"request {request.id}: ")
+
+
+def question_of(messages: Sequence[Message], field: str) -> str:
+    """The question of a conversation: its one user message. ApiError 400 where there is more than that.
+
+    `field` is what the request calls the conversation.
+    """
     # The template has one place, for a question. Whatever else is sent would be ignored.
     said = [message for message in messages if message.text.strip()]
     others = [message.role for message in said if message.role in ("system", "developer")]
     if others:
         raise ApiError(
             400,
-            f"messages: these models read a question alone, there is no place for a {others[0]} message",
-            param="messages",
+            f"{field}: these models read a question alone, there is no place for a {others[0]} message",
+            param=field,
         )
     if not messages or messages[-1].role != "user":
-        raise ApiError(400, "messages: the last one must be of role user", param="messages")
+        raise ApiError(400, f"{field}: the last message must be of role user", param=field)
     if len(said) > 1:
         raise ApiError(
             400,
-            f"messages: these models answer one question without earlier turns, got {len(said)} messages",
-            param="messages",
+            f"{field}: these models answer one question without earlier turns, got {len(said)} messages",
+            param=field,
         )
     return messages[-1].text
 

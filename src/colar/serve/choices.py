@@ -159,7 +159,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
 
 
 def _old_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

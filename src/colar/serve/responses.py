@@ -8,14 +8,15 @@ from typing import Any
 
 from colar.serve.answering import Pieces, Sample, usage
 from colar.serve.ask import Ask
+from colar.serve.schema import FORMAT, VERBOSITY, ResponseRequest
 
 
-def whole(ask: Ask, sample: Sample) -> dict[str, Any]:
+def whole(asked: ResponseRequest, ask: Ask, sample: Sample) -> dict[str, Any]:
     """The response object of a finished sample."""
     reasoning, message = _Reasoning(ask), _Message(ask)
     items = [reasoning.done(sample.reasoning)] if ask.wants.reasoning and sample.n_thoughts else []
     status = "completed" if sample.finish == "stop" else "incomplete"
-    response = _object(ask, status, [*items, message.done(sample.text)])
+    response = _object(asked, ask, status, [*items, message.done(sample.text)])
     counts = usage(ask, [sample])
     response["usage"] = {
         "input_tokens": counts["prompt_tokens"],
@@ -31,16 +32,16 @@ def whole(ask: Ask, sample: Sample) -> dict[str, Any]:
     return response
 
 
-async def events(ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], None]:
+async def events(asked: ResponseRequest, ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], None]:
     """The events of a stream, numbered."""
     number = 0
-    async for event in _events(ask, pieces):
+    async for event in _events(asked, ask, pieces):
         yield {**event, "sequence_number": number}
         number += 1
 
 
-async def _events(ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], None]:
-    opened = _object(ask, "in_progress", [])
+async def _events(asked: ResponseRequest, ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], None]:
+    opened = _object(asked, ask, "in_progress", [])
     yield {"type": "response.created", "response": opened}
     yield {"type": "response.in_progress", "response": opened}
     reasoning, message = _Reasoning(ask), _Message(ask)
@@ -52,8 +53,10 @@ async def _events(ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], No
     async for piece in pieces:
         sample = piece.sample
         thinks = bool(piece.reasoning) or piece.thought is not None
+        # The first thought opens the item, with text or without: where there are thoughts, the output has one.
+        opens = current is None and sample.n_thoughts > 0 and not (piece.text or piece.last)
         item: _Item | None = None
-        if thinks and ask.wants.reasoning:
+        if (thinks or opens) and ask.wants.reasoning:
             item = reasoning
         # The sample's end opens the message too: an answer without text is still an item of the output.
         elif piece.text or piece.last:
@@ -75,7 +78,7 @@ async def _events(ask: Ask, pieces: Pieces) -> AsyncGenerator[dict[str, Any], No
     assert current is not None, "a sample's last piece says that it ended"
     for event in current.closing(place, said):
         yield event
-    response = whole(ask, sample)
+    response = whole(asked, ask, sample)
     yield {"type": f"response.{response['status']}", "response": response}
 
 
@@ -158,7 +161,7 @@ class _Message(_Item):
         return {"logprobs": []}
 
 
-def _object(ask: Ask, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _object(asked: ResponseRequest, ask: Ask, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
     decoding = ask.requests[0].decoding
     return {
         "id": ask.id,
@@ -169,15 +172,15 @@ def _object(ask: Ask, status: str, output: list[dict[str, Any]]) -> dict[str, An
         "incomplete_details": None,
         "instructions": None,
         "max_output_tokens": decoding.max_completion_length,
-        "metadata": {},
+        "metadata": asked.metadata,
         "model": ask.served.name,
         "output": output,
         "parallel_tool_calls": False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": asked.effort, "summary": asked.reasoning.summary},
         "store": False,
         "temperature": decoding.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {**FORMAT, **VERBOSITY},
         "tool_choice": "none",
         "tools": [],
         "top_p": decoding.top_p,

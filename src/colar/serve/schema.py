@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from colar.checks import did_you_mean
-from colar.engine.request import MOST_TOP
+from colar.engine.request import INT64_MAX, INT64_MIN, MOST_TOP
 from colar.serve.errors import ApiError
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -26,26 +26,65 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+# Where a value may have two forms, the short one is made the long one first. As a union of both, errors would name
+# pydantic's branches: `messages.0.content.list[TextPart].0`.
+
+PartType = Literal["text", "input_text", "output_text"]
+
+
 class TextPart(Strict):
     """A part of a message: text, and nothing else."""
 
-    type: Literal["text", "input_text", "output_text"]
+    type: PartType
     text: str
+
+
+def _parts(content: Any) -> Any:
+    """A message's content as a list of parts."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError("must be a text, or a list of text parts")
+    for part in content:
+        if isinstance(part, dict) and part.get("type", "text") not in get_args(PartType):
+            raise ValueError("only text parts are read")
+    return content
 
 
 class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["user", "assistant", "system", "developer", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[list[TextPart], BeforeValidator(_parts)] = []
     name: str | None = None
     type: Literal["message"] | None = None
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+        return "".join(part.text for part in self.content)
+
+
+def _texts(given: Any) -> Any:
+    """One text or several, as a list."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and all(isinstance(each, str) for each in given):
+        return given
+    raise ValueError("only a text, or a list of texts, is read")
+
+
+def _turns(given: Any) -> Any:
+    """A text as the one message of a user."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if isinstance(given, list):
+        return given
+    raise ValueError("must be a text, or a list of messages")
+
+
+Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 
 class Asked(Strict):
@@ -55,13 +94,15 @@ class Asked(Strict):
     """Fields whose only accepted values ask for nothing."""
     ignored: ClassVar[tuple[str, ...]] = ("user", "metadata", "safety_identifier", "prompt_cache_key")
     """Fields that are for the client's own books."""
+    question_field: ClassVar[str]
+    """The field that has the question."""
 
     model: str | None = None
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
     latent_temperature: float | None = None
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
     thinking_token_budget: int | None = Field(default=None, ge=0)
     reasoning_effort: Effort | None = None
     include_reasoning: bool = True
@@ -77,7 +118,7 @@ class Sampled(Asked):
     """The fields of the two endpoints that give several choices."""
 
     n: int = Field(default=1, ge=1)
-    stop: str | list[str] = Field(default=[])
+    stop: Texts = []
     max_tokens: int | None = Field(default=None, ge=1)
     stream_options: StreamOptions = StreamOptions()
 
@@ -97,7 +138,9 @@ class ChatRequest(Sampled):
         "modalities": (["text"],),
         "store": (False,),
         "service_tier": ("auto", "default"),
+        "verbosity": ("medium",),
     }
+    question_field: ClassVar[str] = "messages"
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
@@ -122,7 +165,8 @@ class CompletionRequest(Sampled):
         "suffix": ("",),
         "best_of": (1,),
     }
-    prompt: str | list[str]
+    question_field: ClassVar[str] = "prompt"
+    prompt: Texts
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP)
     """How many of the likeliest tokens each token has beside it."""
 
@@ -140,14 +184,20 @@ class Reasoning(Strict):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+FORMAT = {"format": {"type": "text"}}
+VERBOSITY = {"verbosity": "medium"}
+"""OpenAI's own default: it asks for nothing."""
+
+
 class ResponseRequest(Asked):
     """POST /v1/responses."""
 
+    ignored: ClassVar[tuple[str, ...]] = ("user", "safety_identifier", "prompt_cache_key")
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True, False),
-        "text": ({}, {"format": {"type": "text"}}),
+        "text": ({}, FORMAT, VERBOSITY, {**FORMAT, **VERBOSITY}),
         "include": ([],),
         "store": (False,),
         "background": (False,),
@@ -156,10 +206,17 @@ class ResponseRequest(Asked):
         "top_logprobs": (0,),
         "stream_options": ({},),
     }
-    input: str | list[Message]
+    question_field: ClassVar[str] = "input"
+    input: Annotated[list[Message], BeforeValidator(_turns)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     reasoning: Reasoning = Reasoning()
+    metadata: dict[str, str] = {}
+    """For the client's own books: the answer has it again."""
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning.effort if self.reasoning_effort is None else self.reasoning_effort
 
 
 T = TypeVar("T", bound=Asked)
@@ -254,4 +311,6 @@ def _first(error: ValidationError, known: Collection[str]) -> ApiError:
         return ApiError(400, f"unknown field {place!r}{near}", param=place, code="unknown_parameter")
     if mistake["type"] == "missing":
         return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
-    return ApiError(400, f"{place}: {mistake['msg']}", param=place)
+    # Our own checks' words without "Value error, ".
+    words = mistake["ctx"]["error"] if mistake["type"] == "value_error" else mistake["msg"]
+    return ApiError(400, f"{place}: {words}", param=place)
