@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
 from colar.cli import main
+from colar.cli.shared import named
+from colar.evaluation.inputs import name_sources
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
@@ -80,6 +82,9 @@ MISTAKES = [
     (["evaluate", "{cot}", "{cot}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name"),
     (["evaluate", "{cot}", "--data", "arithmetc", "--output", "{out}"], 2, "did you mean 'arithmetic'?"),
     (["evaluate", "{cot}", "--data", "arithmetic", "arithmetic=arithmetic", "--output", "{out}"], 2, "write NAME=... for one"),
+    (["evaluate", "{out}/lr=1e-4/best", "--output", "{out}"], 2, "no checkpoint at {out}/lr=1e-4/best: there is no such folder"),
+    (["evaluate", "a={out}/lr=1e-4/best", "--output", "{out}"], 2, "no checkpoint at {out}/lr=1e-4/best: there is no such folder"),
+    (["evaluate", "{cot}", "--data", "{out}/n=2.jsonl", "--output", "{out}"], 2, "{out}/n=2.jsonl"),
     (["evaluate", "{cot}", "--limit", "2", "--options", "hard.max_number=9", "--output", "{out}"], 2, "--data names no hard (it has arithmetic)"),
     (["evaluate", "{cot}", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "none of the methods (cot) thinks in any"),
     (["evaluate", "no/such/folder/here", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "there is no such folder"),
@@ -118,6 +123,24 @@ def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
     # What a library says in several lines is one of ours.
     assert captured.err.strip().splitlines()[-1].startswith(f"colar {args[0]}: error: ")
     assert captured.out == ""
+
+
+def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in ("runs/lr=1e-4/best", str(tmp_path / "lr=1e-4" / "best"), "./lr=1e-4/best"):
+        assert named(text) == ("lr=1e-4", text)
+        assert named(f"mine={text}") == ("mine", text)
+    assert named("c=2=lr=1") == ("c", "2=lr=1")
+    assert name_sources(["runs/n=2.jsonl", "a=runs/n=2.jsonl"]) == {
+        "n=2": "runs/n=2.jsonl", "a": "runs/n=2.jsonl",
+    }  # fmt: skip
+    # Without a "/" it is a name, unless there is such a path.
+    assert named("lr=1e-4/best") == ("lr", "1e-4/best")
+    (tmp_path / "lr=1e-4" / "best").mkdir(parents=True)
+    assert named("lr=1e-4/best") == ("lr=1e-4", "lr=1e-4/best")
+    assert name_sources(["n=2.jsonl"]) == {"n": "2.jsonl"}
+    (tmp_path / "n=2.jsonl").write_text("")
+    assert name_sources(["n=2.jsonl"]) == {"n=2": "n=2.jsonl"}
 
 
 @pytest.mark.parametrize(

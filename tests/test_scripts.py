@@ -14,6 +14,7 @@ from sequential import made
 
 from colar import recipe
 from colar.data import sources
+from colar.data.example import Example
 from colar.evaluation.evaluate import Limits, score
 from colar.evaluation.report import write as write_report
 from colar.methods import pretrained, registry
@@ -564,3 +565,30 @@ def test_questions_of_two_recipes_are_counted_by_their_text(monkeypatch, capsys)
     module("scripts/shared_questions.py").main()
     expected = {"questions": 40, "shared": 40, "renumbered": 0, "renumbered and shared": 0}
     assert json.loads(capsys.readouterr().out) == expected
+
+
+def test_an_average_with_the_covariance_of_two_sets_by_hand():
+    script = module("scripts/average_covariance.py")
+    same = [
+        Example(f"gsm8k-aug/test/{i}", text, (), "1")
+        for i, text in enumerate(["Ann has 3.", "Bo eats five.", "Cy."])
+    ]
+    hard = [
+        Example(f"gsm-hard/test/{i}", text, (), "1")
+        for i, text in enumerate(["Cy.", "Bo eats 871.", "Ann has 99."])
+    ]
+    source_of = script.origins(hard, same)
+    assert source_of == {f"gsm-hard/test/{i}": f"gsm8k-aug/test/{2 - i}" for i in range(3)}
+    datasets = {
+        "gsm8k-aug": [
+            {"id": f"gsm8k-aug/test/{i}", "correct": hit} for i, hit in enumerate([True, False, False])
+        ],
+        "gsm-hard": [
+            {"id": f"gsm-hard/test/{i}", "correct": hit} for i, hit in enumerate([False, False, True])
+        ],
+    }
+    # Right and wrong on the same questions: the average is the mean of one set, whose variance is 1/3 / 3.
+    correlation, apart, together = script.half_widths(datasets, source_of)
+    assert correlation == pytest.approx(1)
+    assert together == pytest.approx(196 / 3, rel=1e-4)
+    assert apart == pytest.approx(together / 2**0.5)

@@ -43,7 +43,7 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.noise import seed_from
 from colar.prompts import Template, TemplateConfig
-from colar.training import batches, preflight
+from colar.training import batches, preflight, sft
 from colar.training.callbacks import Evaluations
 from colar.training.compiled_layers import compiled_layers, decoder_layers
 from colar.training.curriculum import UnfinishedCurriculumError
@@ -909,6 +909,54 @@ def test_rows_are_checked_before_training(tmp_path: Path) -> None:
         train(lm, method, [*EXAMPLES, long], settings, tmp_path)
     with pytest.raises(ValueError, match="far/8: the separator"):
         train(lm, method, [*EXAMPLES, Example("far/8", "q", ("1###2",), "1")], settings, tmp_path)
+
+
+def test_held_out_rows_are_checked_before_training(tmp_path: Path) -> None:
+    """They are first encoded at the first validation, which may be hours away."""
+    wrong = {
+        "far/7: the row has": Example("far/7", "Why?", ("1 " * 1100,), "1"),
+        "far/8: the separator": Example("far/8", "q", ("1###2",), "1"),
+    }
+    for words, example in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            run(tmp_path, validate=scripted([0.5], []), held_out=[EXAMPLES[0], example], max_steps=1)
+        assert not RunFolder(tmp_path).checkpoints.exists()
+
+
+def test_rows_that_outgrow_the_context_in_a_later_stage_are_found_before_training(tmp_path: Path) -> None:
+    """Coconut's latents grow by 4 from stage to stage, up to 20 at epoch 4; this row's only step is gone at once."""
+    lm = tiny_lm("llama")
+    method = registry.build("coconut", {"n_latents_per_step": 4, "n_stages": 5, "epochs_per_stage": 1})
+    pretrained.attach(lm, method, 0)
+    chain = ("<<1=1>>",)
+
+    def example(question: str) -> Example:
+        return Example("far/9", question, chain, "1")
+
+    def length(question: str, epoch: float) -> int:
+        return len(method.encode(lm.template, example(question), Random(0), epoch))
+
+    question = "x"
+    while length(question + " 3", 0.0) <= lm.context_length - 12:
+        question += " 3"
+    # At epochs 0 to 3 it has 4 to 16 latents: it fits up to there.
+    assert [length(question, epoch) - lm.context_length for epoch in (3.0, 4.0, 9.0)] == [0, 4, 4]
+
+    def made(epochs: float, rows: Sequence[Example], held_out: Sequence[Example] = ()) -> LatentTrainer:
+        config = TrainingConfig(**{**QUICK, "num_train_epochs": epochs})
+        return sft.make_trainer(lm, method, rows, config, RunFolder(tmp_path), held_out=held_out)
+
+    short = [Example("near/1", "x", chain, "1")]
+    words = r"far/9: the row has 132 tokens in the stage that begins at epoch 4, the model's context is 128"
+    with pytest.raises(ValueError, match=words):
+        made(5, [example(question)])
+    with pytest.raises(ValueError, match=words):
+        made(5, short, [example(question)])
+    # A run of 4 epochs trains on the row while it fits. Its last validation is at epoch 4, where it does not.
+    assert made(4, [example(question)]).schedule.lengths == [length(question, 0.0)]
+    with pytest.raises(ValueError, match=words):
+        made(4, short, [example(question)])
+    made(3, short, [example(question)])
 
 
 @pytest.mark.parametrize("missing", ["wandb", "trackio"])

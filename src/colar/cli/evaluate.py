@@ -51,7 +51,11 @@ def add_parser(commands: Any, method_options: bool) -> None:
         "--decoding", nargs="+", default=["greedy"], choices=["greedy", "sampled"], help=DECODING_HELP
     )
     evaluate.add_argument(
-        "--seeds", nargs="+", type=int, default=[0], help="decoding seeds (greedy takes the first)"
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0],
+        help="decoding seeds (greedy decoding draws nothing: its records have seed 0)",
     )
     evaluate.add_argument(
         "--control",

@@ -199,8 +199,10 @@ def own_options(pairs: list[str], source: str) -> dict[str, Any]:
 
 def named(text: str) -> tuple[str, str]:
     """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
-    name, equals, path = text.partition("=")
-    if equals:
+    from colar.evaluation.inputs import split_name
+
+    name, path = split_name(text)
+    if name is not None:
         return name, path
     folder = Path(text).resolve()
     # Every run publishes its checkpoint under one name: the folder above tells runs apart.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -66,9 +67,21 @@ def name_sources(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _named_source(text: str) -> tuple[str, str]:
-    name, equals, source = text.partition("=")
-    if equals:
+    name, source = split_name(text)
+    if name is not None:
         return name, source
     # A whole path would be a wide head for a column.
     is_file = text.endswith((".json", ".jsonl"))
     return (Path(text).stem if is_file else text), text
+
+
+def split_name(text: str) -> tuple[str | None, str]:
+    """NAME=PATH -> (NAME, PATH); (None, text) where there is no name.
+
+    A path may have a "=" of its own, as runs/lr=1e-4/best has. So a text that is an existing path has no name, nor has
+    one with a "/" before its first "=".
+    """
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or os.path.exists(text):
+        return None, text
+    return name, path

@@ -96,31 +96,40 @@ class TrainingRows(Dataset[Row]):
         self._last = (key, rows)
         return rows
 
-    def lengths(self) -> list[int]:
-        """Tokens of each row. ValueError names a row that cannot be encoded or exceeds the model's context.
+    def lengths(self, epochs: Sequence[float] = (0.0,)) -> list[int]:
+        """Tokens of each row at the first of `epochs`, which are those at which the curriculum's stages begin.
 
-        Processes divide the rows, and call it together. What took long is kept for the next run (`kept.py`).
+        ValueError names a row that cannot be encoded, or that exceeds the model's context at one of them. Processes
+        divide the rows, and call it together. What took long is kept for the next run (`kept.py`).
         """
-        method = (self.method.name, self.method.config)
+
+        # All rows, before the first step: a wrong one must not stop a run after hours.
+        def count() -> dict[str, Tensor]:
+            return {"lengths": torch.tensor(processes.split(range(len(self)), lengths_of))}
+
+        def lengths_of(indices: Sequence[int]) -> Iterator[int]:
+            for index in progress.track(indices, "check rows"):
+                # A row may grow from stage to stage. Its texts are tokenised once: the template remembers them.
+                found = [self._length(epoch, index) for epoch in epochs]
+                yield found[0]
+
+        method = (self.method.name, self.method.config, tuple(epochs))
         key = kept.digest(
             method, self.seed, self.n_draws, self.context_length, self.template.digest(), *self.examples
         )
-        lengths: list[int] = kept.kept("row-lengths", key, self._count)["lengths"].tolist()
+        lengths: list[int] = kept.kept("row-lengths", key, count)["lengths"].tolist()
         return lengths
 
-    def _count(self) -> dict[str, Tensor]:
-        # All rows, before the first step: a wrong one must not stop a run after hours.
-        return {"lengths": torch.tensor(processes.split(range(len(self)), self._lengths))}
-
-    def _lengths(self, indices: Sequence[int]) -> Iterator[int]:
-        for index in progress.track(indices, "check rows"):
-            length = max(map(len, self._encode(0.0, index, draws_of=0)))
-            if length > self.context_length:
-                raise ValueError(
-                    f"{self.examples[index].id}: the row has {length} tokens, "
-                    f"the model's context is {self.context_length}"
-                )
-            yield length
+    def _length(self, epoch: float, index: int) -> int:
+        """Tokens of an example's longest row at `epoch`. ValueError where they exceed the model's context."""
+        length = max(map(len, self._encode(epoch, index, draws_of=0)))
+        if length > self.context_length:
+            stage = f" in the stage that begins at epoch {epoch:g}" if epoch > 0 else ""
+            raise ValueError(
+                f"{self.examples[index].id}: the row has {length} tokens{stage}, "
+                f"the model's context is {self.context_length}"
+            )
+        return length
 
 
 class Schedule(Sampler[Any]):

@@ -8,6 +8,7 @@ process writes.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from colar.model import sharded
 from colar.model.latent_lm import LatentLM
 from colar.training.batches import RowSchedule, TrainingRows
 from colar.training.config import TrainingConfig
+from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
+from colar.training.stages import stages_of
 from colar.training.trainer import LatentTrainer, Validate
 
 __all__ = ["TrainResult", "TrainingConfig", "train"]
@@ -86,10 +89,17 @@ def make_trainer(
     rows = TrainingRows(lm, method, examples, config.seed, n_draws)
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    schedule = RowSchedule(examples, rows.lengths(), config.seed, rows_per_update, n_draws)
+    stages = stages_of(make_curriculum(method, config, len(examples) * n_draws, rows_per_update))
+    begins = [stage.begins for stage in stages]
+    schedule = RowSchedule(examples, rows.lengths(begins), config.seed, rows_per_update, n_draws)
     # A row without a chain has no chain to be scored on.
     others = [example for example in held_out if example.steps]
     held_out_rows = TrainingRows(lm, method, others, config.seed) if others else None
+    if held_out_rows is not None:
+        # Checked now, as the first validation may be hours away. The last one comes when the run has ended: there
+        # the curriculum may be a stage further.
+        end = begins[-1] + stages[-1].epochs
+        held_out_rows.lengths([*begins, end])
     return LatentTrainer(
         Objective(lm, method),
         args,
@@ -101,6 +111,13 @@ def make_trainer(
         config.tokens_per_batch,
         config.fsdp,
     )
+
+
+def make_curriculum(method: Method, config: TrainingConfig, n_rows: int, rows_per_update: int) -> Curriculum:
+    """The curriculum of a run. Trainer computes the same, but its loader needs rows whose lengths are known."""
+    per_epoch = math.ceil(n_rows / rows_per_update)
+    by_epochs = math.ceil(per_epoch * config.num_train_epochs)
+    return Curriculum(method, per_epoch, config.max_steps if config.max_steps > 0 else by_epochs)
 
 
 def check_fsdp(lm: LatentLM, method: Method, world_size: int, validates: bool) -> None:
