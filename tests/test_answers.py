@@ -300,6 +300,20 @@ def test_long_garbage_is_judged_fast(text: str, answer_type: str) -> None:
     assert time.monotonic() - start < 2
 
 
+@pytest.mark.parametrize("answer_type", TYPES)
+@pytest.mark.parametrize(
+    "written",
+    ["{}", "-{}", "#### {}", "${}", "{}.5", "0.{}", "{}/3", "3/{}", "1 1/{}", r"\frac{{3}}{{{}}}", "1e{}", "6*7 = {}",
+     r"\boxed{{{}}}", r"1.5 \times 10^{{{}}}"],
+)  # fmt: skip
+def test_a_number_of_thousands_of_digits_is_a_wrong_answer(written: str, answer_type: str) -> None:
+    """Python makes no number of more than 4,300 digits; nor is such a gold ever met."""
+    long = written.format("7" * 5000)
+    assert not judge(long, "42", answer_type).correct  # type: ignore[arg-type]
+    assert not judge("42", long, answer_type).correct  # type: ignore[arg-type]
+    assert judge(long, "42", "number").parsed is None
+
+
 @given(st.integers(min_value=-(10**40), max_value=10**40))
 def test_an_integer_is_right_in_every_spelling_and_its_neighbour_is_wrong(n: int) -> None:
     gold = str(n)

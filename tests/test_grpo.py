@@ -1286,6 +1286,12 @@ def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path
     lm, pause = tiny_lm("llama"), registry.build("pause")
     with pytest.raises(ValueError, match="method.name pause cannot be trained by grpo"):
         grpo_run.train(lm, pause, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
+    for head in ("sequential", "deterministic"):
+        without = registry.build("colar", {"head": head})
+        with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for .* got 'sum'"):
+            grpo_run.train(
+                lm, without, EXAMPLES, TrainingConfig(**QUICK), grpo(latent_logprob="sum"), tmp_path
+            )
     lm, method = model()
     with pytest.raises(ValueError, match="some questions are there twice"):
         grpo_run.train(lm, method, [*EXAMPLES, EXAMPLES[0]], TrainingConfig(**QUICK), grpo(), tmp_path)

@@ -193,6 +193,65 @@ def test_learning_curves_take_a_history_of_one_entry_and_refuse_an_empty_one(tmp
             curves.learning_curves(nothing, tmp_path / "none.png", "x")
 
 
+SPEEDS = [f"compression_factor={c}/confidence_threshold=0.95" for c in range(1, 9)]
+
+
+@pytest.mark.parametrize("names", [SPEEDS[:n] for n in range(1, 9)], ids=len)
+@pytest.mark.parametrize("panels", [1, 5])
+def test_the_names_of_learning_curves_cover_nothing(names: list[str], panels: int) -> None:
+    validated = {f"eval_accuracy/{name}": 0.1 * n for n, name in enumerate(names)}
+    logged = [{"step": step, "eval_accuracy": 0.5, **validated} for step in (50, 100)]
+    figure = curves.draw_history(logged if panels == 1 else [*history(), *logged], "a run")
+    canvas.settle(figure)
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    others = ["training (thick: running mean)", "validation", "compression_factor=2"]
+    assert shown == (["validation", *names] if panels == 1 else [*others, *names])
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 <= box.x1 <= figure.bbox.width
+    assert box.y0 >= 0
+    drawn = [axes for axes in figure.axes if axes.axison]
+    assert len(drawn) == panels
+    for axes in drawn:
+        assert axes.get_legend() is None
+        # Below the panels, and these have kept their height.
+        assert box.y1 <= axes.get_tightbbox().y0 + 1
+        assert axes.get_window_extent().height > 1.2 * figure.dpi
+
+
+def test_a_speed_has_one_colour_in_all_panels() -> None:
+    logged = [
+        {"step": step, "eval_length/c=1": 9.0, "eval_length/c=2": 5.0, "eval_accuracy/c=2": 0.5}
+        for step in (1, 2)
+    ]
+    figure = curves.draw_history(logged, "a run")
+    accuracy, length = (axes.lines for axes in figure.axes)
+    assert [line.get_color() for line in accuracy] == [length[1].get_color()] != [length[0].get_color()]
+    marks = [handle.get_color() for handle in figure.legends[0].legend_handles]
+    assert marks == [line.get_color() for line in length]
+
+
+def test_a_run_without_validation_needs_no_names() -> None:
+    assert curves.draw_history([{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], "a run").legends == []
+
+
+def test_a_name_that_is_wider_than_the_picture_widens_it() -> None:
+    figure = curves.draw_history([{"step": 1, "eval_loss/" + "x" * 150: 1.0}], "a run")
+    canvas.settle(figure)
+    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.width
+
+
+def test_names_that_begin_with_an_underscore_are_in_the_legends() -> None:
+    """matplotlib takes such a name for none: before 3.10 wherever it stands, later where it is a line's own."""
+    rows = [*rows_of("a", "b", "average"), report_row("_Part", "a", None, 0.4, 9)]
+    rows.append(report_row("_Part", "average", None, 0.4, 9, datasets=["a"]))
+    (legend,) = plots.draw_accuracy(rows).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["_Part"]
+    figure = curves.draw_history([{"step": 1, "eval_loss": 1.0, "eval_loss/_own": 2.0}], "_a run")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["validation", "_own"]
+
+
 @pytest.mark.curves
 def test_a_history_without_numbers_has_no_curves() -> None:
     assert curves.has_curves([{"step": 1, "loss": 2.0}])

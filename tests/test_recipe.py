@@ -579,6 +579,7 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
 
 GRPO = ["--grpo.num_generations", "2", "--grpo.max_latents", "4", "--grpo.max_completion_length", "3",
         "--training.per_device_train_batch_size", "4", "--training.max_steps", "2"]  # fmt: skip
+COT = ["--method", "{name: cot}", "--validation.params", "[{}]"]
 
 
 def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
@@ -597,9 +598,8 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
     assert (tmp_path / "grpo" / "completions.jsonl").exists()
     with pytest.raises(ValueError, match=r"method.alpha is 0.02, but .* was trained with 0.05: leave it out"):
         recipe.run(recipe.load(tiny, [*first, "--output", f"{tmp_path}/other"]))
-    cot = ["--method", "{name: cot}", "--validation.params", "[{}]"]
     with pytest.raises(ValueError, match=r"method.name is cot, but .* was trained by colar"):
-        recipe.run(recipe.load(tiny, [*first, *cot, "--output", f"{tmp_path}/other"]))
+        recipe.run(recipe.load(tiny, [*first, *COT, "--output", f"{tmp_path}/other"]))
 
 
 @pytest.mark.parametrize(
@@ -628,6 +628,15 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
             ["--model.init_from", "x", "--grpo.reward_funcs", "[speed]"],
             "unknown reward in grpo.reward_funcs: 'speed'",
         ),
+        (
+            ["--model.init_from", "x", "--method.head", "sequential", "--grpo.latent_logprob", "sum"],
+            "grpo.latent_logprob must be mean for method.name colar as it is set here: its thoughts are not drawn "
+            "from a density, got 'sum'",
+        ),
+        (
+            ["--model.init_from", "x", "--grpo.latent_logprob", "sum", *COT],
+            "grpo.latent_logprob must be mean for method.name cot as it is set here",
+        ),
         (["--model.init_from", "x", "--grpo.num_generation", "2"], "did you mean 'grpo.num_generations'"),
     ],
 )
@@ -635,3 +644,19 @@ def test_a_wrong_grpo_section_is_found_when_it_is_loaded(tiny, overrides, words)
     with pytest.raises(ValueError, match="grpo") as error:
         recipe.load(tiny, [*GRPO, *overrides])
     assert words in str(error.value)
+
+
+def test_a_density_that_is_asked_of_a_checkpoint_without_one_is_refused_before_rows_are_read(
+    tiny, tmp_path, monkeypatch
+):
+    """The head is the checkpoint's: the recipe need not name it."""
+    sft = recipe.run(recipe.load(tiny, ["--method.head", "sequential", "--training.max_steps", "1"]))
+    first = ["--method", "{name: colar}", "--model.init_from", str(sft.best), *GRPO]
+    first += ["--output", f"{tmp_path}/grpo"]
+    summed = recipe.load(tiny, [*first, "--grpo.latent_logprob", "sum"])
+    with monkeypatch.context() as patched:
+        patched.setattr("colar.recipe.wiring.load_examples", lambda data: pytest.fail("rows were read"))
+        with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
+            recipe.run(summed)
+    assert not (tmp_path / "grpo" / "recipe.json").exists()
+    assert recipe.run(recipe.load(tiny, [*first, "--grpo.latent_logprob", "mean"])).steps == 2

@@ -351,6 +351,44 @@ def test_rows_that_stay_alone_have_a_reason(example, reason):
         renumber.versions_of(example, 1, 0)
 
 
+DIGITS = "7" * 5000
+"""More than Python makes a number of (4,300)."""
+
+
+@pytest.mark.parametrize(
+    "number",
+    [DIGITS, f"{DIGITS}.5", f".{DIGITS}", f"{DIGITS}/3", f"3/{DIGITS}", f"1 1/{DIGITS}", f"3 and 1/{DIGITS}",
+     f"{DIGITS}½", f"${DIGITS}", f"{DIGITS}%", ",".join(["777"] * 2000), "٧" * 5000],
+    ids=lambda number: f"{number[:4]}...{number[-4:]}",
+)  # fmt: skip
+def test_a_row_with_a_number_of_thousands_of_digits_stays_as_it_is(number):
+    """In the question, used or not; in the chain; as the answer. Another row is renumbered all the same."""
+    long = [
+        dataclasses.replace(PENS, question=PENS.question.replace("8.", f"8 of {number}.")),
+        dataclasses.replace(PENS, question=PENS.question.replace("20", number)),
+        dataclasses.replace(PENS, steps=(f"<<{number}*5=100>>", PENS.steps[1])),
+        dataclasses.replace(PENS, steps=(f"<<20*5={number}>>", PENS.steps[1])),
+        dataclasses.replace(PENS, answer=number),
+    ]
+    found = renumber.renumbered([*long, PENS], 2, 0)
+    assert found.alone == {"a number is too long": 5}
+    assert [example.id for example in found.examples] == ["own/0~1", "own/0~2"]
+
+
+def test_a_result_of_thousands_of_digits_is_no_other_result_of_a_row():
+    """Factors of the longest numbers that are read, which the row's own numbers multiply by 0."""
+    factor = "7" * 999
+    example = row(
+        f"Of 20 bags 12 are red, 8 blue, and {factor} and 50 more.",
+        f"<<(20-12-8)*{factor}*{factor}*{factor}*{factor}*{factor}+50=50>>",
+    )
+    found = renumber.renumbered([example], 2, 0)
+    assert found.alone.total() <= 1
+    for new in found.examples:
+        assert new.answer == new.steps[0].strip("<>").rpartition("=")[2]
+    assert not program.same_kind(Fraction(50), Fraction(10**5000))
+
+
 def in_one_step(target: Fraction, values: Iterable[Fraction], others: Iterable[Fraction]) -> set[Fraction]:
     """Every value from which `target` follows in one step with one of `others`, by looking at all pairs."""
     found = set()

@@ -272,6 +272,16 @@ def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
         load(str(path), "test")
 
 
+@pytest.mark.parametrize(("name", "where"), [("own.jsonl", r"own\.jsonl:1"), ("own.json", r"own\.json")])
+def test_an_integer_of_more_digits_than_python_reads_is_named_with_its_file(
+    tmp_path: Path, name: str, where: str
+) -> None:
+    row = '{"question": "q", "answer": ' + "7" * 5000 + "}"
+    (tmp_path / name).write_text(f"[{row}]" if name == "own.json" else row)
+    with pytest.raises(ValueError, match=rf"{where}: .*4300 digits"):
+        load(str(tmp_path / name), "test")
+
+
 def check_malformed(
     source: str, folder: Path | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

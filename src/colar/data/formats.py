@@ -86,6 +86,8 @@ def _json_list(path: Path) -> list[Any]:
         raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ValueError(f"{path}: {error}") from error
     if not isinstance(rows, list):
         raise ValueError(f"{path}: must hold a list of rows, holds a {type(rows).__name__}")
     return rows

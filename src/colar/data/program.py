@@ -75,7 +75,9 @@ def same_kind(before: Fraction, now: Fraction) -> bool:
 
     Of like size: at most one digit longer.
     """
-    if now <= 0 or len(str(int(now))) > len(str(int(before))) + 1:
+    longest = len(str(int(before))) + 1
+    # Not by its spelling: Python spells no number of more than 4,300 digits.
+    if now <= 0 or now >= 10**longest:
         return False
     units: int = 10 ** places_of(before)
     return units % now.denominator == 0

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -23,7 +24,10 @@ from colar.data.example import Example
 from colar.data.mentions import Mention
 from colar.data.origins import Origin, Trace
 from colar.data.program import NotAProgram, Step
+from colar.data.quantity import MAX_DIGITS
 from colar.data.spelling import digits_like
+
+_DIGITS = re.compile(r"[\d.,]+")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Plan:
 
 def plan_of(example: Example) -> Plan:
     """Read a row as a program. `NotAProgram`, with the reason, where it is none."""
+    _check_length(example)
     steps = program.parse(example.steps)
     answer = _number(example.answer)
     if answer != steps[-1].result:
@@ -96,6 +101,16 @@ def rewrite(plan: Plan, values: Mapping[Fraction, Fraction]) -> Example | None:
     question = numbers_of.write(plan.example.question, plan.mentions, new_values)
     answer = digits_like(results[-1], plan.example.answer)
     return replace(plan.example, question=question, steps=tuple(texts), answer=answer)
+
+
+def _check_length(example: Example) -> None:
+    """`NotAProgram` where a number is longer than those that are read in answers.
+
+    Python itself makes no number of more than 4,300 digits, and this leaves room for what a step makes of several.
+    """
+    for text in (example.question, *example.steps, example.answer):
+        if any(len(digits) > MAX_DIGITS for digits in _DIGITS.findall(text)):
+            raise NotAProgram("a number is too long")
 
 
 def _number(answer: str) -> Fraction:

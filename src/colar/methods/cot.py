@@ -72,6 +72,8 @@ class Cot(base.Method):
 
     # Reinforcement: a thought is a token like any other.
 
+    has_density: ClassVar[bool] = False
+
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             (logps_L,) = lm.reduce_logits(

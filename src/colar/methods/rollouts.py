@@ -13,7 +13,7 @@ temperature T that the row was sampled at:
 A stop that was forced (by `max_latents`, or by a method that thinks a fixed number of times) was no choice: it is
 masked. Latents are inputs, and no gradient flows through them, unless a method makes them anew of what it chose.
 
-Nothing here knows a method: a method that can be trained by reinforcement has the two functions of `Scorable`.
+Nothing here knows a method: a method that can be trained by reinforcement is a `Scorable`, too.
 
 Shape suffixes: B rows, Q question, K thoughts, A answer, N actions (K + 1 + A at most), D width, V vocabulary,
 M positions of all rows, L thoughts of all rows.
@@ -122,6 +122,11 @@ class Scores:
 @runtime_checkable
 class Scorable(Protocol):
     """A method that reinforcement can train: beside `Method` it has the log-probs of its own choices."""
+
+    @property
+    def has_density(self) -> bool:
+        """Whether latents are drawn from a density: only then does `latent_logprob` change anything."""
+        ...
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         """By the present weights, with gradient to them."""

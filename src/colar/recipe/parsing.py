@@ -90,6 +90,8 @@ def check_grpo(recipe: Recipe, grpo: GrpoConfig) -> None:
         raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
     grpo.plan(recipe.training, processes.launched())
     rewards.named(grpo.reward_funcs)
+    # By what the recipe says of its method; the checkpoint, which knows the rest, is looked at by the run.
+    grpo.check_method(build_method(recipe))
 
 
 def build_method(recipe: Recipe) -> Method:

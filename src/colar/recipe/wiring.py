@@ -33,6 +33,9 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
     check_start(recipe.model)
+    if recipe.grpo is not None:
+        # Looked at for its errors alone, before the rows are read: `load_model` takes it over.
+        _take_config(recipe, build_method(recipe))
     # Joined first: which process owns the folder is settled among all of them.
     processes.join(recipe.training.ddp_timeout)
     # One lock for a run on each disk: under torchrun one process holds it for all.
@@ -191,7 +194,7 @@ def _take_config(recipe: Recipe, method: Method) -> None:
     """Give `method` the config that the checkpoint was trained with, a measured sigma_e included.
 
     Reinforcement continues with the method that the weights have learnt. ValueError where the recipe names another
-    method, or gives a key another value than the checkpoint has.
+    method, gives a key another value than the checkpoint has, or sets what that method has no use for.
     """
     folder = checkpoint.resolve(str(recipe.model.init_from))
     trained = checkpoint.read_info(folder)["method"]
@@ -209,6 +212,8 @@ def _take_config(recipe: Recipe, method: Method) -> None:
                 f"method.{key} is {mine!r}, but {folder} was trained with {theirs!r}: leave it out"
             )
     method.config = config
+    assert recipe.grpo is not None
+    recipe.grpo.check_method(method)
 
 
 def make_validate(

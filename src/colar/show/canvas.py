@@ -96,6 +96,18 @@ def style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
 
+def legend(drawn: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> Any:
+    """A legend of a figure, without a frame, that has each name as it is; `how` goes to matplotlib."""
+    # matplotlib before 3.10 leaves out names that begin with "_". So numbers stand in for them until it is made.
+    numbers = [str(number) for number in range(len(names))]
+    made = drawn.legend(marks, numbers, frameon=False, **how)
+    for text, name in zip(made.get_texts(), names, strict=True):
+        text.set_text(name)
+        # Whoever measures it finds the size that it will have, see `save`.
+        text.set_parse_math(False)
+    return made
+
+
 def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
     """Write the figure as .png or .svg in one step: the path holds the old picture or the new one. Returns the path."""
     path = Path(path)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from colar import checks
@@ -36,6 +37,13 @@ _BOOKKEEPING = ("runtime", "per_second", "total_flos", "num_tokens", "num_input_
 _AXES = {"step", "epoch", "train_loss"}  # train_loss is the mean over the run, logged once at its end
 _MANY = 60
 """Logged values from which on a curve is too noisy to be read without a running mean."""
+_AIR = 0.1
+"""Inches that the layout leaves around the names of the lines, on two sides together, and a little more."""
+
+# Training is blue and validation orange in every panel; variants of validation take the other colours first.
+_BLUE, _ORANGE, *_OTHERS = canvas.COLOURS
+_TRAINING: dict[str, Any] = {"color": _BLUE, "linewidth": 1.4}
+_VALIDATION: dict[str, Any] = {"color": _ORANGE, "linewidth": 1.4, "marker": "o", "markersize": 4}
 
 
 def learning_curves(history: Iterable[Mapping[str, Any]], path: str | Path, title: str) -> Path:
@@ -63,6 +71,7 @@ def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
     columns = min(len(names), 3 if len(names) <= 9 else 4)
     lines = math.ceil(len(names) / columns)
     figure = canvas.figure(max(3.1 * columns, 4.2), 2.2 * lines + 0.4)
+    styles = _variant_styles(series)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=canvas.INK)
     grid = figure.subplots(lines, columns, squeeze=False)
     for index, axes in enumerate(grid.flat):
@@ -71,9 +80,10 @@ def draw_history(history: Iterable[Mapping[str, Any]], title: str) -> Any:
             continue
         # Panels of a column share their x axis, which is named below the last one.
         last_of_column = index + columns >= len(names)
-        _draw_series(axes, names[index], series)
+        _draw_series(axes, names[index], series, styles)
         canvas.dress(axes, names[index], x="step" if last_of_column else "", size=8)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _name_lines(figure, series, styles)
     return figure
 
 
@@ -112,10 +122,52 @@ def _group_of(name: str) -> int:
     return len(_PANELS)
 
 
-def _draw_series(axes: Any, panel: str, series: Series) -> None:
+def _variant_styles(series: Series) -> dict[str, dict[str, Any]]:
+    """The style of each variant of validation, `compression_factor=2`, in the order logged: one for all panels."""
+    styles: dict[str, dict[str, Any]] = {}
+    colours = [*_OTHERS, _BLUE, _ORANGE]
+    for key in series:
+        _, slash, name = key.partition("/")
+        if key.startswith("eval_") and slash and name not in styles:
+            colour = colours[len(styles) % len(colours)]
+            styles[name] = {"color": colour, "linewidth": 0.9, "marker": ".", "markersize": 4}
+    return styles
+
+
+def _name_lines(figure: Any, series: Series, styles: Mapping[str, Mapping[str, Any]]) -> None:
+    """Name the lines once, below all panels: inside a panel the names would lie on its lines.
+
+    The figure grows by the height of the names, so that the panels keep theirs.
+    """
+    training = [points for key, points in series.items() if not key.startswith("eval_")]
+    validation = any(key.startswith("eval_") and "/" not in key for key in series)
+    if not validation and not styles:
+        return
+    named: list[tuple[str, Mapping[str, Any]]] = []
+    if training:
+        long = any(len(points) >= _MANY for points in training)
+        named.append(("training (thick: running mean)" if long else "training", _TRAINING))
+    if validation:
+        named.append(("validation", _VALIDATION))
+    named += styles.items()
+
+    marks = [Line2D([], [], **style) for _, style in named]
+    names = [name for name, _ in named]
+    # As many columns as fit. One alone may be wider than the figure, which then grows.
+    for columns in range(len(names), 0, -1):
+        legend = canvas.legend(
+            figure, marks, names, loc="outside lower left", ncols=columns, fontsize=7.5, labelcolor=canvas.INK
+        )
+        size = legend.get_window_extent()
+        wide, high = size.width / figure.dpi + _AIR, size.height / figure.dpi + _AIR
+        if wide <= figure.get_figwidth() or columns == 1:
+            break
+        legend.remove()
+    figure.set_size_inches(max(figure.get_figwidth(), wide), figure.get_figheight() + high)
+
+
+def _draw_series(axes: Any, panel: str, series: Series, styles: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw training as a line, under its running mean where it is long, and validation as points on a line."""
-    # Training is blue and validation orange in every panel; variants of validation take the other colours first.
-    blue, orange, *others = canvas.COLOURS
     training = series.get(panel, ())
     validation = series.get(f"eval_{panel}", ())
     variants = {}
@@ -124,17 +176,13 @@ def _draw_series(axes: Any, panel: str, series: Series) -> None:
             variants[key.partition("/")[2]] = points
 
     if training:
-        _draw_training(axes, training, blue)
+        _draw_training(axes, training)
     if validation:
         x, y = zip(*validation, strict=True)
-        axes.plot(x, y, color=orange, marker="o", markersize=4, linewidth=1.4, label="validation")
-    colours = [*others, blue, orange]
-    for index, (name, points) in enumerate(variants.items()):
+        axes.plot(x, y, **_VALIDATION)
+    for name, points in variants.items():
         x, y = zip(*points, strict=True)
-        colour = colours[index % len(colours)]
-        axes.plot(x, y, color=colour, marker=".", markersize=4, linewidth=0.9, label=name)
-    if validation or variants:
-        axes.legend(fontsize=6 if variants else 7, frameon=False, loc="best")
+        axes.plot(x, y, **styles[name], label=name)
 
     values = []
     for points in (training, validation, *variants.values()):
@@ -147,15 +195,15 @@ def _draw_series(axes: Any, panel: str, series: Series) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
-def _draw_training(axes: Any, points: Sequence[tuple[float, float]], colour: str) -> None:
+def _draw_training(axes: Any, points: Sequence[tuple[float, float]]) -> None:
     x, y = zip(*points, strict=True)
+    if len(x) >= _MANY:
+        axes.plot(x, y, color=_BLUE, linewidth=0.8, alpha=0.3)
+        axes.plot(x, _running_mean(y), **_TRAINING)
+        return
     # A single point is no line: only a marker shows it.
     marker = "o" if len(x) == 1 else None
-    if len(x) < _MANY:
-        axes.plot(x, y, color=colour, linewidth=1.4, marker=marker, markersize=4, label="training")
-        return
-    axes.plot(x, y, color=colour, linewidth=0.8, alpha=0.3)
-    axes.plot(x, _running_mean(y), color=colour, linewidth=1.5, label="training (running mean)")
+    axes.plot(x, y, **_TRAINING, marker=marker, markersize=4)
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:

@@ -207,13 +207,13 @@ def _name_the_rest(figure: Any, rows: Sequence[ReportRow], styles: Styles) -> No
     marks = [
         Line2D([], [], color=styles[curve][0], marker=styles[curve][1], linestyle="none") for curve in rest
     ]
-    legend = figure.legend(
+    legend = canvas.legend(
+        figure,
         marks,
         names,
         title=f"not asked on all {len(datasets_of(rows))} datasets:",
         loc="outside lower left",
         ncols=2,
-        frameon=False,
         fontsize=8,
         title_fontsize=8,
         alignment="left",

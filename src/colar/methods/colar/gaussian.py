@@ -201,6 +201,11 @@ class LatentPredictor:
         """Whether latents are drawn (at a latent_temperature above 0)."""
         return bool(self.config.head != "deterministic")
 
+    @property
+    def has_density(self) -> bool:
+        """Whether `latent_logprob` has latents that it is of: those that are drawn."""
+        return self.explores
+
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         if bool((rollouts.params["snap"] > 0).any()):
             raise ValueError(

@@ -187,6 +187,10 @@ class Colar(base.Method):
         """Whether latents are drawn (at a latent_temperature above 0)."""
         return bool(self.config.head != "deterministic")
 
+    @property
+    def has_density(self) -> bool:
+        return self.predictor.has_density
+
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         return self.predictor.logps(lm, rollouts, latent_logprob)
 

@@ -200,6 +200,9 @@ class TokenPredictor:
 
     # Reinforcement
 
+    has_density: ClassVar[bool] = False
+    """A thought's log-prob is that of its tokens."""
+
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
         """Exact: a latent is the sum of tokens that were chosen one by one.
 

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from colar import checks
 from colar.engine.request import Decoding
-from colar.methods.rollouts import LatentLogprob
+from colar.methods.base import Method
+from colar.methods.rollouts import LatentLogprob, Scorable, require_scorable
 from colar.training.config import TrainingConfig
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo"]
@@ -75,7 +76,9 @@ class GrpoConfig:
     beta: float = 0.0
     """Weight of the KL divergence from the model at the start (its trained weights are kept twice above 0)."""
     latent_logprob: LatentLogprob = "mean"
-    """A latent's log-density: mean over its dimensions, of a token's size, or their sum, the true one."""
+    """A latent's log-density: mean over its dimensions, of a token's size, or their sum, the true one. Where latents
+    are not drawn from a density (the sequential and the deterministic head, CoT) it must be mean, which does nothing
+    there."""
     # Which outputs are learnt from.
     mask_truncated_completions: bool = False
     """Leave out outputs whose thinking or answer was cut."""
@@ -146,6 +149,16 @@ class GrpoConfig:
             assert self.decoding is not None  # the engine's Decoding checks the others
         except ValueError as error:
             raise ValueError(f"grpo.{error}") from error
+
+    def check_method(self, method: Method) -> Scorable:
+        """The method, where it can be trained and has a use for what is set here. ValueError where it has not."""
+        scorable = require_scorable(method)
+        allowed = (
+            f"mean for method.name {method.name} as it is set here: its thoughts are not drawn from a density"
+        )
+        used = scorable.has_density or self.latent_logprob == "mean"
+        checks.check_holds("grpo.latent_logprob", used, self.latent_logprob, allowed)
+        return scorable
 
     @property
     def decoding(self) -> Decoding:

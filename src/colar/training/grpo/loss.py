@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from colar.methods.base import Method
-from colar.methods.rollouts import Rollouts, Scores, require_scorable
+from colar.methods.rollouts import Rollouts, Scores
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.config import GrpoConfig, Level, LossType, Plan, Scale
 from colar.training.objective import Objective
@@ -142,7 +142,7 @@ class GrpoObjective(Objective):
 
     def __init__(self, lm: LatentLM, method: Method, config: GrpoConfig) -> None:
         super().__init__(lm, method)
-        self.scorable = require_scorable(method)
+        self.scorable = config.check_method(method)
         self.grpo = config  # not `config`: Trainer writes into a model's
 
     def score(self, tensors: dict[str, Tensor]) -> Scores:
