@@ -16,30 +16,36 @@ from colar.methods import pretrained, registry
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.training import peak, preflight, run
+from colar.training import peak, preflight, room, run
 from colar.training.curriculum import Curriculum
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, make_trainer, train
+from colar.training.stages import Pace, Stage, stages_of
 from colar.training.trainer import LatentTrainer
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 24, seed=0))
 COCONUT = Coconut(CoconutConfig(epochs_per_stage=3, n_stages=3))
 """Stages 1 to 4 begin at epochs 0, 3, 6 and 9."""
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.2)
+ONE_STAGE = [Stage(0, 1)]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def made(name: str = "cot", lora: LoraSettings | None = LORA) -> tuple[LatentLM, Any]:
+def made(
+    name: str = "cot", lora: LoraSettings | None = LORA, config: dict[str, Any] | None = None
+) -> tuple[LatentLM, Any]:
     torch.manual_seed(0)
     lm = LatentLM.from_backbone(backbones.load("tiny"), lora=lora)
-    method = registry.build(name, {})
+    method = registry.build(name, config or {})
     pretrained.attach(lm, method, 0)
     return lm, method
 
 
-def trainer_of(folder: Path, name: str = "cot", **config: Any) -> LatentTrainer:
-    lm, method = made(name)
+def trainer_of(
+    folder: Path, name: str = "cot", method_config: dict[str, Any] | None = None, **config: Any
+) -> LatentTrainer:
+    lm, method = made(name, config=method_config)
     settings = TrainingConfig(report_to="none", **config)
     return make_trainer(lm, method, EXAMPLES, settings, RunFolder(folder))
 
@@ -94,8 +100,7 @@ def test_tied_weights_are_held_once() -> None:
 
 def test_the_longest_batch_has_the_most_positions(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=4)
-    batch = preflight.longest_batch(trainer, 1.0)
-    assert batch is not None
+    batch = preflight.longest_batch(trainer, ONE_STAGE)
     mine = 4 * int(trainer.positions(batch).max())
     everyone = trainer.schedule.permutation(0)
     widths = [
@@ -104,14 +109,16 @@ def test_the_longest_batch_has_the_most_positions(tmp_path: Path) -> None:
     assert mine == 4 * max(widths)
 
 
-def test_a_later_stage_may_be_the_longest(tmp_path: Path) -> None:
-    """Pause tokens stand beside the chain; Coconut's last stage has no chain left: both stages are tried."""
-    trainer = trainer_of(tmp_path / "run", "coconut", per_device_train_batch_size=4)
-    first = preflight.longest_batch(trainer, 1.0)
-    assert first is not None
-    whole = preflight.longest_batch(trainer, 100.0)
-    assert whole is not None
-    assert int(trainer.positions(whole).max()) >= int(trainer.positions(first).max())
+def test_any_stage_may_be_the_longest(tmp_path: Path) -> None:
+    """Coconut with 30 latents a step, which is longer than a step: rows grow until no step is left."""
+    trainer = trainer_of(
+        tmp_path / "run", "coconut", {"n_latents_per_step": 30}, per_device_train_batch_size=4
+    )
+    stages = stages_of(Curriculum(trainer.objective.method, 6, 72))
+    widths = [int(trainer.positions(batch).max()) for batch in preflight.longest_batches(trainer, stages)]
+    # The third of four replaces a step more than the second; the last has no step that it had.
+    assert max(widths) == widths[2]
+    assert int(trainer.positions(preflight.longest_batch(trainer, stages)).max()) == widths[2]
 
 
 def test_parts_need_less_memory_at_once(tmp_path: Path) -> None:
@@ -119,28 +126,47 @@ def test_parts_need_less_memory_at_once(tmp_path: Path) -> None:
     found = {}
     for tokens in (None, 200):
         trainer = trainer_of(tmp_path / f"{tokens}", per_device_train_batch_size=16, tokens_per_batch=tokens)
-        batch = preflight.longest_batch(trainer, 1.0)
-        assert batch is not None
+        batch = preflight.longest_batch(trainer, ONE_STAGE)
         found[tokens] = preflight.measure(trainer, batch)
     assert found[200].rows == found[None].rows == 16
     assert found[200].positions <= 200 < found[None].positions
     assert found[200].peak_bytes < found[None].peak_bytes
 
 
-def test_out_of_memory_is_said_in_words(tmp_path: Path) -> None:
+def test_out_of_memory_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(tmp_path / "run")
 
     def fail(*args: Tensor) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     trainer.objective.register_forward_pre_hook(fail)
-    batch = preflight.longest_batch(trainer, 1.0)
-    assert batch is not None
+    batch = preflight.longest_batch(trainer, ONE_STAGE)
     with pytest.raises(
         ValueError, match=r"\(24 rows, \d+ positions at once\) does not fit .* lower training.tokens"
     ):
         preflight.measure(trainer, batch)
     assert all(weight.grad is None for weight in trainer.objective.parameters())
+    # Not even the weights of an adapter's backbone.
+    monkeypatch.setattr(room, "memory_of", lambda device: 2**20)
+    with pytest.raises(
+        ValueError, match=r"device's memory: weights, moments and gradients alone take .*training.fsdp"
+    ):
+        preflight.measure(trainer, batch)
+
+
+def test_a_run_warns_where_the_optimiser_will_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The batch fits without AdamW's moments, which come with the first update."""
+    monkeypatch.setattr(room, "memory_of", lambda device: 12 * 2**20)
+    lm, method = made(lora=None)
+    settings = TrainingConfig(report_to="none", max_steps=1, per_device_train_batch_size=1)
+    train(lm, method, EXAMPLES, settings, tmp_path / "run")
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert (
+        "of 12.0 MiB: weights, moments and gradients alone take 12.9 MiB: train an adapter (model.lora)"
+        in said
+    )
 
 
 # Nothing of it stays
@@ -224,7 +250,9 @@ def test_the_last_stage_begins_where_its_first_update_is() -> None:
 )
 def test_hours_that_end_before_the_last_stage(seconds: float, hours: float | None, warns: bool) -> None:
     """The last stage begins at epoch 9: 12 hours are 4,800 seconds an epoch."""
-    problem = preflight.too_few_hours(Curriculum(COCONUT, 10, 120), seconds, hours)
+    curriculum = Curriculum(COCONUT, 10, 120)
+    stages = stages_of(curriculum)
+    problem = preflight.too_few_hours(curriculum, Pace(stages, [seconds] * len(stages)), hours)
     assert (problem is not None) == warns
     if warns:
         assert problem is not None

@@ -1,11 +1,11 @@
 """What a recipe takes here, measured: data and model are loaded, the longest batch goes forward and backward.
 
-Nothing is written, and no step is made. Under GRPO one generation is sampled, and its longest batch learnt from.
+Nothing is written, and no step is made. A curriculum's longest batch goes through as it is in each stage. Under GRPO
+one generation is sampled, and its longest batch learnt from.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,18 +20,25 @@ from colar.evaluation.evaluate import require_fit
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.planning.estimate import GIB, Estimate, disk, gib
+from colar.planning.estimate import Estimate, disk
 from colar.recipe import Recipe, check_start, load_examples, load_model, make_validate
-from colar.training import peak, preflight, recompute, sft
+from colar.training import peak, preflight, recompute, room, sft
 from colar.training.curriculum import Curriculum
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, fed_positions, without_dropout
+from colar.training.room import GIB, gib
 from colar.training.run_folder import RunFolder
+from colar.training.stages import stages_of
 from colar.training.trainer import LatentTrainer
 
 
 def check(recipe: Recipe) -> Estimate:
     """The table of a recipe on this machine. ValueError for what is wrong with it."""
+    if recipe.training.fsdp:
+        raise ValueError(
+            "training.fsdp cannot be measured before training, as each device would need the whole model: `colar plan` "
+            "computes what a device holds"
+        )
     recipe.training.check_installed()
     check_start(recipe.model)
     examples, held_out = load_examples(recipe.data)
@@ -58,15 +65,17 @@ def _sft(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Est
     loader = trainer.get_train_dataloader()
     _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
     curriculum = Curriculum(trainer.objective.method, per_epoch, max_steps)
-    # The run's length in epochs: a curriculum's last stage may have the longer rows.
-    batch = preflight.longest_batch(trainer, max_steps / per_epoch)
-    assert batch is not None, "rows are there before training"
-    found = _measured(trainer, batch, training.gradient_checkpointing)
-    _memory(estimate, trainer, found)
-    seconds = preflight.epoch_seconds(trainer, found)
-    estimate.add_seconds("an epoch", seconds, f"{per_epoch:,} updates, without validation")
-    estimate.add_seconds("the run", seconds * max_steps / per_epoch, f"{max_steps:,} updates")
-    problem = preflight.too_few_hours(curriculum, seconds, training.max_hours)
+    stages = stages_of(curriculum)
+    found = [
+        _measured(trainer, batch, training.gradient_checkpointing)
+        for batch in preflight.longest_batches(trainer, stages)
+    ]
+    _memory(estimate, trainer, max(found, key=lambda each: each.peak_bytes))
+    pace = preflight.pace_of(trainer, stages, found)
+    mean = "; the mean over all stages" if len(stages) > 1 else ""
+    estimate.add_seconds("an epoch", pace.epoch, f"{per_epoch:,} updates, without validation{mean}")
+    estimate.add_seconds("the run", pace.run, f"{max_steps:,} updates")
+    problem = preflight.too_few_hours(curriculum, pace, training.max_hours)
     if problem is not None:
         estimate.problems.append(problem)
     return _ended(estimate, recipe, trainer, held_out)
@@ -122,21 +131,13 @@ def _measured(
 def _memory(estimate: Estimate, trainer: LatentTrainer, found: preflight.Measured) -> None:
     estimate.add("longest batch", f"{found.rows} rows", f"{found.positions:,} positions at once")
     estimate.peak_bytes = found.peak_bytes
-    room = memory_of(trainer.objective.lm.device)
-    estimate.add_bytes("peak memory", found.peak_bytes, f"of {room / GIB:.0f} GiB; AdamW's moments included")
-    if found.peak_bytes > room:
-        estimate.problems.append(
-            f"{gib(found.peak_bytes)} of {gib(room)}: set training.tokens_per_batch or "
-            "training.gradient_checkpointing true"
-        )
-
-
-def memory_of(device: torch.device) -> int:
-    """Bytes of the device's memory, whoever uses them."""
-    if device.type == "cuda":
-        # (free, total): what others use now is not counted as lost.
-        return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = room.memory_of(trainer.objective.lm.device)
+    estimate.add_bytes(
+        "peak memory", found.peak_bytes, f"of {memory / GIB:.0f} GiB; AdamW's moments included"
+    )
+    problem = preflight.too_little_memory(trainer, found)
+    if problem is not None:
+        estimate.problems.append(problem)
 
 
 def _ended(estimate: Estimate, recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Estimate:

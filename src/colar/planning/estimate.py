@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from colar.training.preflight import clock
-
-GIB = 2**30
+from colar.training.room import gib
 
 
 @dataclass
@@ -52,11 +51,6 @@ class Estimate:
         for what, how_much, note in self.lines:
             found.append(f"  {what:<{widths[0]}}  {how_much:<{widths[1]}}  {note}".rstrip())
         return found + [f"  does not fit: {problem}" for problem in self.problems]
-
-
-def gib(size: float) -> str:
-    """`12.3 GiB`; `4.5 MiB` below a tenth of one."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"
 
 
 def disk(trained: int, kept: int, moments: int) -> int:

@@ -13,11 +13,12 @@ Shape suffixes: B rows, T positions, X positions of all rows, M positions with l
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -33,17 +34,45 @@ class Replayed:
     """Of one batch, forward and backward."""
 
     bytes: int
-    """Beside weights and the optimiser's moments."""
+    """Beside weights, the optimiser's moments, and gradients that were there before."""
     flops: int
 
 
-def replay(lm: LatentLM, work: Work, bf16: bool, mode: FakeTensorMode) -> Replayed:
-    """Do the work on the shapes of `lm` (made in `mode`)."""
+def replay(
+    lm: LatentLM,
+    work: Work,
+    bf16: bool,
+    mode: FakeTensorMode,
+    *,
+    accumulates: bool = False,
+    leaving: Sequence[nn.Parameter] = (),
+) -> Replayed:
+    """Do the work on the shapes of `lm` (made in `mode`).
+
+    `accumulates`: earlier batches of the update have left their gradients, to which this one's are added. Gradients of
+    the weights `leaving` are gone as soon as they are made.
+    """
     # In eval mode layers would not recompute: checkpoints work in training alone.
     lm.train()
-    with mode, TensorPeak() as counted, Products() as products:
-        _forward_and_backward(lm, work, bf16)
+    trained = [weight for weight in lm.parameters() if weight.requires_grad]
+    hooks: list[Any] = []
+    for weight in leaving:
+        hooks.append(weight.register_post_accumulate_grad_hook(_drop_gradient))  # type: ignore[no-untyped-call]
+    with mode:
+        if accumulates:
+            for weight in trained:
+                weight.grad = torch.zeros_like(weight)
+        with TensorPeak() as counted, Products() as products:
+            _forward_and_backward(lm, work, bf16)
+    for weight in trained:
+        weight.grad = None
+    for hook in hooks:
+        hook.remove()
     return Replayed(counted.peak, products.flops)
+
+
+def _drop_gradient(weight: Tensor) -> None:
+    weight.grad = None
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,8 +101,6 @@ def _forward_and_backward(lm: LatentLM, work: Work, bf16: bool) -> None:
     # Held by this list, they would count as memory all through the backward pass.
     del results
     torch.autograd.backward(total)
-    for weight in lm.parameters():
-        weight.grad = None
 
 
 def _forward(lm: LatentLM, work: Work) -> list[Tensor]:

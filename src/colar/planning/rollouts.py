@@ -19,8 +19,13 @@ from colar.training.grpo.schedule import QuestionSchedule
 from colar.training.grpo.trainer import fed_positions
 
 
-def rollout_work(twin: Twin, method: Method, recipe: Recipe, examples: Sequence[Example]) -> Work:
-    """The work of the longest part of a batch, by a twin that has learnt nothing: it rarely stops by itself."""
+def rollout_work(
+    twin: Twin, method: Method, recipe: Recipe, examples: Sequence[Example]
+) -> tuple[Work, bool]:
+    """The work of the longest part of a batch, and whether that is all of it.
+
+    The twin has learnt nothing: it rarely stops by itself.
+    """
     config = recipe.grpo
     assert config is not None
     size = recipe.training.per_device_train_batch_size
@@ -36,9 +41,9 @@ def rollout_work(twin: Twin, method: Method, recipe: Recipe, examples: Sequence[
     lengths = fed_positions(tensors)
     # The longest rows, and of their parts the first, which has the longest again.
     batch = lengths.argsort(descending=True)[:size]
-    first = part_indices(lengths[batch], recipe.training.tokens_per_batch)[0]
+    first, *others = part_indices(lengths[batch], recipe.training.tokens_per_batch)
     # What sampling has noted is dropped: a batch's work is that of its loss.
     twin.work = Work()
     with torch.no_grad():
         GrpoObjective(twin, method, config)(**take(tensors, batch[first]))
-    return twin.work
+    return twin.work, not others

@@ -7,12 +7,15 @@ Under GRPO it is the longest batch of generation 0, which is sampled now and not
 
     peak       weights + AdamW's moments + what the tensors of the longest batch hold at most
     an epoch   seconds of that batch a position, times all positions of an epoch, padding included
+
+A curriculum's rows change from stage to stage: the longest batch is that of the stage where it has the most positions,
+and each stage's epochs take as long as they have positions.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +23,22 @@ import torch
 from torch import Tensor, nn
 
 from colar import progress
+from colar.methods.base import Row
 from colar.ops import devices
-from colar.training import peak
+from colar.training import peak, room
 from colar.training.batches import RowSchedule, TrainingRows, collate, count_rows
 from colar.training.curriculum import Curriculum
+from colar.training.room import gib
+from colar.training.stages import Pace, Stage, stages_of
 from colar.training.trainer import LatentTrainer
 
 AGAIN_BELOW = 3.0
 """Seconds of a batch up to which it is timed a second time."""
+SAMPLED = 8
+"""Batches by which a curriculum's stages are compared."""
+
+Encode = Callable[[float, Sequence[int]], list[Row]]
+"""Epoch and indices of examples -> their rows, as a run has them there."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,10 @@ class Measured:
     rows: int
     positions: int
     """Of its longest part, padding included: what was in memory at once."""
+    padded: int
+    """Of the whole batch, padding included."""
+    at_once: int
+    """Rows of its longest part."""
     seconds: float
     peak_bytes: int
     """Weights and AdamW's moments included."""
@@ -80,25 +95,49 @@ def padded(schedule: RowSchedule, indices: list[int]) -> int:
     return n_rows * max(schedule.lengths[index] for index in indices)
 
 
-def longest_batch(trainer: LatentTrainer, epochs: float) -> dict[str, Tensor] | None:
-    """The batch with the most positions, in the stage of a run of so many `epochs` that makes it longest.
+def widest(schedule: RowSchedule, size: int) -> list[int]:
+    """The batch with the most positions."""
+    return max(batches(schedule, size), key=lambda indices: padded(schedule, indices))
 
-    None where batches are sampled by the model.
+
+def stage_positions(schedule: RowSchedule, size: int, encode: Encode, stages: Sequence[Stage]) -> list[float]:
+    """Positions of an epoch in each stage, padding included.
+
+    The schedule knows the lengths of the first stage. To encode all rows for the others would take minutes: they have
+    more or fewer by as much as some batches have.
     """
+    all_batches = list(batches(schedule, size))
+    first = sum(padded(schedule, indices) for indices in all_batches)
+    if len(stages) == 1:
+        return [first]
+    # Their order is random: every n-th is a sample.
+    some = all_batches[:: -(-len(all_batches) // SAMPLED)]
+    counts = [0] * len(stages)
+    for i, stage in enumerate(stages):
+        for indices in some:
+            lengths = [len(row) for row in encode(stage.begins, indices)]
+            counts[i] += len(lengths) * max(lengths)
+    return [first * count / counts[0] for count in counts]
+
+
+def encoder(rows: TrainingRows) -> Encode:
+    """Rows as the run has them."""
+    return lambda epoch, indices: [rows[epoch, i, draw] for i in indices for draw in range(rows.n_draws)]
+
+
+def longest_batches(trainer: LatentTrainer, stages: Sequence[Stage]) -> list[dict[str, Tensor]]:
+    """The batch with the most positions, as it is in each stage."""
     rows, schedule = trainer.train_dataset, trainer.schedule
-    if not isinstance(rows, TrainingRows) or not isinstance(schedule, RowSchedule):
-        return None
-    size = trainer.args.train_batch_size
-    indices = max(batches(schedule, size), key=lambda each: padded(schedule, each))
-    found: dict[str, Tensor] = {}
-    most = -1
-    # Stages of a curriculum have rows of different lengths.
-    for epoch in (0.0, max(0.0, epochs - 1e-6)):
-        batch = collate([rows[epoch, index, draw] for index in indices for draw in range(rows.n_draws)])
-        positions = int(trainer.positions(batch).max())
-        if positions > most:
-            found, most = batch, positions
-    return found
+    assert isinstance(rows, TrainingRows), "reinforcement samples its batches"
+    assert isinstance(schedule, RowSchedule), "rows have a schedule"
+    indices = widest(schedule, trainer.args.train_batch_size)
+    encode = encoder(rows)
+    return [collate(encode(stage.begins, indices)) for stage in stages]
+
+
+def longest_batch(trainer: LatentTrainer, stages: Sequence[Stage]) -> dict[str, Tensor]:
+    """The batch with the most positions, in the stage that makes it longest."""
+    return max(longest_batches(trainer, stages), key=lambda batch: int(trainer.positions(batch).max()))
 
 
 def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
@@ -108,6 +147,8 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
     trained = [weight for weight in objective.parameters() if weight.requires_grad]
     parts = trainer.parts(batch)
     widths = [int(trainer.positions(part).max()) * int(count_rows([part])) for part in parts]
+    # The first part is the longest.
+    at_once = int(count_rows(parts[:1]))
     was_training = objective.training
     objective.train()
     devices = [model.device] if model.device.type == "cuda" else []
@@ -123,10 +164,10 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
             if seconds < AGAIN_BELOW:
                 seconds = _seconds(trainer, parts)
     except torch.OutOfMemoryError as error:
+        advice = what_helps(trainer, at_once, room.memory_of(model.device))
         raise ValueError(
             f"the longest batch ({count_rows([batch])} rows, {widths[0]} positions at once) does not fit into the "
-            "device's memory: lower training.tokens_per_batch or training.per_device_train_batch_size, or set "
-            "training.gradient_checkpointing true"
+            f"device's memory: {advice}"
         ) from error
     finally:
         for weight in trained:
@@ -136,6 +177,8 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
     return Measured(
         rows=int(count_rows([batch])),
         positions=max(widths),
+        padded=int(count_rows([batch])) * int(trainer.positions(batch).max()),
+        at_once=at_once,
         seconds=seconds,
         peak_bytes=peak.held(objective) + moments + kept + found.bytes,
     )
@@ -159,39 +202,67 @@ def _with_gradients(weights: list[nn.Parameter]) -> None:
         weight.grad = torch.zeros_like(weight)
 
 
-def epoch_seconds(trainer: LatentTrainer, found: Measured) -> float:
-    """Seconds of an epoch's updates, of the seconds of one batch; 0 where batches are sampled by the model."""
-    schedule = trainer.schedule
-    if not isinstance(schedule, RowSchedule):
-        return 0.0
-    size = trainer.args.train_batch_size
-    all_batches = [padded(schedule, indices) for indices in batches(schedule, size)]
-    share = sum(all_batches) / max(all_batches)
-    return found.seconds * share / float(trainer.args.world_size)
+def what_helps(trainer: LatentTrainer, at_once: int, memory: int) -> str:
+    """What to set where a batch of `at_once` rows in its longest part takes more than `memory` bytes of the device."""
+    objective = trainer.objective
+    lm = objective.lm
+    alone = peak.held(objective) + (peak.ADAM_MOMENTS + 1) * peak.trained(objective)
+    recomputes = any(getattr(layer, "gradient_checkpointing", False) for layer in lm.causal_lm.modules())
+    helps = []
+    if alone < memory and at_once > 1:
+        helps.append("lower training.tokens_per_batch or training.per_device_train_batch_size")
+    if alone < memory and not recomputes:
+        helps.append("set training.gradient_checkpointing true")
+    if helps:
+        return ", or ".join(helps)
+    too_little = "" if alone >= memory else ", which leaves too little for the longest row"
+    # What training.fsdp rejects (sft.py, grpo/run.py).
+    divisible = isinstance(trainer.schedule, RowSchedule) and not objective.method.unrolled
+    advice = room.smaller_weights(lm, memory, divisible)
+    return f"weights, moments and gradients alone take {gib(alone)}{too_little}: {advice}"
 
 
-def too_few_hours(curriculum: Curriculum, seconds: float, hours: float | None) -> str | None:
-    """What is wrong where `hours` end training before the curriculum's last stage, at so many `seconds` an epoch."""
-    begins = curriculum.last_stage_begins() / curriculum.steps_per_epoch
-    if hours is None or begins == 0 or seconds * begins < 3600 * hours:
+def too_little_memory(trainer: LatentTrainer, found: Measured) -> str | None:
+    """What is wrong where the device has less memory than the run takes at most."""
+    memory = room.memory_of(trainer.objective.lm.device)
+    if found.peak_bytes <= memory:
         return None
+    return f"{gib(found.peak_bytes)} of {gib(memory)}: {what_helps(trainer, found.at_once, memory)}"
+
+
+def pace_of(trainer: LatentTrainer, stages: Sequence[Stage], found: Sequence[Measured]) -> Pace:
+    """How long each stage takes, of the seconds of a batch that was measured for it."""
+    rows, schedule = trainer.train_dataset, trainer.schedule
+    assert isinstance(rows, TrainingRows), "reinforcement has no stages"
+    assert isinstance(schedule, RowSchedule), "rows have a schedule"
+    positions = stage_positions(schedule, trainer.args.train_batch_size, encoder(rows), stages)
+    n = trainer.args.world_size
+    seconds = [each.seconds / each.padded * count / n for each, count in zip(found, positions, strict=True)]
+    return Pace(stages, seconds)
+
+
+def too_few_hours(curriculum: Curriculum, pace: Pace, hours: float | None) -> str | None:
+    """What is wrong where `hours` end training before the curriculum's last stage."""
+    if hours is None or len(pace.stages) == 1 or pace.before_last < 3600 * hours:
+        return None
+    ends = pace.epoch_after(3600 * hours)
     return (
-        f"training.max_hours {hours:g} ends training at about epoch {3600 * hours / seconds:.2f} (an epoch takes "
-        f"{seconds / 3600:.2f} hours), and the last stage of {curriculum.method.name}'s curriculum begins at epoch "
-        f"{begins:g}: nothing would be published"
+        f"training.max_hours {hours:g} ends training at about epoch {ends:.2f} (an epoch takes {pace.epoch / 3600:.2f} "
+        f"hours), and the last stage of {curriculum.method.name}'s curriculum begins at epoch "
+        f"{pace.stages[-1].begins:g}: nothing would be published"
     )
 
 
 def before_training(trainer: LatentTrainer, curriculum: Curriculum, hours: float | None) -> Measured | None:
-    """The check that every run begins with: a line of what it will take, and a warning where hours do not suffice."""
-    epochs = curriculum.max_steps / curriculum.steps_per_epoch
-    batch = longest_batch(trainer, epochs)
-    if batch is None:
+    """The check that every run begins with: a line of what it will take, and warnings of what will not suffice."""
+    if not isinstance(trainer.schedule, RowSchedule):
         return _before_reinforcement(trainer)
-    found = _measure_once(trainer, batch)
-    seconds = epoch_seconds(trainer, found)
-    progress.say(f"{_longest(found)}; an epoch takes about {clock(seconds)}")
-    problem = too_few_hours(curriculum, seconds, hours)
+    stages = stages_of(curriculum)
+    found = _measure_once(trainer, longest_batch(trainer, stages))
+    # One batch: a position takes as long in every stage.
+    pace = pace_of(trainer, stages, [found] * len(stages))
+    progress.say(f"{_longest(found)}; an epoch takes about {clock(pace.epoch)}")
+    problem = too_few_hours(curriculum, pace, hours)
     if problem is not None:
         progress.say(f"warning: {problem}")
     return found
@@ -213,7 +284,12 @@ def _before_reinforcement(trainer: LatentTrainer) -> Measured | None:
 def _measure_once(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
-        return measure(trainer, batch)
+        found = measure(trainer, batch)
+    problem = too_little_memory(trainer, found)
+    if problem is not None:
+        # The batch went through: AdamW's moments, which come with the first update, may not fit beside it.
+        progress.say(f"warning: {problem}")
+    return found
 
 
 def _longest(found: Measured) -> str:
