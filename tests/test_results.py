@@ -21,7 +21,7 @@ def test_there_are_results():
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.parent.name)
 def test_a_report_is_the_fold_over_its_records(path):
     saved = files.read_json(path)
-    records = report.load_records([path.parent / "records.jsonl.gz"])
+    records = report.RecordFiles([path.parent / "records.jsonl.gz"])
     pairs = list(dict.fromkeys((row["pair"][0], row["pair"][1]) for row in saved.get("pairs", ())))
     folded = report.fold(records, {}, saved["baseline"], saved.get("nearest"), pairs).to_json()
     read_back = Report.from_json(saved).to_json()

@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from colar.evaluation.records import Cells, Record, cluster_of
+import numpy as np
+
+from colar.evaluation.records import Answers, Cells
 from colar.ops import stats
 from colar.show.naming import AVERAGE, Cell, System, is_control, system_name, without_control
 from colar.show.report_rows import Difference, PairDifference, ReportRow, systems_of
@@ -73,29 +75,26 @@ def compare_pairs(
     return found
 
 
-def difference(
-    cell: Cell, members: Sequence[Record], other: Cell, others: Sequence[Record]
-) -> Difference | None:
+def difference(cell: Cell, members: Answers, other: Cell, others: Answers) -> Difference | None:
     """The row of two cells of one dataset; None where the two share no question."""
     # Systems may have been asked different parts of a dataset.
-    shared = {record["id"] for record in members} & {record["id"] for record in others}
-    if not shared:
+    shared = stats.in_both(members["question"], others["question"])
+    if not shared.any():
         return None
-    ours = [record for record in members if record["id"] in shared]
-    theirs = [record for record in others if record["id"] in shared]
     # One side's clusters for both: records from before `cluster` was written may stand beside newer ones.
-    cluster = {record["id"]: cluster_of(record) for record in ours}
-    found = stats.paired_difference(
-        [record["correct"] for record in ours],
-        [cluster[record["id"]] for record in ours],
-        [record["correct"] for record in theirs],
-        [cluster[record["id"]] for record in theirs],
-    )
+    cluster_of = np.zeros(len(shared), dtype=np.int64)
+    cluster_of[members["question"]] = members["cluster"]
+
+    def side(answers: Answers) -> tuple[stats.Array, stats.Array]:
+        kept = shared[answers["question"]]
+        return answers["correct"][kept], cluster_of[answers["question"][kept]]
+
+    found = stats.paired_difference(*side(members), *side(others))
     return Difference(
         cell.system,
         cell.dataset,
         baseline=other.system,
-        n=len(shared),
+        n=int(shared.sum()),
         difference=found.mean,
         se=found.se,
         interval=_listed(found.interval),
@@ -159,7 +158,7 @@ def _mean_lengths(cells: Cells) -> dict[System, float]:
     """#L of each system: the mean over its datasets, so that all of its cells have the same nearest system."""
     by_system: defaultdict[System, list[float]] = defaultdict(list)
     for cell, members in cells.items():
-        by_system[cell.system].append(fmean(record["length"] for record in members))
+        by_system[cell.system].append(fmean(members["length"].tolist()))
     return {system: fmean(lengths) for system, lengths in by_system.items()}
 
 

@@ -1,5 +1,7 @@
 """Records: one question answered once by one system, a line of records.jsonl; read, checked, sorted into cells.
 
+    records.jsonl -> RecordFiles -> by_cell -> Cells: an array for each cell, an entry for each record
+
 {"model": "tiny", "method": "colar", "label": "", "dataset": "arithmetic", "compression_factor": 2,
  "decoding": "greedy", "train_seed": 0,                          the cell: the row of the report that it falls into
  "seed": 0, "id": "arithmetic/test/0",                           which sample of the cell it is
@@ -10,11 +12,17 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from colar import checks, files
 from colar.show.naming import AVERAGE, Cell, cell_order
@@ -24,8 +32,29 @@ Record = Mapping[str, Any]
 """The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and
 `cluster`, where the question repeats an earlier one of the data set (`Example.cluster`)."""
 
-Cells = Mapping[Cell, Sequence[Record]]
-"""The records of each cell."""
+ANSWER = np.dtype(
+    [
+        # Training runs, questions and answers are numbered: equal numbers stand for equal values.
+        ("run", np.int64),
+        ("seed", np.int64),
+        ("question", np.int64),
+        ("cluster", np.int64),  # number of a question: of its own, or of the one that it repeats
+        ("parsed", np.int64),  # -1 where the answer could not be parsed
+        ("correct", np.bool_),
+        ("truncated", np.bool_),
+        ("length", np.float64),
+        ("forward_passes", np.float64),
+        ("seconds", np.float64),
+        ("gold_length", np.float64),  # NaN where the question has no reference chain
+    ]
+)
+"""What a report needs of a record: its cell is known, its texts are compared but not read."""
+
+Answers = npt.NDArray[np.void]
+"""Records as an array of `ANSWER`: each field is a column, `answers["correct"]`."""
+
+Cells = Mapping[Cell, Answers]
+"""The answers of each cell."""
 
 RECORD_KEYS = (
     *CELL_KEYS,
@@ -39,6 +68,9 @@ RECORD_KEYS = (
     "forward_passes",
     "seconds",
 )
+_REQUIRED = frozenset(RECORD_KEYS)
+_cell_key = itemgetter(*CELL_KEYS)
+"""The values that name a record's cell. To make the cell itself takes five times as long."""
 
 
 class RecordKey(NamedTuple):
@@ -55,28 +87,30 @@ def record_key(record: Record) -> RecordKey:
     return RecordKey(cell_from_json(record), record["seed"], record["id"])
 
 
-def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """Read the records in JSONL files, gzipped where the name ends in .gz.
+class RecordFiles:
+    """The records in JSONL files, gzipped where the name ends in .gz.
 
+    They are read and checked one by one, anew in each loop over them: only the record at hand is in memory.
     Raises ValueError that names file and line for text that is not JSON, for a value that is not a record, and for
     a second record of the same system, dataset, seed and question.
     """
-    records: list[dict[str, Any]] = []
-    places: defaultdict[Cell, dict[tuple[int, str], str]] = defaultdict(dict)
-    for path in paths:
-        for number, record in _lines(Path(path)):
-            where = f"{path}:{number}"
-            check_record(record, where)
-            # Files may overlap. Records counted twice would give intervals that are too narrow.
-            known = places[cell_from_json(record)]
-            sample = (record["seed"], record["id"])
-            if sample in known:
-                raise ValueError(
-                    f"{where}: a second record of {_describe(record)}; the first is {known[sample]}"
-                )
-            known[sample] = where
-            records.append(record)
-    return records
+
+    def __init__(self, paths: Iterable[str | Path]) -> None:
+        self.paths = [Path(path) for path in paths]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return _checked(self._placed())
+
+    def _placed(self) -> Iterator[tuple[str, Any]]:
+        for path in self.paths:
+            name = str(path)
+            for number, record in _lines(path):
+                yield f"{name}:{number}", record
+
+
+def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """All records of these files in a list. A report needs none: it is folded from `RecordFiles`."""
+    return list(RecordFiles(paths))
 
 
 def find_records(texts: Iterable[str | Path]) -> list[Path]:
@@ -92,23 +126,41 @@ def find_records(texts: Iterable[str | Path]) -> list[Path]:
     return found
 
 
-def by_cell(records: Iterable[Record]) -> dict[Cell, list[Record]]:
-    """The records of each cell, in the order of the report: by system first, then by dataset.
+def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
+    """The answers of each cell, in the order of the report: by system first, then by dataset.
 
     Raises ValueError that numbers the record where one is wrong or comes twice, and where there is none.
     """
-    cells: defaultdict[Cell, dict[tuple[int, str], Record]] = defaultdict(dict)
-    # Checked again: records need not come from `load_records`.
-    for number, record in enumerate(records, start=1):
-        check_record(record, f"record {number}")
-        members = cells[cell_from_json(record)]
-        sample = (record["seed"], record["id"])
-        if sample in members:
-            raise ValueError(f"record {number}: a second record of {_describe(record)}")
-        members[sample] = record
-    if not cells:
+    # Files check what they hold, and name the line of a wrong record.
+    if not isinstance(records, RecordFiles):
+        records = _checked((f"record {number}", record) for number, record in enumerate(records, start=1))
+    questions = _numbering()
+    answers = _numbering()
+    runs = _numbering()
+    members: defaultdict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
+    for record in records:
+        parsed = record["parsed"]
+        answer = (
+            runs[record["train_seed"]],
+            record["seed"],
+            questions[record["id"]],
+            questions[cluster_of(record)],
+            -1 if parsed is None else answers[parsed],
+            record["correct"],
+            record["truncated"],
+            record["length"],
+            record["forward_passes"],
+            record["seconds"],
+            record.get("gold_length", math.nan),
+        )
+        members[_cell_key(record)].append(answer)
+    if not members:
         raise ValueError("a report needs at least one record")
-    return {cell: list(cells[cell].values()) for cell in sorted(cells, key=cell_order)}
+    cells = {}
+    for key, rows in members.items():
+        cell = cell_from_json(dict(zip(CELL_KEYS, key, strict=True)))
+        cells[cell] = np.array(rows, dtype=ANSWER)
+    return {cell: cells[cell] for cell in sorted(cells, key=cell_order)}
 
 
 def cluster_of(record: Record) -> Any:
@@ -120,16 +172,22 @@ def check_record(record: Any, where: str) -> None:
     """Raise ValueError that says `where`, if a record lacks a key, has a wrong value or contradicts itself."""
     if not isinstance(record, Mapping):
         raise ValueError(f"{where}: a record must be an object, got {type(record).__name__}")
-    missing = [key for key in RECORD_KEYS if key not in record]
-    if missing:
+    if not _REQUIRED <= record.keys():
+        missing = [key for key in RECORD_KEYS if key not in record]
         raise ValueError(f"{where}: the record lacks {', '.join(missing)}")
     # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN.
     for key in ("correct", "truncated"):
         if not isinstance(record[key], bool):
             raise ValueError(f"{where}: {key} must be true or false, got {record[key]!r}")
-    for key in ("length", "forward_passes", "seconds"):
+    amounts = ["length", "forward_passes", "seconds"]
+    if record.get("gold_length") is not None:
+        amounts.append("gold_length")
+    for key in amounts:
         if not checks.is_number(record[key]) or record[key] < 0:
             raise ValueError(f"{where}: {key} must be a number from 0, got {record[key]!r}")
+    seed = record["seed"]
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"{where}: seed must be a whole number of at most 64 bits, got {seed!r}")
     if record["correct"] and record["parsed"] is None:
         raise ValueError(
             f"{where}: correct is true but parsed is null: an answer that cannot be parsed is wrong"
@@ -138,6 +196,25 @@ def check_record(record: Any, where: str) -> None:
         raise ValueError(
             f"{where}: {AVERAGE!r} is no dataset's name: the report's mean over datasets is called that"
         )
+
+
+def _checked(placed: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The records one by one, each after its check. `placed` are (where, record); errors say where."""
+    places: defaultdict[tuple[Any, ...], dict[tuple[int, str], str]] = defaultdict(dict)
+    for where, record in placed:
+        check_record(record, where)
+        # Files may overlap. Records counted twice would give intervals that are too narrow.
+        known = places[_cell_key(record)]
+        sample = (record["seed"], record["id"])
+        if sample in known:
+            raise ValueError(f"{where}: a second record of {_describe(record)}; the first is {known[sample]}")
+        known[sample] = where
+        yield record
+
+
+def _numbering() -> defaultdict[Hashable, int]:
+    """Gives each new key the next whole number, from 0."""
+    return defaultdict(itertools.count().__next__)
 
 
 def _records_in(folder: Path) -> Path:

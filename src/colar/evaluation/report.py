@@ -1,6 +1,6 @@
 """The report: a pure fold over records. The same records, in any order, give the same report.
 
-    load_records -> fold -> Report -> write
+    RecordFiles -> fold -> Report -> write
 
 A row is one system (model, method, label, compression factor, decoding, training seed) on one dataset, or its
 macro-average: the plain mean over the datasets that THIS system was asked (`datasets` names them). Adding a system to
@@ -33,14 +33,14 @@ from typing import Any
 
 from colar import files
 from colar.evaluation.compare import compare, compare_pairs
-from colar.evaluation.records import Record, by_cell, load_records
+from colar.evaluation.records import Record, RecordFiles, by_cell, load_records
 from colar.evaluation.summary import averages, over_runs, pool, pooled_rows, summarise
 from colar.evaluation.tables import render_console, render_markdown
 from colar.show import plots
 from colar.show.naming import is_control
 from colar.show.report_rows import Report, ReportRow
 
-__all__ = ["fold", "load_records", "render_console", "render_markdown", "write"]
+__all__ = ["RecordFiles", "fold", "load_records", "render_console", "render_markdown", "write"]
 
 PICTURE = "accuracy_vs_length"
 TITLE = "Evaluation"

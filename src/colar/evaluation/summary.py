@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
-from colar.evaluation.records import Cells, Record, cluster_of
+import numpy as np
+import numpy.typing as npt
+
+from colar.evaluation.records import Answers, Cells
 from colar.ops import stats
 from colar.show.naming import AVERAGE, Cell, System
 from colar.show.report_rows import ReportRow, RunsRow
 
 
-def summarise(cell: Cell, members: Sequence[Record]) -> ReportRow:
+def summarise(cell: Cell, members: Answers) -> ReportRow:
     """The row of one cell: means over its records, with standard errors clustered by question."""
     # The answers to one question, under several seeds or from several runs, are one cluster: they are right or wrong
     # together more often than by chance. So are those to a question that the data set repeats.
-    clusters = [cluster_of(record) for record in members]
-    accuracy = stats.mean([record["correct"] for record in members], clusters)
-    length = stats.mean([record["length"] for record in members], clusters)
+    accuracy = stats.mean(members["correct"], members["cluster"])
+    length = stats.mean(members["length"], members["cluster"])
     by_seed = accuracy_by_seed(members)
     passed, majority = _at_k(members, len(by_seed))
     return ReportRow(
         system=cell.system,
         dataset=cell.dataset,
-        seeds=sorted({record["seed"] for record in members}),
-        n=len({record["id"] for record in members}),
+        seeds=sorted(set(members["seed"].tolist())),
+        n=_distinct(members["question"]),
         accuracy=accuracy.mean,
         accuracy_se=accuracy.se,
-        unparsable=fmean(record["parsed"] is None for record in members),
+        unparsable=_mean(members["parsed"] < 0),
         length=length.mean,
-        forward_passes=fmean(record["forward_passes"] for record in members),
-        seconds_per_question=fmean(record["seconds"] for record in members),
+        forward_passes=_mean(members["forward_passes"]),
+        seconds_per_question=_mean(members["seconds"]),
         accuracy_interval=list(stats.wilson(accuracy)),
         length_se=length.se,
-        reference_length=_reference_length(members),
-        truncated=fmean(record["truncated"] for record in members),
+        reference_length=_reference_length(cell, members),
+        truncated=_mean(members["truncated"]),
         samples=len(members),
         seeds_interval=stats.t_interval(by_seed),
         pass_at_k=passed.mean if passed else None,
@@ -59,13 +61,15 @@ def averages(rows: Sequence[ReportRow], cells: Cells) -> list[ReportRow]:
     return made
 
 
-def pool(cells: Cells) -> dict[Cell, list[Record]]:
-    """The records of all training runs of a system in one cell; {} where every system was trained once."""
-    pooled: defaultdict[Cell, list[Record]] = defaultdict(list)
+def pool(cells: Cells) -> dict[Cell, Answers]:
+    """The answers of all training runs of a system in one cell; {} where every system was trained once."""
+    runs_of: defaultdict[Cell, list[Answers]] = defaultdict(list)
     for cell, members in cells.items():
-        pooled[_all_runs(cell)] += members
+        runs_of[_all_runs(cell)].append(members)
     # Equal numbers mean that no two cells were runs of one system.
-    return dict(pooled) if len(pooled) < len(cells) else {}
+    if len(runs_of) == len(cells):
+        return {}
+    return {cell: np.concatenate(runs) for cell, runs in runs_of.items()}
 
 
 def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
@@ -110,24 +114,18 @@ def over_runs(rows: Sequence[ReportRow]) -> list[RunsRow]:
     return made
 
 
-def accuracy_by_seed(members: Sequence[Record]) -> list[float]:
+def accuracy_by_seed(members: Answers) -> list[float]:
     """Accuracy of each decoding seed, in the order of seeds; [] unless each of them has every question of every run.
 
     Means of seeds that were asked different questions would differ by their questions, not only by sampling.
     """
-    correct: defaultdict[int, list[bool]] = defaultdict(list)
-    asked = set()
-    for record in members:
-        correct[record["seed"]].append(record["correct"])
-        asked.add((record["train_seed"], record["id"]))
-    runs = {train_seed for train_seed, _ in asked}
-    questions = {question for _, question in asked}
+    seeds, place = np.unique(members["seed"], return_inverse=True)
     # Counts suffice: no record comes twice, so equal numbers mean that none is missing.
-    complete_runs = len(asked) == len(runs) * len(questions)
-    complete_seeds = len(members) == len(correct) * len(asked)
-    if not (complete_runs and complete_seeds):
+    if len(members) != len(seeds) * _distinct(members["run"]) * _distinct(members["question"]):
         return []
-    return [fmean(correct[seed]) for seed in sorted(correct)]
+    right = np.bincount(place, weights=members["correct"])
+    found: list[float] = (right / np.bincount(place)).tolist()
+    return found
 
 
 def _all_runs(cell: Cell) -> Cell:
@@ -205,39 +203,43 @@ def _same_datasets(rows: Iterable[ReportRow]) -> bool:
     return len({frozenset(row.datasets or ()) for row in rows}) == 1
 
 
-def _reference_length(members: Sequence[Record]) -> float | None:
+def _reference_length(cell: Cell, members: Answers) -> float | None:
     """Mean of ceil(L_r / c) over the questions that have a reference chain; None where no question has one."""
-    lengths = []
-    for record in members:
-        gold_length = record.get("gold_length")
-        if gold_length is not None:
-            factor = record["compression_factor"]
-            # A method without a speed is compared with the whole chain.
-            lengths.append(math.ceil(gold_length / (1 if factor is None else factor)))
-    return fmean(lengths) if lengths else None
+    factor = cell.system.compression_factor
+    gold_length = members["gold_length"]
+    known = gold_length[~np.isnan(gold_length)]
+    # A method without a speed is compared with the whole chain.
+    return _mean(np.ceil(known / (1 if factor is None else factor))) if len(known) else None
 
 
-def _at_k(members: Sequence[Record], k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:
+def _at_k(members: Answers, k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:
     """pass@k and maj@k over the `k` samples that each question has; None for fewer than two samples.
 
     Their standard errors are over questions, as that of accuracy.
     """
     if k < 2:
         return None, None
-    # Votes are taken within one run: the majority of several models' answers would be an ensemble's accuracy.
-    samples_of: defaultdict[tuple[int | None, str], list[Record]] = defaultdict(list)
-    for record in members:
-        samples_of[record["train_seed"], record["id"]].append(record)
-    passed = []
-    majority = []
-    clusters = []
-    for samples in samples_of.values():
-        answers = [record["parsed"] for record in samples]
-        correct = [record["correct"] for record in samples]
-        passed.append(stats.pass_at_k(k, sum(correct), k))
-        majority.append(stats.maj_at_k(answers, correct))
-        clusters.append(cluster_of(samples[0]))
-    return stats.mean(passed, clusters), stats.mean(majority, clusters)
+    # None is missing, so sorted by question the samples are a table: Q rows of K = `k` samples. A question has a row
+    # for each run: the majority of several models' answers would be an ensemble's accuracy.
+    order = np.lexsort((members["question"], members["run"]))
+    correct_QK = members["correct"][order].reshape(-1, k)
+    answers_QK = members["parsed"][order].reshape(-1, k)
+    clusters_Q = members["cluster"][order].reshape(-1, k)[:, 0]
+    # By the number of right samples, 0 to k.
+    chances = np.array([stats.pass_at_k(k, right, k) for right in range(k + 1)])
+    passed = stats.mean(chances[correct_QK.sum(axis=1)], clusters_Q)
+    majority = stats.mean(stats.majorities(answers_QK, correct_QK), clusters_Q)
+    return passed, majority
+
+
+def _distinct(column: npt.NDArray[Any]) -> int:
+    """The number of different values."""
+    return len(set(column.tolist()))
+
+
+def _mean(column: npt.NDArray[Any]) -> float:
+    """The mean, exact before its last rounding: reports do not depend on the order of the records."""
+    return fmean(column.tolist())
 
 
 def _mean_if_all(values: Iterable[float | None]) -> float | None:

@@ -1,0 +1,116 @@
+"""Records read from files and sorted into cells: one at a time, each checked once, with the place of a wrong one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colar.evaluation import report
+from colar.evaluation.records import by_cell
+from colar.ops import stats
+
+
+def record(question: int, seed: int = 0, **more: Any) -> dict[str, Any]:
+    base = {
+        "model": "tiny", "method": "cot", "label": "", "dataset": "sums", "compression_factor": None,
+        "decoding": "sampled", "train_seed": 0, "seed": seed, "id": f"sums/{question}", "completion": "7", "parsed": "7",
+        "correct": True, "truncated": False, "length": 4, "forward_passes": 9, "seconds": 0.5, "gold_length": 3,
+    }  # fmt: skip
+    return {**base, **more}
+
+
+def write(path: Path, *values: Any) -> Path:
+    path.write_bytes(gzip.compress("".join(json.dumps(value) + "\n" for value in values).encode()))
+    return path
+
+
+def mixed() -> list[dict[str, Any]]:
+    """Two systems, three seeds; a repeated question, one without an answer, one without a reference chain."""
+    records = []
+    for method in ("cot", "fast"):
+        for seed in range(3):
+            records.append(record(0, seed, method=method, length=seed))
+            wrong = {"parsed": str(seed), "correct": False, "cluster": "sums/0"}
+            records.append(record(1, seed, method=method, **wrong))
+            records.append(record(2, seed, method=method, parsed=None, correct=False, gold_length=None))
+    return records
+
+
+def test_files_give_the_report_that_their_records_give_and_can_be_read_again(tmp_path: Path) -> None:
+    records = mixed()
+    found = report.RecordFiles(
+        [write(tmp_path / "a.jsonl.gz", *records[:5]), write(tmp_path / "b.jsonl.gz", *records[5:])]
+    )
+    assert report.fold(found, {}) == report.fold(records, {})
+    assert list(found) == list(found) == records
+
+
+def test_files_are_read_record_by_record(tmp_path: Path) -> None:
+    found = iter(report.RecordFiles([write(tmp_path / "a.jsonl.gz", record(0), "no record")]))
+    assert next(found) == record(0)
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2: a record must be an object"):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"id": "sums/1"}, r"b\.jsonl\.gz:2: the record lacks model, method"),
+        (record(0), r"b\.jsonl\.gz:2: a second record of model tiny.*; the first is .*a\.jsonl\.gz:1$"),
+        (record(2, seed=1.5), r"b\.jsonl\.gz:2: seed must be a whole number of at most 64 bits, got 1\.5"),
+        (record(2, seed=True), r"b\.jsonl\.gz:2: seed must be a whole number .* got True"),
+        (record(2, seed=2**63), r"b\.jsonl\.gz:2: seed must be a whole number"),
+        (record(2, gold_length="3"), r"b\.jsonl\.gz:2: gold_length must be a number from 0, got '3'"),
+        (record(2, length=10**400), r"b\.jsonl\.gz:2: length must be a number from 0"),
+    ],
+)  # fmt: skip
+def test_a_report_of_files_names_file_and_line(tmp_path: Path, second: Any, message: str) -> None:
+    paths = [write(tmp_path / "a.jsonl.gz", record(0)), write(tmp_path / "b.jsonl.gz", record(1), second)]
+    with pytest.raises(ValueError, match=message):
+        report.fold(report.RecordFiles(paths), {})
+
+
+def test_equal_texts_have_equal_numbers_in_all_cells() -> None:
+    one, other = by_cell(mixed()).values()
+    assert one.dtype == other.dtype
+    assert one["question"].tolist() == other["question"].tolist() == [0, 1, 2] * 3
+    assert one["cluster"].tolist() == [0, 0, 2] * 3
+    # The texts 7, 0, none, 7, 1, none, 7, 2, none.
+    assert one["parsed"].tolist() == [0, 1, -1, 0, 2, -1, 0, 3, -1]
+    assert one["gold_length"][:2].tolist() == [3, 3]
+
+
+samples = st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 9)), min_size=1, max_size=30)
+
+
+@given(samples, samples)
+def test_numbered_clusters_give_the_statistics_of_named_ones(
+    one: list[tuple[float, int]], other: list[tuple[float, int]]
+) -> None:
+    """To the last bit: reports use numbers, everything else names."""
+    numbered = []
+    named: list[Any] = []
+    for side in (one, other):
+        values = [value for value, _ in side]
+        clusters = [cluster for _, cluster in side]
+        numbered += [np.array(values), np.array(clusters)]
+        named += [values, [f"question {cluster}" for cluster in clusters]]
+    assert stats.mean(*numbered[:2]) == stats.mean(*named[:2])
+    if {cluster for _, cluster in one} & {cluster for _, cluster in other}:
+        assert stats.paired_difference(*numbered) == stats.paired_difference(*named)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(-1, 2), st.booleans()), min_size=4, max_size=4), min_size=1))
+def test_majorities_are_each_questions_own(questions: list[list[tuple[int, bool]]]) -> None:
+    table = np.array(questions)
+    found = stats.majorities(table[:, :, 0], table[:, :, 1].astype(bool))
+    for samples_of_one, share in zip(questions, found.tolist(), strict=True):
+        answers = [None if answer < 0 else str(answer) for answer, _ in samples_of_one]
+        assert share == stats.maj_at_k(answers, [right for _, right in samples_of_one])
