@@ -52,11 +52,21 @@ def test_files_give_the_report_that_their_records_give_and_can_be_read_again(tmp
     assert list(found) == list(found) == records
 
 
-def test_files_are_read_record_by_record(tmp_path: Path) -> None:
-    found = iter(report.RecordFiles([write(tmp_path / "a.jsonl.gz", record(0), "no record")]))
+def test_files_are_read_one_record_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress((json.dumps(record(0)) + "\n\n{").encode()))
+    found = iter(report.RecordFiles([path]))
     assert next(found) == record(0)
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2: a record must be an object"):
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:3: not valid JSON"):
         next(found)
+
+
+def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> None:
+    one = tmp_path / "a.jsonl"
+    one.write_text("\n" + json.dumps(record(0)) + "\n\n" + json.dumps(record(1)) + "\n")
+    other = write(tmp_path / "b.jsonl.gz", record(2))
+    files = report.RecordFiles([one, other])
+    assert [files.place(number) for number in (1, 2, 3)] == [f"{one}:2", f"{one}:4", f"{other}:1"]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +81,11 @@ def test_files_are_read_record_by_record(tmp_path: Path) -> None:
         (record(2, length=10**400), r"b\.jsonl\.gz:2: length must be a number from 0"),
     ],
 )  # fmt: skip
-def test_a_report_of_files_names_file_and_line(tmp_path: Path, second: Any, message: str) -> None:
+def test_an_error_in_files_names_file_and_line(tmp_path: Path, second: Any, message: str) -> None:
     paths = [write(tmp_path / "a.jsonl.gz", record(0)), write(tmp_path / "b.jsonl.gz", record(1), second)]
-    with pytest.raises(ValueError, match=message):
-        report.fold(report.RecordFiles(paths), {})
+    for read in (lambda: report.fold(report.RecordFiles(paths), {}), lambda: report.load_records(paths)):
+        with pytest.raises(ValueError, match=message):
+            read()
 
 
 def test_equal_texts_have_equal_numbers_in_all_cells() -> None:

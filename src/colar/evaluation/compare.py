@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +32,15 @@ def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Dif
     system is better than its `baseline`.
     """
     lengths = _mean_lengths(cells)
+    # Another decoding or training seed would add a difference that is not the method's.
+    alike: defaultdict[tuple[Any, ...], list[System]] = defaultdict(list)
+    for cell in cells:
+        alike[_setting(cell)].append(cell.system)
     found = []
     by_pair: defaultdict[tuple[System, System], list[Difference]] = defaultdict(list)
     for cell, members in cells.items():
-        for other in _opponents(cell, cells, lengths, baseline, nearest):
+        for system in _opponents(cell.system, alike[_setting(cell)], lengths, baseline, nearest):
+            other = Cell(system, cell.dataset)
             row = difference(cell, members, other, cells[other])
             if row is not None:
                 found.append(row)
@@ -116,18 +122,15 @@ def average(rows: Sequence[Difference]) -> Difference:
     )
 
 
+def _setting(cell: Cell) -> tuple[Any, ...]:
+    """What two systems must have in common to be compared."""
+    return cell.dataset, cell.system.decoding, cell.system.train_seed
+
+
 def _opponents(
-    cell: Cell, cells: Cells, lengths: Mapping[System, float], baseline: str, nearest: str | None
-) -> list[Cell]:
-    """The cells to compare `cell` with, each once: the baseline's, its own without the label, the nearest."""
-    me = cell.system
-    # Another decoding or training seed would add a difference that is not the method's.
-    alike = []
-    for other in cells:
-        same_decoding = other.system.decoding == me.decoding
-        same_run = other.system.train_seed == me.train_seed
-        if other.dataset == cell.dataset and same_decoding and same_run:
-            alike.append(other.system)
+    me: System, alike: Sequence[System], lengths: Mapping[System, float], baseline: str, nearest: str | None
+) -> list[System]:
+    """Those of `alike` to compare a system with, each once: the baseline, itself without the label, the nearest."""
     # The label says what was changed. A control of an ablation has changed two things, and is compared with the system
     # that differs from it by the control alone.
     control = is_control(me.label)
@@ -140,7 +143,7 @@ def _opponents(
         candidates = _of_method(alike, nearest, me.model)
         if candidates:
             chosen.append(min(candidates, key=lambda other: abs(lengths[other] - lengths[me])))
-    return [Cell(other, cell.dataset) for other in dict.fromkeys(chosen) if other != me]
+    return [other for other in dict.fromkeys(chosen) if other != me]
 
 
 def _of_method(systems: Sequence[System], method: str, model: str) -> list[System]:
@@ -198,8 +201,10 @@ def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:
     """The differences between two systems on each dataset on which they share a question."""
     found = []
     for cell, members in cells.items():
+        if cell.system != one:
+            continue
         opponent = Cell(other, cell.dataset)
-        if cell.system != one or opponent not in cells:
+        if opponent not in cells:
             continue
         row = difference(cell, members, opponent, cells[opponent])
         if row is not None:

@@ -69,6 +69,7 @@ RECORD_KEYS = (
     "seconds",
 )
 _REQUIRED = frozenset(RECORD_KEYS)
+_AMOUNTS: tuple[str, ...] = ("length", "forward_passes", "seconds")
 _cell_key = itemgetter(*CELL_KEYS)
 """The values that name a record's cell. To make the cell itself takes five times as long."""
 
@@ -88,29 +89,33 @@ def record_key(record: Record) -> RecordKey:
 
 
 class RecordFiles:
-    """The records in JSONL files, gzipped where the name ends in .gz.
+    """The records in JSONL files, gzipped where the name ends in .gz; read anew in each loop, one at a time.
 
-    They are read and checked one by one, anew in each loop over them: only the record at hand is in memory.
-    Raises ValueError that names file and line for text that is not JSON, for a value that is not a record, and for
-    a second record of the same system, dataset, seed and question.
+    They are not checked yet: `load_records` and a report's `fold` do that. Raises ValueError that names file and line
+    for text that is not JSON.
     """
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self.paths = [Path(path) for path in paths]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return _checked(self._placed())
-
-    def _placed(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         for path in self.paths:
-            name = str(path)
-            for number, record in _lines(path):
-                yield f"{name}:{number}", record
+            for _, record in _lines(path):
+                yield record
+
+    def place(self, number: int) -> str:
+        """File and line of the record of this number, from 1. Reads the files again: it is meant for errors."""
+        places = (f"{path}:{line}" for path in self.paths for line, _ in _lines(path))
+        return next(itertools.islice(places, number - 1, None))
 
 
 def load_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """All records of these files in a list. A report needs none: it is folded from `RecordFiles`."""
-    return list(RecordFiles(paths))
+    """All records of these files in a list. A report is folded from `RecordFiles`, which needs no such memory.
+
+    Raises ValueError that names file and line for text that is not JSON, for a value that is not a record, and for
+    a second record of the same system, dataset, seed and question.
+    """
+    return [record for _, record in _checked(RecordFiles(paths))]
 
 
 def find_records(texts: Iterable[str | Path]) -> list[Path]:
@@ -129,16 +134,14 @@ def find_records(texts: Iterable[str | Path]) -> list[Path]:
 def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
     """The answers of each cell, in the order of the report: by system first, then by dataset.
 
-    Raises ValueError that numbers the record where one is wrong or comes twice, and where there is none.
+    Raises ValueError where there is no record, where one is wrong, and where one comes twice. It names file and line of
+    a record in `RecordFiles`, the number of another.
     """
-    # Files check what they hold, and name the line of a wrong record.
-    if not isinstance(records, RecordFiles):
-        records = _checked((f"record {number}", record) for number, record in enumerate(records, start=1))
     questions = _numbering()
     answers = _numbering()
     runs = _numbering()
     members: defaultdict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
-    for record in records:
+    for key, record in _checked(records):
         parsed = record["parsed"]
         answer = (
             runs[record["train_seed"]],
@@ -153,7 +156,7 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
             record["seconds"],
             record.get("gold_length", math.nan),
         )
-        members[_cell_key(record)].append(answer)
+        members[key].append(answer)
     if not members:
         raise ValueError("a report needs at least one record")
     cells = {}
@@ -168,48 +171,52 @@ def cluster_of(record: Record) -> Any:
     return record.get("cluster", record["id"])
 
 
-def check_record(record: Any, where: str) -> None:
-    """Raise ValueError that says `where`, if a record lacks a key, has a wrong value or contradicts itself."""
+def check_record(record: Any) -> None:
+    """Raise ValueError if a record lacks a key, has a wrong value or contradicts itself."""
     if not isinstance(record, Mapping):
-        raise ValueError(f"{where}: a record must be an object, got {type(record).__name__}")
+        raise ValueError(f"a record must be an object, got {type(record).__name__}")
     if not _REQUIRED <= record.keys():
         missing = [key for key in RECORD_KEYS if key not in record]
-        raise ValueError(f"{where}: the record lacks {', '.join(missing)}")
+        raise ValueError(f"the record lacks {', '.join(missing)}")
     # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN.
     for key in ("correct", "truncated"):
         if not isinstance(record[key], bool):
-            raise ValueError(f"{where}: {key} must be true or false, got {record[key]!r}")
-    amounts = ["length", "forward_passes", "seconds"]
+            raise ValueError(f"{key} must be true or false, got {record[key]!r}")
+    amounts = _AMOUNTS
     if record.get("gold_length") is not None:
-        amounts.append("gold_length")
+        amounts = (*_AMOUNTS, "gold_length")
     for key in amounts:
         if not checks.is_number(record[key]) or record[key] < 0:
-            raise ValueError(f"{where}: {key} must be a number from 0, got {record[key]!r}")
+            raise ValueError(f"{key} must be a number from 0, got {record[key]!r}")
+    # Seeds and amounts become columns, which would take true for 1 and cut 1.5 down to 1.
     seed = record["seed"]
-    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
-        raise ValueError(f"{where}: seed must be a whole number of at most 64 bits, got {seed!r}")
+    if type(seed) is not int or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number of at most 64 bits, got {seed!r}")
     if record["correct"] and record["parsed"] is None:
-        raise ValueError(
-            f"{where}: correct is true but parsed is null: an answer that cannot be parsed is wrong"
-        )
+        raise ValueError("correct is true but parsed is null: an answer that cannot be parsed is wrong")
     if record["dataset"] == AVERAGE:
-        raise ValueError(
-            f"{where}: {AVERAGE!r} is no dataset's name: the report's mean over datasets is called that"
-        )
+        raise ValueError(f"{AVERAGE!r} is no dataset's name: the report's mean over datasets is called that")
 
 
-def _checked(placed: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The records one by one, each after its check. `placed` are (where, record); errors say where."""
-    places: defaultdict[tuple[Any, ...], dict[tuple[int, str], str]] = defaultdict(dict)
-    for where, record in placed:
-        check_record(record, where)
+def _checked(records: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """(`_cell_key`, record) for one record after the other. Errors say which one is wrong, as `load_records` does."""
+    # The place of a record is worked out only for an error: most reports have none, and many records.
+    place = records.place if isinstance(records, RecordFiles) else "record {}".format
+    numbers: defaultdict[tuple[Any, ...], dict[tuple[int, str], int]] = defaultdict(dict)
+    for number, record in enumerate(records, start=1):
+        try:
+            check_record(record)
+        except ValueError as error:
+            raise ValueError(f"{place(number)}: {error}") from None
         # Files may overlap. Records counted twice would give intervals that are too narrow.
-        known = places[_cell_key(record)]
+        key = _cell_key(record)
         sample = (record["seed"], record["id"])
-        if sample in known:
-            raise ValueError(f"{where}: a second record of {_describe(record)}; the first is {known[sample]}")
-        known[sample] = where
-        yield record
+        first = numbers[key].setdefault(sample, number)
+        if first != number:
+            raise ValueError(
+                f"{place(number)}: a second record of {_describe(record)}; the first is {place(first)}"
+            )
+        yield key, record
 
 
 def _numbering() -> defaultdict[Hashable, int]:
@@ -230,12 +237,13 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     if path.suffix != ".gz":
         yield from files.read_jsonl(path)
         return
-    # files.read_jsonl reads plain text alone.
+    # files.read_jsonl reads plain text alone. A decoder of its own: json.loads looks at its options for every line.
+    decode = json.JSONDecoder().decode
     with gzip.open(path, "rt", encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 if line.strip():
-                    yield number, json.loads(line)
+                    yield number, decode(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
 
