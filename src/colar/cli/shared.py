@@ -294,7 +294,7 @@ def write_report(
 
     made = report.write(
         output,
-        report.load_records(records),
+        report.RecordFiles(records),
         title=title,
         provenance=files.provenance() | report.settings_of(records),
         nearest=nearest,
