@@ -12,6 +12,9 @@ ifneq ($(wildcard ../shared/data),)
 export COLAR_DATA_DIR ?= $(abspath ../shared/data)
 endif
 export TOKENIZERS_PARALLELISM := false
+# Containers often tell Python to keep no compiled modules. The libraries are installed without them, too: every process
+# that a test starts would compile torch and transformers anew, which takes 8 seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo table1 c-curves table1-smollm2 test test-device lint install smollm2 clean
 

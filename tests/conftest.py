@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,17 @@ from device import DEVICE, DTYPES, TOLERANCES, Tolerance
 if DEVICE == "cpu":
     # Training takes a GPU where it sees one: all other tests compare what a CPU computes.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def out_of_the_collectors_sight() -> None:
+    """Keep the garbage collector off what is there before a module's first test; what tests make is collected.
+
+    The libraries and the collected tests are a million objects that stay: to look for garbage among them took a quarter
+    of the time of a short training run.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +77,18 @@ def taken() -> Callable[[Path], contextlib.AbstractContextManager[None]]:
             yield
 
     return hold
+
+
+@pytest.fixture
+def plain_kernels() -> Iterator[None]:
+    """Inside, torch.compile writes C++ without vectors: the same graphs and kernels, which compile in half of the time.
+
+    What vectors this CPU has is asked by compiling and loading a library for each kind, which takes longer still.
+    """
+    from torch._inductor import config  # takes seconds: for the few tests that compile
+
+    with config.patch({"cpp.vec_isa_ok": False}):
+        yield
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import TCPStore
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["launch", "families", "colar.recipe", "colar.training.grpo.run", "colar.cli"])
+SERVER.set_forkserver_preload(["preloaded"])
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The batched engine against the reference loop, on four architectures, whatever the batch looks like."""
 
 import dataclasses
+import functools
 import math
 import random
 import shutil
@@ -236,19 +237,35 @@ class Soft(Colar):
         return dataclasses.replace(thought, embeds=embeds, done=thought.done & ~soft_B)
 
 
+@pytest.fixture(scope="module")
+def soft(cases):
+    """Requests to `Soft` on a family, further samples of some questions among them, and the reference's answers."""
+
+    @functools.cache
+    def get(family):
+        case = cases(family, "colar")
+        method = Soft(case.method.config)
+        more = [
+            dataclasses.replace(r, id=f"{r.id}/{i}", sample=i) for r in case.requests[-3:] for i in range(4)
+        ]
+        requests = random.Random(1).sample([*case.requests, *more], len(case.requests) + len(more))
+        return requests, [reference.complete(case.lm, method, request) for request in requests]
+
+    return get
+
+
 @pytest.mark.parametrize("max_batch", [1, 3, 5, 64])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_what_begins_with_a_request_stays_with_its_row(cases, family, max_batch):
+def test_what_begins_with_a_request_stays_with_its_row(cases, soft, family, max_batch):
     """Whoever joins, leaves and moves to another slot; also for further samples of a question that is running."""
     case = cases(family, "colar")
     method = Soft(case.method.config)
-    more = [dataclasses.replace(r, id=f"{r.id}/{i}", sample=i) for r in case.requests[-3:] for i in range(4)]
-    requests = random.Random(1).sample([*case.requests, *more], len(case.requests) + len(more))
+    requests, expected = soft(family)
     found = Engine(case.lm, method, max_batch).generate(requests)
     assert sorted(method.begun_ids) == sorted(request.id for request in requests)
     n_soft = set()
-    for request, completion in zip(requests, found, strict=True):
-        same(completion, reference.complete(case.lm, method, request))
+    for request, completion, alone in zip(requests, found, expected, strict=True):
+        same(completion, alone)
         n = Soft.n_soft(request.question)
         ids = case.lm.template.question(request.question)[-Soft.K :]
         fed = -case.lm.embed(torch.tensor(ids))[:n]
@@ -462,7 +479,7 @@ def test_nothing_to_do_and_bad_limits(colar):
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-def test_a_compiled_step_is_the_same_step(colar, capsys):
+def test_a_compiled_step_is_the_same_step(colar, capsys, plain_kernels):
     """For rows that come and go and batches of other sizes: a graph for their steps and one for reading."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -1,5 +1,6 @@
 """Recipes: every shipped one loads, overrides are exact, wrong keys are named, a run folder belongs to one run."""
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,18 @@ def test_overrides_touch_exactly_the_named_key(tiny):
     lora = recipe.load(tiny, ["--model.lora", "{r: 8, target_modules: all-linear}"]).model.lora
     assert (lora.r, lora.lora_alpha, lora.target_modules) == (8, 32, "all-linear")
     assert recipe.load(tiny, ["--model.lora", "{}"]).model.lora.r == 128
+
+
+def test_what_is_done_to_a_recipe_stays_out_of_the_next(tiny):
+    """One parser reads them all: neither its defaults nor its values are in a recipe that was read."""
+    first = recipe.load(tiny)
+    before = dataclasses.asdict(first)
+    first.method["name"] = "another"
+    first.data.options["steps"] = [1, 1]
+    with pytest.raises(ValueError, match=r"training\.max_steps"):
+        recipe.load(tiny, ["--training.max_steps", "many"])
+    recipe.load(tiny, ["--training.max_steps", "7", "--validation.params", "[{}]"])
+    assert dataclasses.asdict(recipe.load(tiny)) == before
 
 
 def test_a_recipe_says_what_differs_from_its_base(tiny):

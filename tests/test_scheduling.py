@@ -64,8 +64,9 @@ def test_two_thousand_requests(colar):
         params = ColarParams(rng.choice([1, 2, 5]))
         requests.append(Request(str(i), rng.choice(QUESTIONS), params, decoding, seed=i, sample=i % 4))
     engine = Engine(colar.lm, colar.method, 32)
-    sizes, order, running, done = set(), [], set(), []
+    sizes, order, running, done, events = set(), [], set(), [], []
     for event in engine.stream(requests):
+        events.append(event)
         if event.request.id not in running:
             running.add(event.request.id)
             order.append(int(event.request.id))
@@ -77,7 +78,7 @@ def test_two_thousand_requests(colar):
     assert engine.cache.positions == 0
     # First come, first served: nobody starts before one who came a batch and its company earlier.
     assert all(place >= index - 64 for index, place in enumerate(order))
-    completions = Engine(colar.lm, colar.method, 32).generate(requests)
+    completions = sorted(fold(colar.lm, events), key=lambda done: done.number)
     for found in rng.sample(completions, 100):
         (alone,) = Engine(colar.lm, colar.method, 32).generate([found.request])
         same(found, alone)

@@ -376,6 +376,8 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
         folders[name] = pretrained.save(lm, method, tmp_path / name, {}, "card")
     options = (
         "--limit 3 --limit-alone 2 --rounds 1 --compression-factor 1 2 --confidence-threshold 0 1 --votes 3"
+        # Untrained weights would think to the end of any limit.
+        " --max-latents 6 --max-completion-length 3"
     )
     paths = ["--cot", str(folders["cot"]), "--gated", str(folders["colar"])]
     monkeypatch.setattr(

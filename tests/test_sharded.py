@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +80,41 @@ def assert_same(one: Path, other: Path, rounded: bool = False) -> None:
         torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=2e-5, msg=name)
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[float]]]:
+    """The run of one process, made once for each case: its folder and its losses."""
+
+    @functools.cache
+    def made(case: str) -> tuple[Path, list[float]]:
+        folder = tmp_path_factory.mktemp("one")
+        losses, shares = run(folder, case, per_device_train_batch_size=8)
+        assert shares == 0
+        return folder, losses
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[Any]]]:
+    """The run of two processes that nothing stops, made once for each case: its folder, and what each returns."""
+
+    @functools.cache
+    def made(case: str) -> tuple[Path, list[Any]]:
+        folder = tmp_path_factory.mktemp("two")
+        return folder / "run", together(2, folder / "processes", sharded_run, folder / "run", case, {})
+
+    return made
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_with_half_of_the_weights_train_as_one(tmp_path: Path, case: str) -> None:
+def test_two_processes_with_half_of_the_weights_train_as_one(one: Any, two: Any, case: str) -> None:
     """Losses of every update, and the weights that one process loads from the folder."""
-    wanted, whole = run(tmp_path / "one", case, per_device_train_batch_size=8)
-    assert whole == 0
-    found = together(2, tmp_path / "processes", sharded_run, tmp_path / "two", case, {})
+    whole, wanted = one(case)
+    split, found = two(case)
     for losses, shares in found:
         assert shares > 10
         assert losses == pytest.approx(wanted, rel=1e-4)
-    assert_same(tmp_path / "two", tmp_path / "one", CASES[case][3] == "bfloat16")
+    assert_same(split, whole, CASES[case][3] == "bfloat16")
 
 
 def sharded_run(folder: Path, case: str, config: dict[str, Any]) -> tuple[list[float], int]:
@@ -95,21 +123,21 @@ def sharded_run(folder: Path, case: str, config: dict[str, Any]) -> tuple[list[f
 
 
 @pytest.mark.parametrize("case", ["colar, full", "colar, adapter"])
-def test_a_run_resumes_in_the_middle(tmp_path: Path, case: str) -> None:
+def test_a_run_resumes_in_the_middle(tmp_path: Path, two: Any, case: str) -> None:
     """AdamW's moments come back share by share: the run ends as one that was never stopped, also in one process."""
-    together(2, tmp_path / "1", sharded_run, tmp_path / "whole", case, {"save_steps": 2})
+    whole, _ = two(case)
     part = {"save_steps": 2, "max_steps": 2}
-    together(2, tmp_path / "2", sharded_run, tmp_path / "parts", case, part)
-    together(2, tmp_path / "3", sharded_run, tmp_path / "parts", case, {"save_steps": 2})
-    assert_same(tmp_path / "parts", tmp_path / "whole")
-    together(2, tmp_path / "4", sharded_run, tmp_path / "alone", case, part)
+    together(2, tmp_path / "1", sharded_run, tmp_path / "parts", case, part)
+    shutil.copytree(tmp_path / "parts", tmp_path / "alone")
+    together(2, tmp_path / "2", sharded_run, tmp_path / "parts", case, {"save_steps": 2})
+    assert_same(tmp_path / "parts", whole)
     run(tmp_path / "alone", case, save_steps=2, per_device_train_batch_size=8)
-    assert_same(tmp_path / "alone", tmp_path / "whole")
+    assert_same(tmp_path / "alone", whole)
 
 
-def test_processes_take_a_batch_in_equally_many_parts(tmp_path: Path) -> None:
+def test_processes_take_a_batch_in_equally_many_parts(tmp_path: Path, one: Any) -> None:
     """Rows are of different lengths: without that one process would wait for weights that no other gathers."""
-    wanted, _ = run(tmp_path / "one", "cot, full", per_device_train_batch_size=8)
+    _, wanted = one("cot, full")
     found = together(2, tmp_path / "p", sharded_run, tmp_path / "two", "cot, full", {"tokens_per_batch": 150})
     for losses, _ in found:
         assert losses == pytest.approx(wanted, rel=1e-4)

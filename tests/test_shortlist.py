@@ -8,6 +8,7 @@ import itertools
 import math
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -440,8 +441,12 @@ def test_a_row_whose_group_has_ended_costs_nothing(shortlist: bool) -> None:
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-def test_a_compiled_step_is_the_same_step() -> None:
-    """Groups are chosen outside the graphs: those are the two of any method, whatever the groups' sizes."""
+def test_a_compiled_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are chosen outside the graphs: those are the two of any method, whatever the groups' sizes.
+
+    The graphs are made and run, and no C++ is written of them: tests/test_engine.py has that.
+    """
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     lm, short = made(**ANY_SPEED)
     whole = registry.build("colar", {"head": "sequential", **ANY_SPEED})
     whole.prepare(lm, EXAMPLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -14,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -276,37 +276,42 @@ def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, lora: LoraSe
             torch.testing.assert_close(value, weights(runs[0][0])[name], rtol=1e-3, atol=2e-5, msg=name)
 
 
-@pytest.mark.parametrize("most", [1, 300])
-def test_batches_in_parts_give_the_same_run(tmp_path: Path, lora: LoraSettings | None, most: int) -> None:
-    """Row by row, or some rows at a time: every loss, every gradient and the validation's losses stay."""
-    lora = lora and LoraSettings(r=4, lora_alpha=8)  # dropout draws by batch
-    calls = []
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, int]]:
+    """A run with batches of so many tokens, and the rows of its largest batch; each run is made once."""
 
-    class Watched(Colar):
-        def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
-            calls.append(len(batch.seeds))
-            return super().loss(lm, batch)
+    @functools.cache
+    def made(tokens: int | None, adapter: bool) -> tuple[Any, int]:
+        calls = []
 
-    runs = []
-    for tokens in (None, most):
-        calls.clear()
-        method = Watched(ColarConfig())
-        runs.append(
-            run(
-                tmp_path / f"{tokens}",
-                method,
-                lora=lora,
-                per_device_train_batch_size=8,
-                num_train_epochs=2,
-                tokens_per_batch=tokens,
-                held_out=EXAMPLES[:6],
-                validate=lambda lm, method: {"accuracy": 0.0},
-            )
+        class Watched(Colar):
+            def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+                calls.append(len(batch.seeds))
+                return super().loss(lm, batch)
+
+        found = run(
+            tmp_path_factory.mktemp("parts"),
+            Watched(ColarConfig()),
+            lora=LoraSettings(r=4, lora_alpha=8) if adapter else None,  # dropout draws by batch
+            per_device_train_batch_size=8,
+            num_train_epochs=2,
+            tokens_per_batch=tokens,
+            held_out=EXAMPLES[:6],
+            validate=lambda lm, method: {"accuracy": 0.0},
         )
-    assert max(calls) == 1 if most == 1 else 1 < max(calls) < 8
-    whole, parts = runs
+        return found, max(calls)
+
+    return made
+
+
+@pytest.mark.parametrize("most", [1, 300])
+def test_batches_in_parts_give_the_same_run(in_parts: Any, lora: LoraSettings | None, most: int) -> None:
+    """Row by row, or some rows at a time: every loss, every gradient and the validation's losses stay."""
+    whole, _ = in_parts(None, lora is not None)
+    parts, largest = in_parts(most, lora is not None)
+    assert largest == 1 if most == 1 else 1 < largest < 8
     assert losses(parts[1]) == [pytest.approx(row, rel=2e-5) for row in losses(whole[1])]
-    validated = [[row["eval_ce"] for row in made[1].history if "eval_ce" in row] for made in runs]
+    validated = [[row["eval_ce"] for row in made[1].history if "eval_ce" in row] for made in (whole, parts)]
     assert validated[1] == pytest.approx(validated[0], rel=1e-5)
     for name, value in weights(parts[0]).items():
         torch.testing.assert_close(value, weights(whole[0])[name], rtol=1e-3, atol=2e-5, msg=name)
@@ -358,7 +363,7 @@ def test_killed_and_resumed_is_uninterrupted(
     tmp_path: Path, kind: str, kill: dict[str, int], last: int
 ) -> None:
     lora = LORA if kind == "adapter" else None
-    child = alone(tmp_path / "child", partial(killed_run, tmp_path / "killed", lora, **kill))
+    child = alone(tmp_path / "child", functools.partial(killed_run, tmp_path / "killed", lora, **kill))
     assert child.code == -signal.SIGKILL, child.stderr
     folder = RunFolder(tmp_path / "killed")
     assert folder.last_checkpoint() == folder.checkpoints / f"checkpoint-{last}"
@@ -811,8 +816,9 @@ def test_workers_encode_the_same_rows(tmp_path: Path) -> None:
 
 
 TORCHRUN = """
-import os, sys
+import gc, os, sys
 from pathlib import Path
+gc.disable()  # a fifth of the time of the imports
 sys.path.insert(0, {tests!r})
 import test_training as t
 found = t.one_of_two(Path({folder!r}), None)
@@ -1054,7 +1060,7 @@ def test_the_layers_of_every_family_are_found(family):
     assert all("attn" in " ".join(name for name, _ in layer.named_modules()) for layer in layers)
 
 
-def test_compiled_layers_compute_the_same_and_leave_no_trace():
+def test_compiled_layers_compute_the_same_and_leave_no_trace(plain_kernels):
     """Two lengths through compiled layers and through plain ones; names of the weights never change."""
     lm = tiny_lm("llama")
     names = list(lm.state_dict())

@@ -82,18 +82,20 @@ def embed(lm: LatentLM, ids: list[int]) -> Tensor:
 def look(lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tensor, step: int) -> ThinkState:
     """Run the model over all that was fed: the state of a batch of one row, `step` embeddings after the question."""
 
+    device = fed_1TD.device
+
     def real(value: float) -> Tensor:
-        return torch.tensor([value], device=lm.device, dtype=devices.widest(lm.device))
+        return torch.tensor([value], device=device, dtype=devices.widest(device))
 
     def whole(value: int) -> Tensor:
-        return torch.tensor([value], device=lm.device)
+        return torch.tensor([value], device=device)
 
     decoding = request.decoding
     params = param_columns([request.params])
     return ThinkState(
         hidden=lm.hidden(fed_1TD)[:, -1],
         step=whole(step),
-        params={name: devices.send(column, lm.device) for name, column in params.items()},
+        params={name: devices.send(column, device) for name, column in params.items()},
         temperature=real(decoding.temperature),
         top_p=real(decoding.top_p),
         latent_temperature=real(decoding.latent_temperature),

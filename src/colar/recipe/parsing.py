@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jsonargparse
@@ -30,13 +31,19 @@ def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
     return made
 
 
+@functools.cache
+def _parser_of_all() -> jsonargparse.ArgumentParser:
+    """One for all recipes of a process: to make it takes as long as to read a recipe. Reading leaves it as it is."""
+    return parser()
+
+
 def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """The recipe in a YAML file, or the shipped one of that name, with `--dotted.key value` overrides.
 
     All that can be checked without data or weights is checked here. ValueError names the key and what it must be.
     """
     text = files.layered_yaml(recipes.find(path))
-    made = parser()
+    made = _parser_of_all()
     try:
         namespace = made.parse_args(["--config", text, *(overrides or [])])
         # An empty or mistyped section passes jsonargparse as the value that it is.
