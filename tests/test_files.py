@@ -88,6 +88,15 @@ def test_broken_json_is_named_with_its_line(tmp_path):
         files.read_json(path)
 
 
+def test_a_number_that_python_cannot_read_is_named_with_its_line(tmp_path):
+    path = files.write_text(tmp_path / "x.json", "1" * 5000)
+    with pytest.raises(ValueError, match=rf"{path}: .*4300 digits"):
+        files.read_json(path)
+    files.write_text(path, '{}\n{"a": ' + "1" * 5000 + "}\n")
+    with pytest.raises(ValueError, match=rf"{path}:2: .*4300 digits"):
+        list(files.read_jsonl(path))
+
+
 # Records
 
 

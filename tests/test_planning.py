@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -324,6 +325,17 @@ def test_a_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for what in ("peak memory", "an epoch", "a validation", "checkpoints on disk"):
         assert what in shown
     assert not folder.exists()
+
+
+def test_a_check_finds_a_held_out_chain_that_training_could_not_take(tmp_path: Path) -> None:
+    """Its question fits, so only the loss at the first validation would fail."""
+    rows = tmp_path / "rows.jsonl"
+    row = {"id": "far", "question": "How many?", "steps": ["1 " * 1100], "answer": "1"}
+    rows.write_text(json.dumps(row) + "\n")
+    keys = ["--data.train_size", "8", "--data.validation_source", str(rows), "--data.validation_size", "1"]
+    made = recipe.load("tiny/cot", [*keys, "--output", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="far: the row has"):
+        planning.check(made)
 
 
 def test_plan_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,14 @@
 """Recipes: every shipped one loads, overrides are exact, wrong keys are named, a run folder belongs to one run."""
 
 import dataclasses
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from colar import files, recipe, recipes
+from colar import files, planning, recipe, recipes
 from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
 
@@ -668,8 +669,12 @@ def test_a_density_that_is_asked_of_a_checkpoint_without_one_is_refused_before_r
     first += ["--output", f"{tmp_path}/grpo"]
     summed = recipe.load(tiny, [*first, "--grpo.latent_logprob", "sum"])
     with monkeypatch.context() as patched:
-        patched.setattr("colar.recipe.wiring.load_examples", lambda data: pytest.fail("rows were read"))
+        for name in ("colar.recipe.wiring", "colar.planning.check"):
+            module = importlib.import_module(name)
+            patched.setattr(module, "load_examples", lambda data: pytest.fail("rows were read"))
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
             recipe.run(summed)
+        with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
+            planning.check(summed)
     assert not (tmp_path / "grpo" / "recipe.json").exists()
     assert recipe.run(recipe.load(tiny, [*first, "--grpo.latent_logprob", "mean"])).steps == 2

@@ -69,6 +69,9 @@ def read_json(path: str | Path) -> Any:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
+    except ValueError as error:
+        # Python reads no whole number of more than 4,300 digits.
+        raise ValueError(f"{path}: {error}") from error
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
@@ -90,6 +93,9 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}:{number}: not UTF-8 text: {error.reason}") from error
+            except ValueError as error:
+                # Python reads no whole number of more than 4,300 digits.
+                raise ValueError(f"{path}:{number}: {error}") from error
             yield number, value
 
 

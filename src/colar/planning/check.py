@@ -40,7 +40,7 @@ def check(recipe: Recipe) -> Estimate:
             "computes what a device holds"
         )
     recipe.training.check_installed()
-    check_start(recipe.model)
+    check_start(recipe)
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
     if recipe.generates:
@@ -50,7 +50,10 @@ def check(recipe: Recipe) -> Estimate:
     # A trainer wants a run's folder: this one is gone at the end, with whatever was written to it.
     with tempfile.TemporaryDirectory() as folder:
         if recipe.grpo is None:
-            trainer = sft.make_trainer(lm, method, examples, recipe.training, RunFolder(Path(folder)))
+            # Held-out rows are for their errors alone.
+            trainer = sft.make_trainer(
+                lm, method, examples, recipe.training, RunFolder(Path(folder)), held_out=held_out
+            )
             return _sft(recipe, trainer, held_out)
         grpo_trainer = grpo_run.make_trainer(
             lm, method, examples, recipe.training, recipe.grpo, RunFolder(Path(folder))

@@ -32,10 +32,7 @@ from colar.training.sft import TrainResult, train
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
-    check_start(recipe.model)
-    if recipe.grpo is not None:
-        # Looked at for its errors alone, before the rows are read: `load_model` takes it over.
-        _take_config(recipe, build_method(recipe))
+    check_start(recipe)
     # Joined first: which process owns the folder is settled among all of them.
     processes.join(recipe.training.ddp_timeout)
     # One lock for a run on each disk: under torchrun one process holds it for all.
@@ -152,11 +149,19 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
     return lm, method
 
 
-def check_start(model: ModelConfig) -> None:
-    """Reject a `model.init_from` at which there is no checkpoint; the message names the shipped recipe that makes it.
+def check_start(recipe: Recipe) -> None:
+    """Reject, before rows are read, a `model.init_from` that has no checkpoint, or one that `grpo` cannot go on with.
 
     A checkpoint of the Hub is downloaded.
     """
+    _check_start(recipe.model)
+    if recipe.grpo is not None:
+        # Looked at for its errors alone: `load_model` takes it over.
+        _take_config(recipe, build_method(recipe))
+
+
+def _check_start(model: ModelConfig) -> None:
+    """Where there is no checkpoint, the message names the shipped recipe that makes it."""
     if model.init_from is None:
         return
     try:
@@ -173,7 +178,7 @@ def check_start(model: ModelConfig) -> None:
 
 def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     model = recipe.model
-    check_start(model)
+    _check_start(model)
     seed = recipe.training.seed
     # Before the method's modules are made: their shapes follow from its config.
     if recipe.grpo is not None:
