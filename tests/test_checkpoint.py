@@ -1,22 +1,27 @@
 """A checkpoint comes back as it went: logits and completions; and whatever is missing or broken in it is named."""
 
+import dataclasses
 import json
 import re
+import resource
 import shutil
 from random import Random
 
 import pytest
 import torch
+import yaml
 from families import EXAMPLES, backbone
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
+import colar
 from colar import files
+from colar.cli import main
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
-from colar.model import backbones, checkpoint
+from colar.model import backbones, card, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
 
 LORA = LoraSettings(r=2, target_modules=("q_proj", "v_proj"))
@@ -608,6 +613,25 @@ def test_converted_weights_are_the_rounded_ones(saved, kind, tmp_path):
         checkpoint.convert(source, tmp_path / "x", "int8")
 
 
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_a_disk_that_is_full_is_said_and_leaves_the_old_checkpoint(saved, kind, tmp_path):
+    source = saved(kind).folder
+    target = checkpoint.convert(source, tmp_path / "half", "bfloat16")
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may be as long as the weights: to whoever writes them, the disk is full.
+    longest = min(path.stat().st_size for path in source.glob("*.safetensors")) - 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (longest, limit[1]))
+    try:
+        with pytest.raises(OSError, match=f"(?i)cannot write {target}: .*too large"):
+            checkpoint.convert(source, target, "float32")
+        with pytest.raises(OSError, match="(?i)too large"):
+            pretrained.save(saved(kind).lm, saved(kind).method, target, RUN, "another card")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "lora" in kind])
 def test_a_merged_adapter_computes_the_same(saved, kind):
     """An added separator's trained row included, where it is read and where it is chosen."""
@@ -633,3 +657,71 @@ def test_a_merged_checkpoint_thinks_and_trains_as_the_adapter_did(saved, tmp_pat
     assert all(p.requires_grad for n, p in full.causal_lm.named_parameters() if "mlp" in n)
     with pytest.raises(ValueError, match="no adapter to merge"):
         pretrained.merge(merged, tmp_path / "again", "float32")
+
+
+def test_the_card_of_merged_weights_calls_them_no_adapter(tmp_path):
+    """What else the card says stays, also what a user has written into it."""
+    method = registry.build("cot")
+    base = dataclasses.replace(backbones.load("tiny"), name="tiny")
+    lm = LatentLM.from_backbone(base, lora=LORA)
+    lm.name = "some-org/some-model"
+    written = card.text(lm, method.chosen(), RUN) + "\n(LoRA adapter) of my own.\n"
+    lm.name = "tiny"
+    folder = pretrained.save(lm, method, tmp_path / "adapter", {"seed": 0}, written)
+    text = (pretrained.merge(folder, tmp_path / "merged", "float32") / "README.md").read_text()
+    before, after = (yaml.safe_load(each.split("---")[1]) for each in (written, text))
+    assert (before["base_model_relation"], before["tags"][-1]) == ("adapter", "lora")
+    assert (after.pop("base_model_relation"), after.pop("tags")) == ("finetune", before["tags"][:-1])
+    assert after == {key: before[key] for key in after}
+    assert "(a LoRA adapter, merged into all weights)." in text
+    body, mine = written.split("---", 2)[2].split(" (LoRA adapter).")
+    assert text.split("---", 2)[2] == f"{body} (a LoRA adapter, merged into all weights).{mine}"
+    # A card without front matter is a text.
+    for mine in ("# mine\n", "--- mine", "---\nmine"):
+        assert card.merged(mine) == mine
+
+
+@pytest.mark.parametrize(
+    ("kind", "trained", "asked"),
+    [
+        ("lora", LORA, {"lora_dropout": 0.1}),
+        ("lora", LORA, {"target_modules": "all-linear"}),
+        ("lora", LORA, {"target_modules": ".*v_proj"}),
+        ("lora-gpt2-added", KINDS["lora-gpt2-added"][2], {"target_modules": ("c_attn",)}),
+    ],
+)
+def test_an_adapter_trains_on_with_the_settings_that_it_has(saved, kind, trained, asked):
+    """Others would change nothing: they are an error that names both."""
+    old = saved(kind)
+    going_on = pretrained.load_for_training(old.folder, old.method, trained, "float32", 0)
+    assert going_on.has_adapter
+    other = dataclasses.replace(trained, **asked)
+    with pytest.raises(ValueError, match="is not what the adapter in .* has") as error:
+        pretrained.load_for_training(old.folder, old.method, other, "float32", 0)
+    ((name, value),) = asked.items()
+    assert f"'{name}': {set(value) if isinstance(value, tuple) else value!r}" in str(error.value)
+
+
+def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
+    """All that lies there goes: a project's folder, which other libraries would write into, must not."""
+    old = saved("lora")
+
+    def save(folder):
+        return colar.save_pretrained(old.lm, old.method, folder, RUN, "mine")
+
+    project = tmp_path / "project"
+    project.mkdir()
+    for folder in (project, project, tmp_path / "new"):  # empty, a checkpoint, not there
+        assert checkpoint.read_info(save(folder))["weights"] == "adapter"
+    (project / "colar.json").unlink()
+    with pytest.raises(ValueError, match="project exists and is not a checkpoint"):
+        save(project)
+    with pytest.raises(ValueError, match="exists and is not a checkpoint"):
+        save(project / "README.md")
+    cloned = tmp_path / "new"
+    (cloned / ".git").mkdir()
+    with pytest.raises(ValueError, match="new is a git repository"):
+        save(cloned)
+    assert main(["export", str(old.folder), str(cloned)]) == 2
+    assert (cloned / ".git").is_dir()
+    assert (project / "README.md").read_text() == "mine"

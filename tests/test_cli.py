@@ -89,6 +89,16 @@ MISTAKES = [
     (["evaluate", "{cot}", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "none of the methods (cot) thinks in any"),
     (["evaluate", "no/such/folder/here", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "there is no such folder"),
     (["evaluate", "{cot}", "--limit", "2", "--options", "max_number", "--output", "{out}"], 2, "--options takes KEY=VALUE"),
+    (["diagnose", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "--compression_factor: none of the methods (cot) has it"),
+    (["inspect", "{colar}", "{cot}", "--limit", "2", "--ratio", "0.5", "--output", "{out}/a.html"], 2, "--ratio: none of the methods (colar, cot) has it"),
+    (["inspect", "{cot}", "no/such/folder/here", "--limit", "2", "--output", "{out}/a.html"], 2, "there is no such folder"),
+    (["inspect", "{cot}", "{cot}", "--limit", "2", "--output", "{out}/a.html"], 2, "two checkpoints have one name (cot)"),
+    (["diagnose", "a={cot}", "a={colar}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name (a)"),
+    (["generate", "{cot}", "q", "--backbone", "no/such/folder"], 2, "--backbone is for adapters, and {cot} holds all weights"),
+    (["inspect", "{cot}", "--limit", "2", "--backbone", "tiny", "--output", "{out}/a.html"], 2, "--backbone is for adapters"),
+    (["evaluate", "{cot}", "--limit", "2", "--backbone", "tiny", "--output", "{out}"], 2, "--backbone is for adapters"),
+    (["evaluate", "{cot}", "--limit", "2", "--output", ""], 2, "the output folder has no name"),
+    (["train", "{recipe}", "--output", ""], 2, "the output folder has no name"),
     (["report", "{out}", "--output", "{out}"], 2, "holds no records.jsonl"),
     (["report", "{out}/none", "--output", "{out}"], 2, "error: no records at {out}/none: there is no such file or folder"),
     (["train", "{recipe}", "--model.init_from", "{out}/best"], 2, "error: model.init_from: no checkpoint at {out}/best"),
@@ -250,6 +260,24 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
         "answers.jsonl:1 is no answer of colar generate: it lacks id, params, asked"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("rows", ['{"question": "q"}', '{"question": "q"}\n{"question": "r"}'])
+def test_generate_leaves_a_file_alone_that_holds_no_answers(checkpoints, rows, tmp_path, capsys):
+    """Without a newline its last line looks torn: it must not be cut off."""
+    asked, other = tmp_path / "asked.jsonl", tmp_path / "other.jsonl"
+    for path in (asked, other):
+        path.write_text(rows)
+    args = ["generate", str(checkpoints / "cot"), *SHORT, "--input", str(asked), "--output"]
+    assert main([*args, str(asked)]) == 2
+    assert "--output must be another file than --input" in capsys.readouterr().err
+    assert main([*args, str(other)]) == 2
+    assert "other.jsonl:1 is no answer of colar generate" in capsys.readouterr().err
+    assert asked.read_text() == other.read_text() == rows
+    # What a kill leaves of the very first answer.
+    other.write_text('{"id": "1", "par')
+    assert main([*args, str(other)]) == 0
+    assert len(list(files.read_jsonl(other))) == len(rows.splitlines())
 
 
 def test_generate_prints_a_file_of_questions_with_the_expected_answers(checkpoints, questions, capsys):

@@ -181,6 +181,18 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
     assert tree(tmp_path) == {"runs/final/a": "2"}
 
 
+def test_a_folder_behind_a_link_is_replaced_as_often_as_one_likes(tmp_path):
+    """`runs/mine/best` may lead to a larger disk: it still does, and the folder there is the new one."""
+    (tmp_path / "disk" / "best").mkdir(parents=True)
+    (tmp_path / "best").symlink_to(tmp_path / "disk" / "best")
+    for text in "123":
+        fill(tmp_path / "best", a=text)
+        assert (tmp_path / "best").is_symlink()
+        assert (tmp_path / "best" / "a").read_text() == text
+        assert tree(tmp_path / "disk") == {"best/a": text}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "disk"]
+
+
 def test_what_fails_while_a_folder_is_filled_leaves_the_old_one(tmp_path):
     fill(tmp_path / "final", a="1")
 
@@ -227,6 +239,14 @@ def test_an_output_folder_is_tried_before_long_work(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write to .*file/sub"):
         files.require_writable(tmp_path / "file" / "sub")
+
+
+def test_an_output_folder_without_a_name_is_not_the_working_directory(tmp_path, monkeypatch):
+    """`--output "$OUT"`, where OUT was never set."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="the output folder has no name"):
+        files.require_writable("")
+    assert files.require_writable(".").is_dir()
 
 
 def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path):

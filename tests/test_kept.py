@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def test_a_result_is_computed_once_and_a_damaged_file_again(cache: Path) -> None
     assert torch.equal(kept.kept("thing", kept.digest(1, "x"), lambda: values)["b"], values["b"])
     assert kept.digest("ab", "c") != kept.digest("a", "bc")
     assert kept.digest(1) != kept.digest("1")
+
+
+def test_a_full_disk_costs_the_next_run_its_cache_and_this_one_nothing(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may be longer: to whoever writes, the disk is full.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        found = kept.kept("thing", "key", lambda: {"a": torch.arange(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert torch.equal(found["a"], torch.arange(1000))
+    assert "not kept for the next run" in capsys.readouterr().err
+    assert list(cache.iterdir()) == []
 
 
 def test_what_is_quick_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,24 @@ def test_training_and_inference_ask_with_the_same_ids(family, name):
 # The layout
 
 
+def test_what_an_earlier_use_of_a_tokenizer_left_in_its_file_cuts_and_fills_no_text(tmp_path, family):
+    """A call that truncates and pads leaves both in the tokenizer, and `save_pretrained` in its file."""
+    used = build_tokenizer(family, separator=True)
+    used.pad_token = used.pad_token or used.eos_token
+    used("Two words", padding="max_length", truncation=True, max_length=5)
+    used.save_pretrained(tmp_path)
+    stored = files.read_json(tmp_path / "tokenizer.json")
+    assert stored["truncation"]["max_length"] == stored["padding"]["strategy"]["Fixed"] == 5
+
+    fresh = Template(TemplateConfig(), build_tokenizer(family, separator=True))
+    again = Template(TemplateConfig(), AutoTokenizer.from_pretrained(tmp_path))
+    assert (again.separator_id, again.separator_added) == (fresh.separator_id, fresh.separator_added)
+    for example in EXAMPLES:
+        assert again.question(example.question) == fresh.question(example.question)
+        assert again.steps(example.steps) == fresh.steps(example.steps)
+        assert again.answer(example.answer) == fresh.answer(example.answer)
+
+
 def test_question_segment(family, template):
     found = template.question("What is 3 times 4?", "(Thinking speed: 2)")
     bos = [] if BOS[family] is None else [template.tokenizer.convert_tokens_to_ids(BOS[family])]

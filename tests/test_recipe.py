@@ -302,6 +302,25 @@ def test_rows_of_more_steps_are_left_out(capsys):
         (["--validation.params", "[]"], "must not be empty"),
         (["--data.mixed_in", "[{sauce: arithmetic}]"], "an entry has a source and no keys but"),
         (["--data.mixed_in", "[{source: arithmetic, siez: 3}]"], "an entry has a source and no keys but"),
+        (["--data.mixed_in", "[{source: 5}]"], "data.mixed_in: source must be text, got 5"),
+        (
+            ["--data.mixed_in", "[{source: svamp, train_split: [train]}]"],
+            "data.mixed_in: train_split must be text, got ['train']",
+        ),
+        (
+            ["--data.mixed_in", "[{source: arithmetic, train_size: all}]"],
+            "data.mixed_in: train_size must be a whole number, 1 or more, got 'all'",
+        ),
+        (
+            ["--data.mixed_in", "[{source: arithmetic, seed: one}]"],
+            "data.mixed_in: seed must be a whole number, got 'one'",
+        ),
+        (
+            ["--data.mixed_in", "[{source: arithmetic, options: steps}]"],
+            "data.mixed_in: options must be keys and values, got 'steps'",
+        ),
+        (["--data.train_size", "0"], "data.train_size must be a whole number, 1 or more, got 0"),
+        (["--data.validation_size", "-1"], "data.validation_size must be a whole number, 0 or more, got -1"),
         (["--validation.limits.batch_size", "0"], "batch_size must be 1 or more"),
     ],
 )
@@ -571,6 +590,15 @@ def test_a_backbone_beside_a_start_is_refused_on_the_command_line_alone(tiny):
     # The base's, which this recipe does not take back.
     inherited = recipe.load("smollm2-135m/colar-unsure-digits").model
     assert (inherited.backbone, bool(inherited.init_from)) == ("smollm2-135m", True)
+
+
+def test_a_layout_beside_a_start_is_refused_on_the_command_line(tiny):
+    """The checkpoint has its own: a model is prompted as it was trained."""
+    for word, key in (("--template.separator=@@@", "--template.separator"), ("--template", "--template")):
+        value = [] if "=" in word else ["{step_joiner: ;}"]
+        with pytest.raises(ValueError, match=rf"^{key} has no effect beside model.init_from \(x\)"):
+            recipe.load(tiny, ["--model.init_from", "x", word, *value])
+    assert recipe.load(tiny, ["--template.separator", "@@@"]).template.separator == "@@@"
 
 
 def test_rows_of_another_source_are_mixed_in(tmp_path):

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "from_pretrained": ("colar.methods.pretrained", "load"),
-    "save_pretrained": ("colar.methods.pretrained", "save"),
+    "save_pretrained": ("colar.methods.pretrained", "save_pretrained"),
     "push_to_hub": ("colar.model.checkpoint", "push_to_hub"),
     "make_params": ("colar.methods.registry", "make_params"),
     "inspect": ("colar.analysis.inspection", "inspect"),

@@ -209,6 +209,9 @@ def cache_folder() -> Path:
 
 def require_writable(folder: str | Path) -> Path:
     """Make `folder` and prove that a file can be written there, before any long work. ValueError says why not."""
+    # The working directory is `.`: an empty name is a shell's variable that was never set.
+    if folder == "":
+        raise ValueError("the output folder has no name: it is an empty text")
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -353,9 +356,12 @@ def replace_folder(target: str | Path) -> Iterator[Path]:
 
     An error while it is filled leaves the old folder. A kill leaves the old one or the new one; between the
     two renames it leaves the old one as `.name.old`, and the next call puts it back. Files can be
-    read by whom the umask lets.
+    read by whom the umask lets. Where `target` is a link, the folder that it leads to is replaced.
     """
     target = Path(target)
+    # A link would be moved away and left behind, and no folder can be renamed over it the next time.
+    if target.is_symlink():
+        target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     old = target.with_name(f".{target.name}.old")

@@ -73,11 +73,15 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file in one step. A cache that cannot be written to is no error: the next run computes again."""
+    partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
         os.close(handle)
         save_file(tensors, partial)
         os.replace(partial, path)
-    except OSError as error:
-        progress.say(f"not kept for the next run: {path}: {error.strerror or error}")
+    except (OSError, SafetensorError) as error:
+        # A full disk is an error of safetensors' own.
+        progress.say(f"not kept for the next run: {path}: {getattr(error, 'strerror', None) or error}")
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)

@@ -75,6 +75,7 @@ class Template:
         self.tokenizer = tokenizer
         self._known = Memory(REMEMBERED)
         self._asked = Memory(ASKED)
+        _whole_texts(tokenizer)
         _bound_pieces(tokenizer)
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
@@ -235,6 +236,17 @@ class Template:
         if self.tokenizer.is_fast:
             return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _whole_texts(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have a fast tokenizer cut nothing off and fill nothing up.
+
+    A call that truncates or pads leaves that in the tokenizer, and `save_pretrained` in its file.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
 
 
 def _bound_pieces(tokenizer: PreTrainedTokenizerBase) -> None:

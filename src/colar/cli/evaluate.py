@@ -11,6 +11,8 @@ from colar import files
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
+    check_anyone_has_params,
+    check_backbone,
     check_params,
     checkpoint_options,
     data_options,
@@ -116,6 +118,7 @@ def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
     }
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
+    check_backbone(folders.values(), args)
     if owner:
         claim(output, settings, datasets, folders)
     # Nobody looks for records before they are known to be of this evaluation.
@@ -125,7 +128,7 @@ def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
     for name, path in checkpoints.items():
         lm, method, _ = load(path, args)
         models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
-    _check_params([model.method for model in models], args)
+    check_anyone_has_params([model.method for model in models], args)
     if args.control:
         models = controlled.require_latent(models)
     grid = []
@@ -166,15 +169,3 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             options=options(args.options, source, name),
         )
     return datasets
-
-
-def _check_params(methods: list[Any], args: argparse.Namespace) -> None:
-    """A value that none of the methods has is a mistake; one that only some have fills their rows of the table."""
-    from colar.methods import registry
-
-    for name in registry.param_names():
-        if not getattr(args, name):
-            continue
-        if not any(name in method.Params.__dataclass_fields__ for method in methods):
-            given = ", ".join(method.name for method in methods)
-            raise ValueError(f"--{name}: none of the methods ({given}) has it")

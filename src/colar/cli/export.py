@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> None:
     is_checkpoint = (target / "colar.json").exists()
     if target.exists() and (itself or not is_checkpoint):
         raise ValueError(f"{target} exists and is not another checkpoint: give a folder that may be replaced")
+    checkpoint.check_replaceable(target)
     # Without merging, the files are converted one by one: no backbone is needed.
     if args.merge:
         pretrained.merge(source, target, args.dtype)

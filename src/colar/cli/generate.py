@@ -14,6 +14,7 @@ from colar.checks import check_same_run
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
+    check_backbone,
     check_params,
     collector_off,
     limit_options,
@@ -89,8 +90,10 @@ def run(args: argparse.Namespace) -> None:
     rows = _questions(args)
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
+        _check_output(args)
     quiet_libraries()
     folder = checkpoint.resolve(args.checkpoint)
+    check_backbone([folder], args)
     # The method without its weights, which take seconds to load, tells which values it has.
     described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
     grid = param_grid(described, args, strict=True)
@@ -155,14 +158,38 @@ def _questions(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def _check_output(args: argparse.Namespace) -> None:
+    """Reject an --output that holds something else than answers: what looks like a torn last line would be cut off."""
+    path = Path(args.output)
+    if path.exists() and path.samefile(args.input):
+        raise ValueError(f"--output must be another file than --input, got {args.output} for both")
+    if not path.is_file():
+        return
+    with open(path, "rb") as stream:
+        line = stream.readline()
+    try:
+        record = json.loads(line)
+    except ValueError:
+        # A kill may have torn the very first answer.
+        if line.endswith(b"\n"):
+            raise ValueError(f"{path}:1 is no answer of colar generate") from None
+        return
+    _check_answer(f"{path}:1", record)
+
+
+def _check_answer(where: str, record: Any) -> None:
+    """Reject what is no row of an output."""
+    missing = [key for key in ("id", "params", "asked") if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise ValueError(f"{where} is no answer of colar generate: it lacks {', '.join(missing)}")
+
+
 def _done(output: str, asked: dict[str, Any]) -> set[tuple[str, str]]:
     """Keys of the answers that the output holds. ValueError where another checkpoint, seed or decoding gave them."""
     done = set()
     for number, record in enumerate(files.resume_jsonl(output), start=1):
         where = f"{output}:{number}"
-        missing = [key for key in ("id", "params", "asked") if key not in record]
-        if missing:
-            raise ValueError(f"{where} is no answer of colar generate: it lacks {', '.join(missing)}")
+        _check_answer(where, record)
         check_same_run(where, record["asked"], asked, "give another --output")
         done.add((record["id"], json.dumps(record["params"])))
     return done

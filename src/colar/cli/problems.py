@@ -9,6 +9,8 @@ from typing import Any
 
 from colar.cli.shared import (
     Parser,
+    check_anyone_has_params,
+    check_backbone,
     check_params,
     checkpoint_options,
     data_options,
@@ -66,11 +68,37 @@ def published(path: str) -> str:
 
 
 def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
-    """Every checkpoint at every per-request value: the fields that name its rows, model, method, params."""
+    """Every checkpoint at every per-request value: the fields that name its rows, model, method, params.
+
+    ValueError for what is wrong with any of them, before the first is loaded.
+    """
     from colar.analysis.inspection import key_of
 
-    for text in args.checkpoints:
-        name, path = named(text)
-        lm, method, _ = load(published(path), args)
+    for name, folder in _checked(args).items():
+        lm, method, _ = load(folder, args)
         for params in param_grid(method, args):
             yield key_of(name, params), lm, method, params
+
+
+def _checked(args: argparse.Namespace) -> dict[str, str]:
+    """The folders of the checkpoints by the names of their rows. ValueError where there is none, where two have one
+    name, or where no method has a value that is asked for."""
+    from colar.methods import registry
+    from colar.model import checkpoint
+
+    folders: dict[str, str] = {}
+    methods = []
+    for text in args.checkpoints:
+        name, path = named(text)
+        # Rows of two checkpoints under one name could not be told apart.
+        if name in folders:
+            raise ValueError(
+                f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
+            )
+        folder = checkpoint.resolve(published(path))
+        folders[name] = str(folder)
+        # The method without its weights, which take seconds to load, tells which values it has.
+        methods.append(registry.rebuild(checkpoint.read_info(folder)["method"], folder))
+    check_anyone_has_params(methods, args)
+    check_backbone(folders.values(), args)
+    return folders

@@ -9,7 +9,7 @@ import gc
 import itertools
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,28 @@ def check_params(args: argparse.Namespace) -> None:
     for name in registry.param_names():
         for value in getattr(args, name) or ():
             registry.check_param(name, value)
+
+
+def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
+    """Reject --backbone where no checkpoint is an adapter: it would be read by none."""
+    from colar.model import checkpoint
+
+    folders = list(folders)
+    if args.backbone and not any(checkpoint.read_info(each)["weights"] == "adapter" for each in folders):
+        given = ", ".join(str(each) for each in folders)
+        raise ValueError(f"--backbone is for adapters, and {given} holds all weights: leave it out")
+
+
+def check_anyone_has_params(methods: Sequence[Any], args: argparse.Namespace) -> None:
+    """A value that none of the methods has is a mistake; one that only some have fills their rows of the table."""
+    from colar.methods import registry
+
+    for name in registry.param_names():
+        if not getattr(args, name):
+            continue
+        if not any(name in method.Params.__dataclass_fields__ for method in methods):
+            given = ", ".join(method.name for method in methods)
+            raise ValueError(f"--{name}: none of the methods ({given}) has it")
 
 
 def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> list[Any]:

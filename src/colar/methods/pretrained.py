@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import added_rows, backbones, checkpoint
+from colar.model import added_rows, backbones, card, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
 
 
@@ -34,6 +35,12 @@ def save(
     config = json.loads(json.dumps(dataclasses.asdict(method.config)))
     saved = {"name": method.name, "config": config}
     return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
+
+
+def save_pretrained(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
+    """`save`, where anybody may name the folder: ValueError where it holds something else than a checkpoint."""
+    checkpoint.check_replaceable(folder)
+    return save(lm, method, folder, run, card)
 
 
 def load(
@@ -58,9 +65,8 @@ def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
         raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
     lm, method = load(folder)
     lm.merge()
-    return save(
-        lm.to(backbones.DTYPES[dtype]), method, target, info["run"], (folder / "README.md").read_text("utf-8")
-    )
+    text = card.merged((folder / "README.md").read_text("utf-8"))
+    return save(lm.to(backbones.DTYPES[dtype]), method, target, info["run"], text)
 
 
 def load_for_training(
@@ -89,8 +95,8 @@ def load_for_training(
     lm, _ = checkpoint.load(folder, dtype)
     if number_tokens is not None and number_tokens != lm.template.number_tokens:
         _add_numbers(lm, number_tokens, folder)
-    if adapter and lora is not None:
-        lora.check_same(lm.lm.peft_config["default"], folder)
+    if isinstance(lm.lm, PeftModel) and lora is not None:
+        lora.check_same(lm.lm, folder)
     elif lora is not None:
         backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)

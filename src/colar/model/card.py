@@ -12,6 +12,10 @@ import yaml
 from colar.model.backbones import HUB_IDS
 from colar.model.latent_lm import LatentLM
 
+ADAPTER = "LoRA adapter"
+MERGED = "a LoRA adapter, merged into all weights"
+"""What the card says the weights are."""
+
 
 def text(
     lm: LatentLM,
@@ -36,7 +40,7 @@ def text(
     if validation.get("params"):
         shown.update(validation["params"][-1])
 
-    kind = "LoRA adapter" if lm.has_adapter else "all weights trained"
+    kind = ADAPTER if lm.has_adapter else "all weights trained"
     introduction = (
         f"# {_short(lm.name)}, {name}{_labelled(run)}\n\n"
         f"A causal language model fine-tuned with colar to reason by the method `{name}`. "
@@ -56,6 +60,18 @@ def text(
         lora = (recipe.get("model") or {}).get("lora")
         parts.append(_section("Training", _json({"lora": lora, **run["training"]})))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def merged(adapters_card: str) -> str:
+    """The card of an adapter as that of the weights that it was merged into; what a user has written stays."""
+    front, body = "", adapters_card
+    if adapters_card.startswith("---\n"):
+        front, end, body = adapters_card.partition("\n---\n")
+        lines = [line for line in front.splitlines() if line != "- lora"]
+        front = (
+            "\n".join(lines).replace("base_model_relation: adapter", "base_model_relation: finetune") + end
+        )
+    return front + body.replace(f"({ADAPTER})", f"({MERGED})", 1)
 
 
 def _front_matter(lm: LatentLM, method: str, run: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -62,7 +63,7 @@ def save(
     method's modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share.
     """
     folder = Path(folder)
-    with files.replace_folder(folder) as partial:
+    with _replacing(folder) as partial:
         save_weights(lm, partial, leave_out, gathered)
         lm.tokenizer.save_pretrained(partial)
         files.write_json(partial / "template.json", lm.template.to_json())
@@ -78,6 +79,30 @@ def save(
         }
         files.write_json(partial / "colar.json", info)
     return folder
+
+
+def check_replaceable(folder: str | Path) -> None:
+    """Reject a folder of other things: a checkpoint takes the place of all that is there."""
+    folder = Path(folder)
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if (folder / ".git").exists():
+        raise ValueError(
+            f"{folder} is a git repository, which would be replaced: give another folder, and copy the files"
+        )
+    if not (folder / "colar.json").exists():
+        raise ValueError(f"{folder} exists and is not a checkpoint: give a folder that may be replaced")
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """`files.replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
+    own for a full disk, which nobody waits for."""
+    try:
+        with files.replace_folder(folder) as partial:
+            yield partial
+    except SafetensorError as error:
+        raise OSError(f"cannot write {folder}: {error}") from error
 
 
 def save_weights(
@@ -180,7 +205,7 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     target = Path(target)
     info = read_info(folder)
     check_choice("dtype", dtype, list(backbones.DTYPES))
-    with files.replace_folder(target) as partial:
+    with _replacing(target) as partial:
         for path in sorted(folder.iterdir()):
             if path.suffix == ".safetensors":
                 state = {key: _cast(value, dtype) for key, value in _load(path).items()}

@@ -28,6 +28,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from colar.checks import check_holds
 from colar.model import added_rows, chunks, mask_check, masks
@@ -35,6 +36,9 @@ from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import devices, trees
 from colar.prompts import Template, TemplateConfig
+
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the LM head."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,39 @@ class LoraSettings:
         check_holds("model.lora.r", self.r >= 1, self.r, "1 or more")
         check_holds("model.lora.lora_dropout", 0 <= self.lora_dropout < 1, self.lora_dropout, "in [0, 1)")
 
-    def check_same(self, trained: Any, where: object) -> None:
-        """Reject an adapter (its peft config) that was made with other settings than these: ValueError."""
-        targets = self.target_modules
-        mine: dict[str, Any] = {"r": self.r, "lora_alpha": self.lora_alpha}
-        theirs: dict[str, Any] = {"r": trained.r, "lora_alpha": trained.lora_alpha}
-        # peft stores "all-linear" as the names that it found: there is nothing to compare.
-        if not isinstance(targets, str):
-            mine["target_modules"] = set(targets)
-            theirs["target_modules"] = set(trained.target_modules)
+    def check_same(self, lm: PeftModel, where: object) -> None:
+        """Reject a model whose adapter was made with other settings than these: ValueError."""
+        trained: Any = lm.peft_config["default"]
+        mine: dict[str, Any] = {}
+        theirs: dict[str, Any] = {}
+        for name in ("r", "lora_alpha", "lora_dropout"):
+            mine[name], theirs[name] = getattr(self, name), getattr(trained, name)
+        mine["target_modules"] = _names(self.target_modules)
+        theirs["target_modules"] = _names(trained.target_modules)
+        # peft stores "all-linear" as the names that it found.
+        if self.target_modules == ALL_LINEAR and not _bare_linears(lm):
+            theirs["target_modules"] = ALL_LINEAR
         if mine != theirs:
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
+
+
+def _names(targets: Any) -> Any:
+    """peft's target modules, comparable: a text is a pattern, or "all-linear", and anything else a set of names."""
+    return targets if isinstance(targets, str) else set(targets)
+
+
+def _bare_linears(lm: PeftModel) -> list[str]:
+    """The linear layers without an adapter; the LM head, which "all-linear" leaves out, is none of them."""
+    causal_lm = lm.get_base_model()
+    passed: set[nn.Module] = set(causal_lm.get_output_embeddings().modules())
+    for module in causal_lm.modules():
+        if isinstance(module, BaseTunerLayer):
+            passed.update(module.modules())
+    found = []
+    for name, module in causal_lm.named_modules():
+        if isinstance(module, nn.Linear | Conv1D) and module not in passed:
+            found.append(name)
+    return found
 
 
 Reduce = Callable[..., tuple[Tensor, ...]]

@@ -62,7 +62,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"{path}: {wrapped}") from error
 
     recipe = Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
-    _check_backbone(recipe, overrides or [])
+    _check_unused(recipe, overrides or [])
     # Built for its checks alone: a run builds its method in `load_model`.
     build_method(recipe)
     check_attention(recipe)
@@ -71,14 +71,23 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     return recipe
 
 
-def _check_backbone(recipe: Recipe, overrides: list[str]) -> None:
-    """Reject a backbone of the command line that would not be used. A recipe's file may have it from its base."""
-    given = any(word.partition("=")[0] == "--model.backbone" for word in overrides)
-    if given and recipe.model.init_from is not None:
-        raise ValueError(
-            f"--model.backbone has no effect beside model.init_from ({recipe.model.init_from}), which has a "
-            "backbone of its own: leave it out, or start from the backbone with --model.init_from null"
-        )
+def _check_unused(recipe: Recipe, overrides: list[str]) -> None:
+    """Reject a backbone or layout of the command line that would not be used. A recipe's file may have it from its
+    base."""
+    start = recipe.model.init_from
+    if start is None:
+        return
+    for word in overrides:
+        key = word.partition("=")[0]
+        if key == "--model.backbone":
+            raise ValueError(
+                f"--model.backbone has no effect beside model.init_from ({start}), which has a backbone of its own: "
+                "leave it out, or start from the backbone with --model.init_from null"
+            )
+        if key == "--template" or key.startswith("--template."):
+            raise ValueError(
+                f"{key} has no effect beside model.init_from ({start}), which has a layout of its own: leave it out"
+            )
 
 
 def check_attention(recipe: Recipe) -> None:

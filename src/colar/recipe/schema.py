@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colar import number_tokens
-from colar.checks import check_choice, check_number
+from colar.checks import check_choice, check_holds, check_number
 from colar.data import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
@@ -113,6 +113,10 @@ class DataConfig:
     """New rows for each training row whose chain is equations: the same story and chain with other numbers."""
 
     def __post_init__(self) -> None:
+        if self.train_size is not None:
+            check_number("data.train_size", self.train_size, 1, whole=True)
+        if self.validation_size is not None:
+            check_number("data.validation_size", self.validation_size, 0, whole=True)
         check_number("data.train_skip", self.train_skip, 0, whole=True)
         if self.max_reasoning_steps is not None:
             check_number("data.max_reasoning_steps", self.max_reasoning_steps, 1, whole=True)
@@ -124,8 +128,24 @@ class DataConfig:
                 raise ValueError(
                     f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {entry}"
                 )
+            _check_mixed(entry)
             split = entry.get("train_split", "train")
             renumber.check("data.mixed_in: renumber", entry.get("renumber", 0), entry["source"], split)
+
+
+def _check_mixed(entry: dict[str, Any]) -> None:
+    """ValueError for a value of an entry of data.mixed_in that is of another kind than its key's."""
+    for key in ("source", "train_split"):
+        value = entry.get(key, "")
+        check_holds(f"data.mixed_in: {key}", isinstance(value, str), value, "text")
+    if entry.get("train_size") is not None:
+        check_number("data.mixed_in: train_size", entry["train_size"], 1, whole=True)
+    seed = entry.get("seed", 0)
+    check_holds(
+        "data.mixed_in: seed", isinstance(seed, int) and not isinstance(seed, bool), seed, "a whole number"
+    )
+    options = entry.get("options", {})
+    check_holds("data.mixed_in: options", isinstance(options, dict), options, "keys and values")
 
 
 @dataclass(frozen=True)
