@@ -100,7 +100,7 @@ def typed(cls: type[Any], values: Mapping[str, Any], what: str) -> Any:
             )
         if not _fits(value, hints[key]):
             raise ValueError(f"{what}: {key} must be a {hints[key].__name__}, got {value!r}")
-        if hints[key] is int:
+        if hints[key] in (int, int | None) and _fits(value, int):
             # 6.0 fits, and a size must be an int.
             value = int(value)
         # JSON and YAML have lists where a frozen dataclass has tuples.
