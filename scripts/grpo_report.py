@@ -119,6 +119,8 @@ def compare(tests: dict[str, dict[int, list[Any]]]) -> list[dict[str, Any]]:
                 }
                 for name in (one, other)
             ]
+            if not all(records for side in sides for records in side.values()):
+                continue
             rows.append(
                 {
                     "system": NAMES[one],

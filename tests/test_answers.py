@@ -30,6 +30,10 @@ READ_AS_NUMBER = [
     ("The answer is 1,234.50 dollars.", "1234.5"),
     ("So the final answer is: **18**", "18"),
     ("Answer: 42. There are 3 left over", "42"),
+    ("The final answer is:\n\\[\n42\n\\]\nThere are 3 left over", "42"),
+    ("The answer is\n$$\n42\n$$", "42"),
+    ("The answer is $5 for Ann.\nBob gets $6.", "5"),
+    ("Answer: 42! There are 3 left over", "42"),
     ("First 7. The answer is 8. No, the answer is 9", "9"),
     ("#### 42", "42"),
     (r"\boxed{42}", "42"),
@@ -174,10 +178,49 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
         ("5", "x=5", True),
         ("90", r"90^\circ", True),
         (r"\boxed{5", "5", False),
+        # A dollar sign in a formula ends none.
+        (r"The answer is $\$5$.", r"\$5", True),
+        (r"$\$18.90$", "18.90", True),
+        (r"$\$18.90$", "18.91", False),
+        (r"It costs $x$ or \$5", "5", False),
+        # Of several formulas none is picked: a list is all of them.
+        ("The answer is $5$, not $6$", "6", False),
+        ("The answer is $5$, not $6$", "5", False),
+        ("First $a=5$. Then we get $b=6$.", "6", False),
+        ("$5$; $6$", "6", False),
+        (r"\boxed{$5$, not $6$}", "6", False),
+        ("The answers are $3$, $4$, and $5$.", "3,4,5", True),
+        ("$3$, $4$, and $5$", "5", False),
+        (r"\(5\) and \(6\)", "5,6", True),
+        ("$5$ or $6$", "6", False),
+        ("$5$ or $5$", "5", True),
+        ("The value of $m+n$ is $5$.", "5", True),
+        ("$m+n$ is $5$", "5", True),
+        ("$x$ = $5$", "5", True),
+        ("$ $", " ", False),
+        # A formula is not cut where a sentence would end.
+        ("The final answer is:\n\\[\nx^2+1\n\\]", "1+x^2", True),
+        ("The answer is\n\n$$\n\\frac12\n$$\n\nDone.", r"\frac{1}{2}", True),
+        (r"The answer is $34\text{ sq. units}$.", r"34\text{ sq. units}", True),
+        (r"The answer is $11,\! 111$.", r"11,\! 111", True),
+        ("The answer is $5$! No, $6$.", "5", True),
     ],
 )
 def test_latex_compares(completion: str, gold: str, correct: bool) -> None:
     assert judge(completion, gold, "latex").correct is correct
+
+
+MONEY_AND_UNITS = (r"\$18.90", r"-\$0.50", r"\$1,\!657", r"11,\! 111,\! 111,\! 100", r"34\text{ sq. units}",
+                   "90\\text{ square\nunits}", r"\frac{3}{4}", r"\{1, 2\}", r"\text{(B)}", "x^2+1")  # fmt: skip
+WAYS_TO_STATE = ("{}", "${}$", "The answer is ${}$.", "so the answer is $${}$$", "Answer: \\({}\\)", "**Answer:** {}",
+                 "The answer is\n\\[\n{}\n\\]\nIt is done.", "so $\\boxed{{{}}}$.")  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", MONEY_AND_UNITS)
+@pytest.mark.parametrize("way", WAYS_TO_STATE)
+def test_an_answer_is_read_alike_however_it_is_stated(gold: str, way: str) -> None:
+    """Golds of MATH: each is right in every form, and spelled as it is without."""
+    assert judge(way.format(gold), gold, "latex") == Verdict(True, extract(gold, "latex"))
 
 
 def test_latex_is_judged_in_any_thread() -> None:

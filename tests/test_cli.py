@@ -82,6 +82,7 @@ MISTAKES = [
     (["evaluate", "{cot}", "{cot}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name"),
     (["evaluate", "{cot}", "--data", "arithmetc", "--output", "{out}"], 2, "did you mean 'arithmetic'?"),
     (["evaluate", "{cot}", "--data", "arithmetic", "arithmetic=arithmetic", "--output", "{out}"], 2, "write NAME=... for one"),
+    (["evaluate", "{cot}", "--data", "average=arithmetic", "--output", "{out}"], 2, "no data set of --data may be called 'average'"),
     (["evaluate", "{out}/lr=1e-4/best", "--output", "{out}"], 2, "no checkpoint at {out}/lr=1e-4/best: there is no such folder"),
     (["evaluate", "a={out}/lr=1e-4/best", "--output", "{out}"], 2, "no checkpoint at {out}/lr=1e-4/best: there is no such folder"),
     (["evaluate", "{cot}", "--data", "{out}/n=2.jsonl", "--output", "{out}"], 2, "{out}/n=2.jsonl"),

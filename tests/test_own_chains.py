@@ -124,6 +124,19 @@ def test_a_chain_is_cut_into_steps_where_no_step_holds_the_joiner(cot):
     assert row.steps == ("<<2+1=3>> <<3*4=12>>",)
 
 
+def test_a_chain_that_is_not_cut_is_still_seen_to_be_the_datas_own(cot, tmp_path):
+    rows = [replace(row, steps=("First we add.", "Then we stop.")) for row in ROWS]
+    chains = ["First we add. Then we stop.", "First we add. Then we go on."]
+    attempts = []
+    for row, chain in zip(rows, chains, strict=True):
+        attempts.append(
+            {"id": row.id, "chain": chain, "answer": row.answer, "correct": True, "truncated": False}
+        )
+    files.write_jsonl(tmp_path / "attempts.jsonl", attempts)
+    counts = write(cot, rows, tmp_path)
+    assert (counts["right"], counts["as_in_the_data"]) == (2, 1)
+
+
 def test_latents_have_no_text(examples, tmp_path):
     lm, method = make("colar")
     method.prepare(lm, QUESTIONS)

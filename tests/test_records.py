@@ -61,6 +61,30 @@ def test_files_are_read_one_record_at_a_time(tmp_path: Path) -> None:
         next(found)
 
 
+def test_a_broken_archive_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    """As a copy that was cut short is, or a file that was only called .gz."""
+    whole = write(tmp_path / "whole.jsonl.gz", *mixed()).read_bytes()
+    text = gzip.decompress(whole)
+    broken = {
+        "cut": whole[:-30],
+        "damaged": whole[:60] + b"\xff\xff" + whole[62:],
+        "plain": text,
+        "latin": gzip.compress(text.replace(b"sums", b"s\xfcms")),
+    }
+    for name, content in broken.items():
+        path = tmp_path / f"{name}.jsonl.gz"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name}\.jsonl\.gz: cannot be read after line [0-9]+: "):
+            report.load_records([path])
+
+
+def test_a_number_that_python_cannot_read_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl.gz"
+    path.write_bytes(gzip.compress(b'\n{"length": ' + b"1" * 5000 + b"}\n"))
+    with pytest.raises(ValueError, match=r"long\.jsonl\.gz:2: .*4300 digits"):
+        report.load_records([path])
+
+
 def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> None:
     one = tmp_path / "a.jsonl"
     one.write_text("\n" + json.dumps(record(0)) + "\n\n" + json.dumps(record(1)) + "\n")
@@ -77,6 +101,12 @@ def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> No
         (record(2, seed=1.5), r"b\.jsonl\.gz:2: seed must be a whole number of at most 64 bits, got 1\.5"),
         (record(2, seed=True), r"b\.jsonl\.gz:2: seed must be a whole number .* got True"),
         (record(2, seed=2**63), r"b\.jsonl\.gz:2: seed must be a whole number"),
+        (record(2, label=None), r"b\.jsonl\.gz:2: label must be a text, got None"),
+        (record(2, id=["sums/2"]), r"b\.jsonl\.gz:2: id must be a text, got \['sums/2'\]"),
+        (record(2, parsed=7), r"b\.jsonl\.gz:2: parsed must be a text or null, got 7"),
+        (record(2, cluster=["sums/1"]), r"b\.jsonl\.gz:2: cluster must be a text"),
+        (record(2, compression_factor="2"), r"b\.jsonl\.gz:2: compression_factor must be a number, got '2'"),
+        (record(2, train_seed="0"), r"b\.jsonl\.gz:2: train_seed must be a whole number, got '0'"),
         (record(2, gold_length="3"), r"b\.jsonl\.gz:2: gold_length must be a number from 0, got '3'"),
         (record(2, length=10**400), r"b\.jsonl\.gz:2: length must be a number from 0"),
     ],

@@ -316,6 +316,20 @@ def test_runs_that_were_asked_different_data_sets_have_no_interval_of_their_aver
     assert (pair["difference"], pair["by_run"], pair["runs_interval"]) == (0.125, [], None)
 
 
+@pytest.mark.parametrize("once", ["easy", "hard"])
+def test_runs_are_told_of_every_data_set_whichever_was_asked_once(once: str) -> None:
+    """Data sets stand in the order of their names: the first one alone does not say how often a system was trained."""
+    records = []
+    for dataset in ("easy", "hard"):
+        for run, answers in enumerate(("7788", "7778", "7888")[: 1 if dataset == once else 3]):
+            more = {"dataset": dataset, "train_seed": run}
+            records += [{**row, "id": f"{dataset}/{row['id']}"} for row in system("CoT", answers, **more)]
+    made = fold(records)
+    spread = f"± {100 * 4.30265 * 0.25 / math.sqrt(3):.1f}"
+    shown = {"easy": f"50.0 {spread}", "hard": f"50.0 {spread}"} | {once: "50.0"}
+    assert f"| CoT | 1 or 3 | {shown['easy']} | {shown['hard']} | 50.0 |" in render(made)
+
+
 def test_runs_are_paired_together_and_one_run_each_pools_nothing() -> None:
     cot = {0: "7788", 1: "7878"}
     fast = {0: "7778", 1: "7777"}

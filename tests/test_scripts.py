@@ -67,6 +67,16 @@ def test_differences_over_training_seeds_by_hand():
     )
 
 
+def test_a_decoding_that_was_not_tested_has_no_row():
+    report = module("scripts/grpo_report.py")
+    tests = {"rl": {0: records([1, 1])}, "nll": {0: records([1, 0])}}
+    (row,) = report.compare(tests)
+    assert (row["decoding"], row["accuracy"]["difference"]) == ("greedy", 0.5)
+    # Nor has one of which some run has no answers.
+    tests["rl"][0] += records([1, 0], decoding="sampled")
+    assert len(report.compare(tests)) == 1
+
+
 def test_systems_tested_before_are_told_apart_by_method_and_label(tmp_path):
     report = module("scripts/grpo_report.py")
     path = tmp_path / "records.jsonl"

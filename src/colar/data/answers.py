@@ -7,9 +7,9 @@ compare. Where it is stated: in the last `\boxed{}`; else in the sentence after 
 | type | read as | compared |
 |---|---|---|
 | number | the single value stated there (`quantity.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
-| latex | the expression (the one `$...$` where there is one) | spelling, then math-verify (`latex.py`) |
+| latex | the expression (the `$...$` where there is one, or a list of them) | spelling, then math-verify (`latex.py`) |
 | choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
-| text | all of it; case, white space and final punctuation dropped | identical |
+| text | all of the text but a marker that it begins with; case, white space, final punctuation dropped | identical |
 
 A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `quantity.py` has the source.
 
@@ -24,14 +24,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from colar.data.example import ANSWER_TYPES, AnswerType
-from colar.data.latex import MAX_CHARACTERS, extract_boxed, math_spans, plain, same_maths
+from colar.data.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
 from colar.data.quantity import canonical, read_number, same_number
 
 __all__ = ["Verdict", "extract", "extract_boxed", "judge"]
 
 _MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
 _LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
+# What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends; the space
+# behind `\!` is LaTeX's.
+_SENTENCE_PART = re.compile(
+    r"\$\$(?:\\.|[^$\\])+\$\$|\\\[(?:(?!\\[\[\]]).)+\\\]|\\\((?:(?!\\[()]).)+\\\)|\{[^{}]*\}"
+    r"|(?P<end>\n|(?<=[.?])\s|(?<=(?<!\\)!)\s)",
+    re.DOTALL,
+)
 _WHOLE_LETTER = re.compile(r"\(?([A-Ja-j])[).:]*")
 _LABEL = re.compile(r"\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)")
 _TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
@@ -89,8 +95,10 @@ def _stated(text: str) -> str:
         return text.strip()
     # The last one: a model that corrects itself means its last word. What follows the sentence is no answer.
     after = text[markers[-1].end() :].lstrip()
-    sentence = _SENTENCE_END.split(after, maxsplit=1)[0]
-    return sentence.strip()
+    for part in _SENTENCE_PART.finditer(after):
+        if part["end"] is not None:
+            return after[: part.start()].strip()
+    return after.strip()
 
 
 def _latex(completion: str) -> str | None:
@@ -105,9 +113,9 @@ def _expression(text: str) -> str:
     stated = _stated(text)
     if _has_box(text):
         return stated
-    # "The answer is $x^2+1$" means the formula; of two formulas neither is taken for the answer.
-    spans = math_spans(stated)
-    return spans[0] if len(spans) == 1 else stated
+    # "The answer is $x^2+1$" means the formula; of "$5$, not $6$" neither is taken for the answer.
+    found = formula(stated)
+    return stated if found is None else found
 
 
 def _has_box(text: str) -> bool:

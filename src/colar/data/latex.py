@@ -12,6 +12,7 @@ what had none is asked once more the next time: the machine may have been busy.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
 import re
@@ -33,10 +34,13 @@ TRIES = 2
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BARE_BOX = re.compile(r"[^\s$]+")
-# No span contains a delimiter of its own kind: the search is linear in the length of the text.
+# No span contains a delimiter of its own kind: the search is linear in the length of the text. `\$` is a currency sign.
 _MATHS = re.compile(
-    r"(?<!\\)\$\$?([^$]+)\$\$?|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL
+    r"(?<!\\)\$\$?((?:\\.|[^$\\])+)\$\$?|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]", re.DOTALL
 )
+# What stands between two formulas: of a list, or of an equation.
+_LISTED = re.compile(r",|(?:,\s*)?(?:and|or)", re.IGNORECASE)
+_EQUATED = re.compile(r"=|is|equals", re.IGNORECASE)
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
 # Spellings that print alike, and the one that each becomes.
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -82,6 +86,24 @@ def math_spans(text: str) -> list[str]:
     return spans
 
 
+def formula(text: str) -> str | None:
+    """The formula that `text` states, all of it where it has no delimiters; None where several could be meant.
+
+    Several in a row are a list ("$1$, $2$ and $3$"); of an equation ("$x$ is $5$") it is the right one.
+    """
+    found = list(_MATHS.finditer(text))
+    spans = math_spans(text)
+    between = [text[one.end() : other.start()].strip() for one, other in itertools.pairwise(found)]
+    if len(spans) < 2:
+        return spans[0] if spans else text
+    if all(_LISTED.fullmatch(words) for words in between):
+        # In dollars still: of a list in which all are alike, math-verify takes one.
+        return ", ".join(f"${span}$" for span in spans)
+    if all(_EQUATED.fullmatch(words) for words in between):
+        return spans[-1]
+    return None
+
+
 def plain(expression: str) -> str:
     r"""One spelling for looks that do not matter: `\dfrac`, `\left(`, `\text{}`, spaces, dollars, a final full stop."""
     text = expression.strip()
@@ -108,6 +130,8 @@ def same_maths(gold: str, answer: str) -> bool:
     if only_words:
         # "\text{Evelyn}" is a word. As maths it would be a product of letters, in any order.
         return spelled.casefold().strip("()") == other.casefold().strip("()")
+    if formula(gold) is None or formula(answer) is None:
+        return False  # math-verify would take the last one
     if _PLAIN_NUMBER.fullmatch(spelled) and _PLAIN_NUMBER.fullmatch(other):
         # Plain numbers are compared exactly, and need no worker.
         gold_value = read_number(spelled)

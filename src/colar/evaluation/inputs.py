@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from colar.model import checkpoint
+from colar.show.naming import AVERAGE
 
 
 class CheckpointName(NamedTuple):
@@ -57,10 +58,16 @@ def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dic
 def name_sources(texts: Iterable[str]) -> dict[str, str]:
     """Sources of data by the name of their data set, from NAME=SOURCE or SOURCE.
 
-    A source names itself, a file by its stem. Raises ValueError for two of one name.
+    A source names itself, a file by its stem. Raises ValueError for two of one name, and for the name of the report's
+    means.
     """
     pairs = [_named_source(text) for text in texts]
     names = [name for name, _ in pairs]
+    # Said now: the report would say it of the records, when all questions are answered.
+    if AVERAGE in names:
+        raise ValueError(
+            f"no data set of --data may be called {AVERAGE!r}, as the report's mean is; write NAME=..."
+        )
     if len(set(names)) < len(names):
         raise ValueError(f"two data sets of --data have one name: {', '.join(names)}; write NAME=... for one")
     return dict(pairs)

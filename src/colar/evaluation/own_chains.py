@@ -76,7 +76,7 @@ def write(
     if not rows:
         raise ValueError(f"none of {len(examples)} answers is right: there is no chain to train on")
     files.write_jsonl(output / "train.jsonl", [row.as_row() for row in rows])
-    counts = _counts(examples, attempts, rows)
+    counts = _counts(lm.template, examples, attempts, rows)
     made = {"settings": settings, "counts": counts, "provenance": files.provenance()}
     files.write_json(output / "chains.json", made)
     return counts
@@ -143,13 +143,18 @@ def _digest(examples: Sequence[Example]) -> str:
 
 
 def _counts(
-    examples: Sequence[Example], attempts: Mapping[str, Mapping[str, Any]], rows: Sequence[Example]
+    template: Template,
+    examples: Sequence[Example],
+    attempts: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Example],
 ) -> dict[str, int]:
     """How many questions, right answers, chains equal to the data's, and chains that met a limit."""
-    before = {example.id: example.steps for example in examples}
+    # As text: a chain that could not be cut is one step.
+    joiner = template.config.step_joiner
+    before = {example.id: joiner.join(example.steps).strip() for example in examples}
     return {
         "questions": len(examples),
         "right": len(rows),
-        "as_in_the_data": sum(row.steps == before[row.id] for row in rows),
+        "as_in_the_data": sum(joiner.join(row.steps).strip() == before[row.id] for row in rows),
         "truncated": sum(attempts[example.id]["truncated"] for example in examples),
     }

@@ -15,6 +15,7 @@ import gzip
 import itertools
 import json
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from operator import itemgetter
@@ -69,6 +70,7 @@ RECORD_KEYS = (
     "seconds",
 )
 _REQUIRED = frozenset(RECORD_KEYS)
+_TEXTS = ("model", "method", "label", "dataset", "decoding", "id")
 _AMOUNTS: tuple[str, ...] = ("length", "forward_passes", "seconds")
 _cell_key = itemgetter(*CELL_KEYS)
 """The values that name a record's cell. To make the cell itself takes five times as long."""
@@ -92,7 +94,7 @@ class RecordFiles:
     """The records in JSONL files, gzipped where the name ends in .gz; read anew in each loop, one at a time.
 
     They are not checked yet: `load_records` and a report's `fold` do that. Raises ValueError that names file and line
-    for text that is not JSON.
+    for text that is not JSON, and the file for a broken archive.
     """
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
@@ -178,6 +180,17 @@ def check_record(record: Any) -> None:
     if not _REQUIRED <= record.keys():
         missing = [key for key in RECORD_KEYS if key not in record]
         raise ValueError(f"the record lacks {', '.join(missing)}")
+    for key in _TEXTS:
+        if type(record[key]) is not str:
+            raise ValueError(f"{key} must be a text, got {record[key]!r}")
+    if record["parsed"] is not None and type(record["parsed"]) is not str:
+        raise ValueError(f"parsed must be a text or null, got {record['parsed']!r}")
+    if type(record.get("cluster", "")) is not str:
+        raise ValueError(f"cluster must be a text, got {record['cluster']!r}")
+    if record["compression_factor"] is not None and not checks.is_number(record["compression_factor"]):
+        raise ValueError(f"compression_factor must be a number, got {record['compression_factor']!r}")
+    if record["train_seed"] is not None and type(record["train_seed"]) is not int:
+        raise ValueError(f"train_seed must be a whole number, got {record['train_seed']!r}")
     # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN.
     for key in ("correct", "truncated"):
         if not isinstance(record[key], bool):
@@ -240,12 +253,19 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     # files.read_jsonl reads plain text alone. A decoder of its own: json.loads looks at its options for every line.
     decode = json.JSONDecoder().decode
     with gzip.open(path, "rt", encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
+        number = 0
+        try:
+            for number, line in enumerate(stream, start=1):
                 if line.strip():
                     yield number, decode(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+            # Text is decoded by blocks: the fault lies somewhere after this line.
+            raise ValueError(f"{path}: cannot be read after line {number}: {error}") from error
+        except ValueError as error:
+            # Python reads no whole number of more than 4,300 digits.
+            raise ValueError(f"{path}:{number}: {error}") from error
 
 
 def _describe(record: Record) -> str:

@@ -104,12 +104,12 @@ def _training_runs(report: Report, decoding: str) -> Grid:
     datasets = _with_average(datasets_of(rows))
     body = []
     for line in _lines(report, rows):
-        any_row = next(iter(line.rows.values()))
-        runs = len(any_row.train_seeds or [])
+        # Some data sets may have been asked of some runs alone.
+        counts = _run_counts(row for row in line.rows.values() if row.dataset != AVERAGE)
         # A system that was trained once says nothing about training it again.
-        if runs < 2:
+        if counts[-1] < 2:
             continue
-        cells = [line.name, f"{runs}"]
+        cells = [line.name, _or(counts)]
         for dataset in datasets:
             row = line.rows.get(dataset)
             cells.append(BLANK if row is None else plus_minus(row.accuracy, row.runs_interval))
@@ -294,9 +294,17 @@ def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
 
 def _runs_note(rows: Sequence[ReportRow]) -> str:
     """How many training runs the pooled rows stand for."""
-    counts = sorted({len(row.train_seeds or []) for row in rows})
-    runs = " or ".join(str(count) for count in counts)
+    runs = _or(_run_counts(rows))
     return f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster."
+
+
+def _run_counts(rows: Iterable[ReportRow]) -> list[int]:
+    """The numbers of training runs that pooled rows stand for, ascending."""
+    return sorted({len(row.train_seeds or []) for row in rows})
+
+
+def _or(counts: Iterable[int]) -> str:
+    return " or ".join(str(count) for count in counts)
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
