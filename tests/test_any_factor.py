@@ -426,6 +426,17 @@ def test_factors_are_read(given: Any, values: tuple[float, ...], real: bool, tex
     assert ColarConfig(compression_factors=given).widest == math.ceil(max(values))
 
 
+def test_a_range_whose_ends_have_more_decimals_is_not_left() -> None:
+    """Rounded to two, 1.004 would be below the range, and 2.006 a factor that requests may not have."""
+    method = Colar(ColarConfig(head="sequential", compression_factors="1.004..2.006"))
+    factors = method.config.factors
+    drawn = [factors.draw(Random(i)) for i in range(2000)]
+    assert all(c in factors for c in [*drawn, *factors.offered()])
+    assert factors.offered() == [1.004, 1.25, 1.5, 1.76, 2.006]
+    for values in method.efforts().values():
+        assert method.trained(ColarParams(**values)) is None
+
+
 @pytest.mark.parametrize(
     "given", ["", "..", "1..", "1", "nan..5", "1..inf", "1.0..inf", "1e0..5", "5.0..1.0", 3, None]
 )

@@ -57,6 +57,10 @@ def tokens(*ids):
         ([tokens(1, 2), tokens(3), tokens(4), tokens(5)], [{1}, {3}, {9}], ["wrong", "right", "after"]),
         ([tokens(1)], [{1}, {7}, {8}], ["right", "extra", "extra"]),
         ([tokens(1)], [], []),
+        # A sum of two equal embeddings has one nearest token; what was chosen was chosen so many times.
+        ([tokens(1, 1)], [{1, 9}], ["right"]),
+        ([tokens(1, 1)], [[1, 9]], ["wrong"]),
+        ([tokens(1, 1), tokens(1, 2)], [[1, 1], [2, 1]], ["right", "right"]),
     ],
 )
 def test_marks_by_hand(groups, read_as, marks):
@@ -239,6 +243,17 @@ def test_a_notebook_asks_in_its_own_words():
     assert 'section id="causes"' not in shown.page()
     with pytest.raises(ValueError, match="at least one question"):
         colar.inspect(lm, method, [])
+
+
+def test_a_notebook_is_asked_at_the_speeds_that_a_sequential_head_has():
+    """It was taught no group of five: c = 5 is left out, and is an error where it is asked for."""
+    lm, method = made(live=True, compression_factors=[1, 2, 3])
+    shown = colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS)
+    assert [system.numbers["compression_factor"] for system in shown.systems] == [1, 2]
+    with pytest.raises(ValueError, match="compression_factor 5 is above what was trained"):
+        colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS, compression_factors=(5,))
+    shown = colar.inspect(*gaussian(), ["What is 2 + 3?"], limits=LIMITS)
+    assert [system.numbers["compression_factor"] for system in shown.systems] == [1, 2, 5]
 
 
 def test_the_notebooks_page_is_saved(tmp_path):

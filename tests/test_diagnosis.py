@@ -9,7 +9,7 @@ from families import EXAMPLES, tiny_lm
 
 from colar.analysis import diagnosis, diagnosis_tables
 from colar.analysis.controls import Forced
-from colar.analysis.diagnosis import classify, groups_thought
+from colar.analysis.diagnosis import classify, groups_thought, missing
 from colar.analysis.places import Place, places, write_shares
 from colar.analysis.reference_chain import (
     Token,
@@ -109,6 +109,17 @@ def test_a_wrong_answer_is_put_down_to_its_first_wrong_latent(read, parsed, corr
 def test_a_group_with_an_operand_missing_is_a_wrong_plan():
     assert classify([[PLAN, RESULT]], [{9}], True, False) == "wrong plan"
     assert classify([[PLAN, RESULT]], [{1}], True, False) == "wrong result"
+
+
+def test_a_token_that_was_chosen_once_is_said_once():
+    """Where the reference has 11, a thought of 12 is wrong: it has one 1."""
+    eleven = [Token(5, "sign"), Token(1, "result"), Token(1, "result")]
+    assert diagnosis.says([5, 1, 1], [5, 1, 2]) == [True, True, False]
+    assert missing(eleven, [5, 1, 2]) == [Token(1, "result")]
+    assert missing(eleven, [1, 5, 1]) == []
+    assert classify([eleven], [[5, 1, 2]], True, False) == "wrong result"
+    # Nearest tokens are a set: the sum of two equal embeddings is near one token.
+    assert missing(eleven, {5, 1}) == []
 
 
 def test_writing_is_judged_position_by_position():

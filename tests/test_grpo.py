@@ -1269,6 +1269,11 @@ def test_wrong_values_are_named(values: dict[str, Any], words: str) -> None:
             {"gradient_accumulation_steps": 2},
             r"steps_per_generation \(3\) must be a multiple of training.gradient_accumulation_steps \(2\)",
         ),
+        (
+            {},
+            {"draws_per_example": 2},
+            "training.draws_per_example must be 1 for grpo, whose rows are outputs",
+        ),
         ({"num_generations": 8, "steps_per_generation": 7}, {}, "6 questions do not fill a generation of 7"),
         ({"compression_factors": (2.5,)}, {}, "compression_factor 2.5 is not whole"),
         ({"max_latents": 200}, {}, "model's context is 128"),

@@ -665,6 +665,10 @@ def test_a_number_beyond_the_largest_float_is_no_size():
         ({"alpha": "0.1"}, "alpha must be a float, got '0.1'"),
         ({"latent_weight": math.inf}, "method.latent_weight must be a number, 0 or more, got inf"),
         ({"supervise_chain": 1}, "supervise_chain must be a bool, got 1"),
+        (
+            {"head": "sequential", "supervise_chain": False},
+            "method.supervise_chain false is an option of heads that predict a latent",
+        ),
         ({"sigma_e": 0.0}, "sigma_e must be above 0 or null, got 0.0"),
         ({"sigma_e": math.inf}, "sigma_e must be above 0 or null, got inf"),
         ({"sigma_e": "big"}, "sigma_e must be above 0 or null, got 'big'"),

@@ -316,6 +316,42 @@ def test_the_loss_is_a_naive_loop(
     assert numbers
 
 
+@UNITS
+@pytest.mark.parametrize("numbers_from", [1, 2])
+@torch.no_grad()
+def test_labels_behind_a_group_are_those_that_one_of_the_largest_factor_has(
+    numbers_from: float, kind: dict[str, Any]
+) -> None:
+    """Nothing behind the place where that group ends: there the decoder is never asked."""
+    lm, method = made(
+        digits=True, compression_factors=[1, 2, 3], lookahead_weight=0.2, numbers_from=numbers_from, **kind
+    )
+    units = units_of(lm, method)
+    rows = encoded(lm, method, times=2)
+    found = method.loss(lm, Batch.collate(rows))["ce"]
+    behind = 0
+    for i, row in enumerate(rows):
+        phase = phase_of(row.seed)
+        of_this = of_row(units, row.params.compression_factor, numbers_from)
+        sizes = naive_sizes(row.chain, row.params.compression_factor, phase, of_this)
+        hidden = naive_hidden(lm, row, sizes)
+        means, start = [], 0
+        for k, own in enumerate(naive_asked(lm, row, sizes, of_this, phase)):
+            rest = dataclasses.replace(row, steps=[row.chain[start:]], params=ColarParams(3))
+            longest = naive_size(rest.chain, 0, 3, units)
+            (far,) = naive_asked(lm, rest, [longest], units, 0.0)
+            label = max(own, far, key=len)
+            weights = [1.0] * len(own) + [0.2] * (len(label) - len(own))
+            logps = naive_logps(lm, hidden[k], label)
+            means.append(-sum(w * logp for w, logp in zip(weights, logps, strict=True)) / sum(weights))
+            behind += len(label) - len(own)
+            start += sizes[k]
+        for k, token in enumerate(row.answer, start=len(sizes)):
+            means.append(-naive_logps(lm, hidden[k], [token])[0])
+        assert found[i].item() == pytest.approx(sum(means) / len(means), rel=1e-4, abs=1e-5), i
+    assert behind
+
+
 @KINDS
 def test_rows_without_reasoning_have_no_groups_to_end(kind: dict[str, Any]) -> None:
     lm, method = made(digits=True, compression_factors=[2], confidence_thresholds=[0.5], **kind)

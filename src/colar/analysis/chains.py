@@ -23,6 +23,7 @@ from torch import Tensor
 
 from colar import progress
 from colar.analysis import diagnosis
+from colar.analysis.diagnosis import ReadAs
 from colar.analysis.measured import Measured
 from colar.analysis.reference_chain import Token, group_size, reference_groups, reference_rows
 from colar.analysis.retrieval import directions, nearest_tokens
@@ -168,7 +169,7 @@ def _chain(
     )
 
 
-def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[set[int]]) -> list[str]:
+def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> list[str]:
     """The mark of each thought."""
     marks = []
     wrong = False
@@ -217,9 +218,8 @@ def thought_objects(
     return thoughts
 
 
-def _reference(lm: LatentLM, group: Sequence[Token], read_as: set[int]) -> list[dict[str, Any]]:
+def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[dict[str, Any]]:
     found = []
-    for token in group:
-        said = token.token_id in read_as
+    for token, said in zip(group, diagnosis.says([token.token_id for token in group], read_as), strict=True):
         found.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
     return found

@@ -7,8 +7,9 @@ Three measurements of one model on the same problems, each with one thing less t
     free     the model thinks for itself; a wrong answer is put down to its first wrong latent
 
 A latent says a group of tokens when all of them are among its c nearest embeddings (c rounded up); one that was chosen
-as tokens says these. A group is wrong by its `result` when only digits after an "=" are missing, by its `plan`
-otherwise; a chain that solves the problem in another way than the reference's counts as another plan.
+as tokens says these, each as often as it was chosen, in whatever order. A group is wrong by its `result` when only
+digits after an "=" are missing, by its `plan` otherwise; a chain that solves the problem in another way than the
+reference's counts as another plan.
 
 Where tokens are chosen one after another, `write` also says which place of a group goes wrong (`places.py`).
 
@@ -48,6 +49,8 @@ from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 
+ReadAs = set[int] | list[int]
+"""What a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
 CLASSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 BATCH = 64
 """Requests that run at once."""
@@ -56,11 +59,11 @@ BATCH = 64
 # Thoughts as tokens
 
 
-def said(lm: LatentLM, embeds_KD: Tensor, c: int, directions_VD: Tensor | None = None) -> list[set[int]]:
+def said(lm: LatentLM, embeds_KD: Tensor, c: int, directions_VD: Tensor | None = None) -> list[ReadAs]:
     """The tokens that each embedding can be read as: its c nearest."""
     if len(embeds_KD) == 0:
         return []
-    read_as = []
+    read_as: list[ReadAs] = []
     for neighbours in nearest_tokens(lm, embeds_KD, c, directions_VD):
         read_as.append({near.token_id for near in neighbours})
     return read_as
@@ -68,7 +71,7 @@ def said(lm: LatentLM, embeds_KD: Tensor, c: int, directions_VD: Tensor | None =
 
 def said_by(
     lm: LatentLM, completion: Completion, c: int, directions_VD: Tensor | None = None
-) -> list[set[int]]:
+) -> list[ReadAs]:
     """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
     if completion.latents is None:
         return []
@@ -78,7 +81,7 @@ def said_by(
         if token_id >= 0:
             read_as[k] = {token_id}
         elif ids is not None:
-            read_as[k] = set(ids)
+            read_as[k] = ids
     return read_as
 
 
@@ -89,12 +92,26 @@ def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
     return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
 
 
-def missing(group: Sequence[Token], read_as: set[int]) -> list[Token]:
+def says(token_ids: Sequence[int], read_as: ReadAs) -> list[bool]:
+    """Of each token of a group whether a thought says it. One that was chosen once is said once: 12 does not say 11."""
+    if isinstance(read_as, set):
+        # The sum of two equal embeddings is near a single token.
+        return [token_id in read_as for token_id in token_ids]
+    left = Counter(read_as)
+    found = []
+    for token_id in token_ids:
+        found.append(left[token_id] > 0)
+        left[token_id] -= 1
+    return found
+
+
+def missing(group: Sequence[Token], read_as: ReadAs) -> list[Token]:
     """The tokens of a group that a thought does not say."""
-    return [token for token in group if token.token_id not in read_as]
+    found = says([token.token_id for token in group], read_as)
+    return [token for token, is_said in zip(group, found, strict=True) if not is_said]
 
 
-def classify(groups: Sequence[Sequence[Token]], read: Sequence[set[int]], parsed: bool, correct: bool) -> str:
+def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: bool, correct: bool) -> str:
     """Put an answer down to the first thing that went wrong: one of `CLASSES`."""
     if correct:
         return "right"
@@ -186,7 +203,7 @@ def write(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
             if ids is not None:
                 # As many tokens of the chain as were chosen: a group may also end before an unsure one.
                 asked = tokens[start : start + len(ids)]
-                read_as[k] = set(ids)
+                read_as[k] = ids
                 before = groups[k - 1] if k > 0 else []
                 judged.append(places(lm, tokens[start:], ids, before))
             if not missing(asked, read_as[k]):

@@ -30,7 +30,7 @@ from colar.model.latent_lm import LatentLM
 from colar.show import inside_page
 
 FACTORS = (1, 2, 5)
-"""Compression factors that `inspect` asks for, where a method has any."""
+"""Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
 
 
 @dataclass(frozen=True)
@@ -180,15 +180,16 @@ def inspect(
     method: Method,
     questions: Sequence[str | Example],
     *,
-    compression_factors: Sequence[float] = FACTORS,
+    compression_factors: Sequence[float] | None = None,
     limits: Decoding = GREEDY,
     numbers: bool = False,
     name: str = "model",
 ) -> Inspection:
     """Let a model think about questions, and show its chains.
 
-    Questions are texts, or examples with a reference chain to compare with. A method without a speed is asked once.
-    `numbers` measures what `colar inspect` does, which takes longer. ValueError without any question.
+    Questions are texts, or examples with a reference chain to compare with. A method without a speed is asked once;
+    `compression_factors` are by default those of `FACTORS` that it can work with. `numbers` measures what `colar
+    inspect` does, which takes longer. ValueError without any question.
     """
     examples = []
     without_answer = set()
@@ -205,7 +206,8 @@ def inspect(
     has_speed = any(each.name == "compression_factor" for each in fields(method.Params))
     asked = [method.Params()]
     if has_speed:
-        asked = [registry.make_params(method, {"compression_factor": c}) for c in compression_factors]
+        factors = _possible(method) if compression_factors is None else compression_factors
+        asked = [registry.make_params(method, {"compression_factor": c}) for c in factors]
     systems = []
     for params in asked:
         key = key_of(name, params)
@@ -213,6 +215,18 @@ def inspect(
         _unjudge(system, without_answer)
         systems.append(system)
     return Inspection(examples, systems, without_answer=frozenset(without_answer))
+
+
+def _possible(method: Method) -> list[float]:
+    """Those of `FACTORS` that the method can work with: a sequential head says no more tokens than it was taught."""
+    found: list[float] = []
+    for c in FACTORS:
+        try:
+            method.trained(registry.make_params(method, {"compression_factor": c}))
+        except ValueError:
+            continue
+        found.append(c)
+    return found
 
 
 def _unjudge(system: System, without_answer: Set[str]) -> None:

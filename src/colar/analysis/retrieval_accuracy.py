@@ -5,7 +5,7 @@ A thought's tokens are ranked in the vocabulary by the cosine of their embedding
     top1      the nearest of all
     top5      among the five nearest
     in_set    among the n nearest, n being the different tokens of its group
-    chosen    among the tokens that the head chose; None for a head that chooses none
+    chosen    among the tokens that the head chose, as often as it chose it; None for a head that chooses none
 
 Shares by kind are of tokens. A thought has one nearest token, so of c different tokens top1 finds one at most. Shares
 by position are of thoughts: top1 where the nearest token is one of the group's, the others where all of them are found.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from colar.analysis.diagnosis import chosen_ids, groups_thought
+from colar.analysis.diagnosis import chosen_ids, groups_thought, says
 from colar.analysis.measured import Measured
 from colar.analysis.places import KINDS
 from colar.analysis.reference_chain import Kind, Token
@@ -158,7 +158,7 @@ def _ranks(
     for k, group in enumerate(groups):
         kinds = tuple(token.kind for token in group)
         ids = chosen[k]
-        found = None if ids is None else tuple(token_id in ids for token_id in token_ids[k])
+        found = None if ids is None else tuple(says(token_ids[k], ids))
         # Behind the end of the chain a head may choose the separator alone: there is no token to look for.
         if group:
             thoughts.append(ThoughtRanks(question, k, token_ids[k], kinds, ranked[k], found))

@@ -287,7 +287,7 @@ class Method(ABC):
     def encode_draws(
         self, template: Template, example: Example, rng: Random, epoch: float, n: int
     ) -> list[Row]:
-        """n rows of one example, each with draws of its own; the first is the one that `encode` gives."""
+        """n rows of one example, each with draws of its own; for n = 1 the one that `encode` gives."""
         return [self.encode(template, example, rng, epoch) for _ in range(n)]
 
     @abstractmethod

@@ -67,8 +67,7 @@ class Factors:
         """One of them; in a list, a value that stands twice is drawn twice as often."""
         if not self.real:
             return rng.choice(self.values)
-        # The model reads c in its prompt: two decimals are few enough to be read.
-        return round(rng.uniform(self.least, self.most), 2)
+        return self._rounded(rng.uniform(self.least, self.most))
 
     def draw_several(self, rng: Random, n: int) -> list[float]:
         """n of them: of a list, each entry once before one comes again."""
@@ -82,7 +81,12 @@ class Factors:
         if not self.real:
             return sorted(set(self.values))
         step = (self.most - self.least) / 4
-        return sorted({round(self.least + i * step, 2) for i in range(5)})
+        return sorted({self._rounded(self.least + i * step) for i in range(5)})
+
+    def _rounded(self, c: float) -> float:
+        """Of a range: to two decimals, but never beyond its ends, which may have more."""
+        # The model reads c in its prompt: two decimals are few enough to be read.
+        return min(max(round(c, 2), self.least), self.most)
 
     @property
     def least(self) -> float:
@@ -168,7 +172,8 @@ class ColarConfig:
     """Weighs the NLL by sigma^(2 nll_beta), 0 (the paper's) to 1 (beta-NLL, Seitzer et al. 2022): at 0 its gradient
     grows with 1 / sigma^2, until little else is left of a clipped one; 0.5 learns the mean as well as soft_mse."""
     supervise_chain: bool = True
-    """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
+    """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC). Of heads
+    that predict a latent: head: sequential learns a chain by these labels alone."""
     chain_label: ChainLabel = "expected"
     """"sampled": one token of the group, drawn at random (the paper's); "expected": its expectation over the draw."""
     stop: Stop = "majority"
@@ -261,6 +266,12 @@ class ColarConfig:
             self._check_without("merge ordered", self.merge == "ordered")
         else:
             self._check_defaults_of(LATENT_OPTIONS)
+            # Nothing else would teach it to think: thoughts would be whatever the start weights say.
+            if not self.supervise_chain:
+                raise ValueError(
+                    "method.supervise_chain false is an option of heads that predict a latent; head: sequential learns "
+                    "its chain by these labels alone"
+                )
         self._check_shortlist()
 
     def _check_without(self, name: str, given: bool) -> None:

@@ -132,11 +132,12 @@ class TokenPredictor:
         numbers_B = self.numbers(batch.params["compression_factor"])
         own_BK = self.units(lm).asked(batch.chain_ids, fed.sizes_BK, most_BK, numbers_B)
         ahead = self.config.lookahead_weight
+        starts_BK = groups.starts(fed.sizes_BK)
         ids_BKG, real_BKG = group_decoder.windows(
             batch.chain_ids,
             batch.chain_lengths,
-            groups.starts(fed.sizes_BK),
-            own_BK.clamp(min=self.config.widest) if ahead else own_BK,
+            starts_BK,
+            torch.maximum(own_BK, self._ahead(lm, batch, starts_BK)) if ahead else own_BK,
             lm.template.separator_id,
         )
         place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
@@ -144,6 +145,21 @@ class TokenPredictor:
         if not self.config.supervise_chain:
             weights_BKG = torch.zeros_like(weights_BKG)
         return followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
+
+    def _ahead(self, lm: LatentLM, batch: Batch, starts_BK: Tensor) -> Tensor:
+        """The tokens that inference would ask for at each group's position at the largest factor, (B, K)."""
+        units = self.units(lm)
+        most_BK = torch.full_like(starts_BK, self.config.most_units)
+        if units.plain or not starts_BK.numel():
+            return most_BK
+        c_B = batch.params["compression_factor"]
+        numbers_B = self.numbers(torch.full_like(c_B, self.config.factors.most))
+        sizes_BK = groups.reach(units.lengths(batch.chain_ids, numbers_B), starts_BK, most_BK)
+        # Behind a row's last group the starts are the chain's length.
+        at_BK = starts_BK.clamp(max=batch.chain_ids.shape[1] - 1)
+        sizes_BK = torch.minimum(sizes_BK, units.bounds(batch.chain_ids, numbers_B).gather(1, at_BK))
+        sizes_BK = torch.minimum(sizes_BK, batch.chain_lengths[:, None] - starts_BK)
+        return units.asked(batch.chain_ids, sizes_BK, most_BK, numbers_B, starts_BK)
 
     @torch.no_grad()
     def bounds(self, lm: LatentLM, batch: Batch) -> Tensor:

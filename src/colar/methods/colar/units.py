@@ -190,16 +190,23 @@ class Units:
         return torch.stack(open_at, dim=-1).view(ids.shape)
 
     def asked(
-        self, chain_ids: Tensor, sizes_BK: Tensor, most_BK: Tensor, numbers_B: Tensor | None = None
+        self,
+        chain_ids: Tensor,
+        sizes_BK: Tensor,
+        most_BK: Tensor,
+        numbers_B: Tensor | None = None,
+        starts_BK: Tensor | None = None,
     ) -> Tensor:
         """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where
-        another could still have joined it, the one behind. `most_BK` are the units that c lets in.
+        another could still have joined it, the one behind. `most_BK` are the units that c lets in. Groups follow one
+        another, unless `starts_BK` says where each begins.
 
         Behind a number of three digits, too: whether they are one unit is not looked at.
         """
         if self.plain:
             return torch.minimum(most_BK, sizes_BK + 1)
-        starts_BK = groups.starts(sizes_BK)
+        if starts_BK is None:
+            starts_BK = groups.starts(sizes_BK)
         last_BK = (starts_BK + sizes_BK - 1).clamp(min=0, max=chain_ids.shape[1] - 1)
         last_ids_BK = chain_ids.gather(1, last_BK)
         if self.results:

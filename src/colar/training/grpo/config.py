@@ -193,6 +193,9 @@ class GrpoConfig:
         With N processes there are N times as many batches of an update and of a generation.
         """
         # For example 4 batches a generation and 2 an update: two updates with the outputs of a generation.
+        draws = training.draws_per_example
+        rows_are_outputs = "1 for grpo, whose rows are outputs: grpo.num_generations of each question"
+        checks.check_holds("training.draws_per_example", draws == 1, draws, rows_are_outputs)
         batch = training.per_device_train_batch_size
         accumulate = training.gradient_accumulation_steps
         steps = accumulate if self.steps_per_generation is None else self.steps_per_generation
