@@ -83,6 +83,7 @@ ACCURACIES = {
         "School mathematics (SmolLM2-135M)",
         {
             "cot": "CoT",
+            "cot (SFT continued)": "CoT, trained for longer",
             "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
             "smollm2-135m c=2 (sequential, confidence_threshold=0.8)": "c = 2, unsure digits apart",
             "smollm2-135m c=2 (sequential)": "c = 2",
