@@ -725,3 +725,16 @@ def test_saving_replaces_a_checkpoint_and_no_other_folder(saved, tmp_path):
     assert main(["export", str(old.folder), str(cloned)]) == 2
     assert (cloned / ".git").is_dir()
     assert (project / "README.md").read_text() == "mine"
+
+
+def test_a_checkpoint_is_not_exported_onto_itself(saved, tmp_path, capsys):
+    """It would be the one that is read and the one that is replaced; by another name, too."""
+    folder = shutil.copytree(saved("lora").folder, tmp_path / "one")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (tmp_path / "other").symlink_to(folder)
+    for target in (folder, tmp_path / "other"):
+        assert main(["export", str(folder), str(target)]) == 2
+        assert f"{target} is the checkpoint itself" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (tmp_path / "empty").mkdir()
+    assert main(["export", str(folder), str(tmp_path / "empty")]) == 0

@@ -35,10 +35,8 @@ def run(args: argparse.Namespace) -> None:
     source = checkpoint.resolve(args.checkpoint)
     target = Path(args.output)
     # The target is replaced as a whole: neither the source itself nor a folder of other things may be lost.
-    itself = target.resolve() == source.resolve()
-    is_checkpoint = (target / "colar.json").exists()
-    if target.exists() and (itself or not is_checkpoint):
-        raise ValueError(f"{target} exists and is not another checkpoint: give a folder that may be replaced")
+    if target.resolve() == source.resolve():
+        raise ValueError(f"{target} is the checkpoint itself: give a folder that may be replaced")
     checkpoint.check_replaceable(target)
     # Without merging, the files are converted one by one: no backbone is needed.
     if args.merge:

@@ -68,7 +68,7 @@ class LoraSettings:
         mine["target_modules"] = _names(self.target_modules)
         theirs["target_modules"] = _names(trained.target_modules)
         # peft stores "all-linear" as the names that it found.
-        if self.target_modules == ALL_LINEAR and not _bare_linears(lm):
+        if self.target_modules == ALL_LINEAR and _all_linears_have_one(lm):
             theirs["target_modules"] = ALL_LINEAR
         if mine != theirs:
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
@@ -79,18 +79,15 @@ def _names(targets: Any) -> Any:
     return targets if isinstance(targets, str) else set(targets)
 
 
-def _bare_linears(lm: PeftModel) -> list[str]:
-    """The linear layers without an adapter; the LM head, which "all-linear" leaves out, is none of them."""
+def _all_linears_have_one(lm: PeftModel) -> bool:
+    """Whether every linear layer has an adapter but the LM head, which "all-linear" leaves out."""
     causal_lm = lm.get_base_model()
     passed: set[nn.Module] = set(causal_lm.get_output_embeddings().modules())
     for module in causal_lm.modules():
         if isinstance(module, BaseTunerLayer):
             passed.update(module.modules())
-    found = []
-    for name, module in causal_lm.named_modules():
-        if isinstance(module, nn.Linear | Conv1D) and module not in passed:
-            found.append(name)
-    return found
+    linears = (module for module in causal_lm.modules() if isinstance(module, nn.Linear | Conv1D))
+    return all(module in passed for module in linears)
 
 
 Reduce = Callable[..., tuple[Tensor, ...]]
