@@ -34,6 +34,7 @@ def main() -> None:
         "checkpoints", nargs="+", type=Path, help="checkpoint folders of one method and shape"
     )
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
+    parser.add_argument("--label", default="mean", help="part of its name in tables (default: mean)")
     args = parser.parse_args()
     first = args.checkpoints[0]
     for folder in args.checkpoints:
@@ -48,9 +49,10 @@ def main() -> None:
                 save_file(mean(states, path.name), partial / path.name, metadata)
             else:
                 shutil.copyfile(path, partial / path.name)
-        # The first one's metrics are not those of the mean.
+        # The first one's metrics and label are not those of the mean.
         info = files.read_json(partial / "colar.json")
         info["run"]["metrics"] = {}
+        info["run"]["label"] = args.label
         files.write_json(partial / "colar.json", info)
     print(args.output)
 

@@ -75,6 +75,8 @@ def test_right_and_ended_chains_are_kept_as_the_model_wrote_them(cot, examples, 
     assert [row.id for row in kept] == [row.id for row in examples if attempts[row.id]["correct"]]
     for row in kept:
         assert lm.template.config.step_joiner.join(row.steps) == attempts[row.id]["chain"].strip()
+    control = sources.load(str(tmp_path / "control" / "train.jsonl"), "train")
+    assert control == [row for row in examples if attempts[row.id]["correct"]]
     same = [row for row in examples if " ".join(row.steps) == attempts[row.id]["chain"]]
     assert counts == {
         "questions": len(examples),

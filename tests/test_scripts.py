@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from example_rows import report_row
 from families import EXAMPLES
 from sequential import made
 
-from colar import recipe
+from colar import files, recipe
 from colar.data import sources
 from colar.data.example import Example
 from colar.evaluation.evaluate import Limits, score
@@ -453,6 +454,50 @@ def test_every_checkpoint_of_a_run_is_tested_and_drawn(tmp_path, monkeypatch, ca
     assert (tmp_path / "out" / "accuracy_vs_rows.png").stat().st_size > 5000
 
 
+def test_accuracy_over_stages_counts_what_every_stage_was_asked(tmp_path, monkeypatch):
+    def answer(dataset, number, right, label, **changes):
+        row = {
+            "model": "m", "method": "colar", "label": label, "dataset": dataset, "compression_factor": 2, "decoding": "greedy",
+            "train_seed": 0, "seed": 0, "id": f"{dataset}/{number}", "completion": "1", "parsed": "1", "correct": right,
+            "truncated": False, "length": 4, "forward_passes": 5, "seconds": 0.1,
+        }  # fmt: skip
+        return {**row, **changes}
+
+    # The second stage has not been asked a/2, which the first one got right; draws are other answers.
+    first = [answer("a", i, i in (0, 2), "first") for i in range(3)]
+    first += [answer("b", i, i == 0, "first") for i in range(4)]
+    first += [answer("a", 0, False, "first", decoding="sampled")]
+    second = [answer("a", i, True, "") for i in range(2)] + [answer("b", i, i < 3, "") for i in range(4)]
+    files.write_jsonl(tmp_path / "one" / "records.jsonl", first)
+    files.write_jsonl(tmp_path / "two" / "records.jsonl", second)
+    stages = [
+        {"examples": 10, "records": "one", "system": {"label": "first", "compression_factor": 2}},
+        {"examples": 30, "records": "two", "system": {"label": ""}},
+    ]
+    files.write_json(tmp_path / "stages.json", {"curves": {"c = 2": stages}})
+    script = module("scripts/accuracy_vs_examples.py")
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "stages.json"), "--output", str(tmp_path / "out")])
+    script.main()
+    found = json.loads((tmp_path / "out" / "accuracy_vs_examples.json").read_text())
+    assert found["questions"] == {"a": 2, "b": 4}
+    points = found["curves"]["c = 2"]
+    assert [(point["examples"], point["accuracy"]) for point in points] == [
+        (10, (1 / 2 + 1 / 4) / 2),
+        (30, (1 + 3 / 4) / 2),
+    ]
+    # Standard errors of a and b: sd 1 / sqrt(2) of 2, sd 1 / 2 of 4; of their mean, half the root of the squares' sum.
+    assert points[0]["half_interval"] == pytest.approx(1.96 * math.sqrt(1 / 4 + 1 / 16) / 2)
+    assert (tmp_path / "out" / "accuracy_vs_examples.png").stat().st_size > 5000
+
+    stages[1]["system"] = {"label": "third"}
+    files.write_json(tmp_path / "stages.json", {"curves": {"c = 2": stages}})
+    with pytest.raises(SystemExit, match="two has no answers of .*third"):
+        script.main()
+    files.write_json(tmp_path / "stages.json", {"curves": {"c = 2": [{"examples": 10}]}})
+    with pytest.raises(SystemExit, match=r"a point of 'c = 2' has \['examples'\], it needs"):
+        script.main()
+
+
 def test_a_method_without_params_has_one_curve(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(
@@ -560,7 +605,8 @@ def test_a_mean_of_a_checkpoint_and_itself_answers_as_it_does(tmp_path, monkeypa
     torch.testing.assert_close(
         again.extra["place_maps"].matrices(), lm.extra["place_maps"].matrices(), rtol=1e-4, atol=1e-5
     )
-    assert json.loads((tmp_path / "mean" / "colar.json").read_text())["run"]["metrics"] == {}
+    run = json.loads((tmp_path / "mean" / "colar.json").read_text())["run"]
+    assert (run["metrics"], run["label"]) == ({}, "mean")
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "mean")])
     with pytest.raises(SystemExit, match="is no checkpoint: it has no colar.json"):
         mean_checkpoint.main()

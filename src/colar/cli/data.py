@@ -10,6 +10,7 @@ from colar import files, progress, recipes
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
+    check_backbone,
     collector_off,
     data_options,
     limit_options,
@@ -143,10 +144,12 @@ def data_chains(args: argparse.Namespace) -> None:
         from colar.model import checkpoint
 
     output = files.require_writable(args.output)
+    folder = checkpoint.resolve(args.checkpoint)
+    check_backbone([folder], args)
     examples, _ = recipe.load_examples(recipe.load(args.recipe, args.overrides).data)
     asked = {
         # A digest, not a path: other weights may lie there when the command is given again.
-        "checkpoint": checkpoint_digest(checkpoint.resolve(args.checkpoint)),
+        "checkpoint": checkpoint_digest(folder),
         "recipe": args.recipe,
         "keys": args.overrides,
         "dtype": args.dtype,

@@ -11,6 +11,7 @@ from colar import checks, progress
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
+    check_backbone,
     checkpoint_options,
     collector_off,
     limit_options,
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         with collector_off():
             from colar.engine.async_engine import apart
+            from colar.model import checkpoint
             from colar.serve import app, server
     except ModuleNotFoundError as error:
         raise ValueError(
@@ -81,6 +83,7 @@ def run(args: argparse.Namespace) -> None:
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = Keys.read(args.api_key_file)
     models = _named(args.checkpoints)
+    check_backbone([checkpoint.resolve(path) for path in models.values()], args)
     # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
     try:

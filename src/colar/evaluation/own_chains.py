@@ -4,9 +4,10 @@ Many chains lead to one answer, and people write now this one, now that one. A m
 once cannot know which of them the writer chose. Its own chains follow from the question. Sequence-level knowledge
 distillation (Kim and Rush, 1606.07947), kept by the answer as in rejection sampling (Yuan et al., 2308.01825).
 
-    attempts.jsonl   one row a question, appended as it is answered: the same call resumes
-    train.jsonl      the rows to train on, in the format of every other source, written at the end
-    chains.json      settings, counts and provenance
+    attempts.jsonl         one row a question, appended as it is answered: the same call resumes
+    train.jsonl            the rows to train on, in the format of every other source, written at the end
+    control/train.jsonl    the same questions with the data's chains: what training on own chains is compared with
+    chains.json            settings, counts and provenance
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ def write(
     if not rows:
         raise ValueError(f"none of {len(examples)} answers is right: there is no chain to train on")
     files.write_jsonl(output / "train.jsonl", [row.as_row() for row in rows])
+    # Questions that are answered rightly are easier ones: rows with all questions would be no control.
+    kept = {row.id for row in rows}
+    files.write_jsonl(
+        output / "control" / "train.jsonl", [example.as_row() for example in examples if example.id in kept]
+    )
     counts = _counts(lm.template, examples, attempts, rows)
     made = {"settings": settings, "counts": counts, "provenance": files.provenance()}
     files.write_json(output / "chains.json", made)
