@@ -498,6 +498,18 @@ def test_accuracy_over_stages_counts_what_every_stage_was_asked(tmp_path, monkey
         script.main()
 
 
+def test_the_stages_of_smollm2_are_those_of_their_answers():
+    script = module("scripts/accuracy_vs_examples.py")
+    path = ROOT / "results" / "smollm2-135m" / "stages.json"
+    committed = json.loads((path.parent / "accuracy_vs_examples.json").read_text())
+    found = script.measure(script.read(path), path)
+    assert found["questions"] == committed["questions"]
+    assert list(found["curves"]) == list(committed["curves"])
+    for name, points in found["curves"].items():
+        for point, other in zip(points, committed["curves"][name], strict=True):
+            assert point == pytest.approx(other)
+
+
 def test_a_method_without_params_has_one_curve(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(
