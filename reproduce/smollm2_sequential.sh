@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics with the sequential head: CoT-SFT on more rows than there are, CoLaR-SFT
 # from its weights in four stages and a fifth for c = 3 and 5, CoT once more from the first of them as the baseline and
-# for longer, reinforcement of both (of CoLaR in three stages) and more SFT as its control, the four whole test sets, votes
-# over draws, and where it loses. It has not been run as a whole: results/smollm2-135m/details.md, results/smollm2-135m-rl/README.md and
+# for longer, reinforcement of both (of CoLaR in three stages) and more SFT as its control, a pilot on chains that CoT wrote
+# itself, the four whole test sets, votes over draws, and where it loses. It has not been run as a whole: results/smollm2-135m/details.md, results/smollm2-135m-rl/README.md and
 # results/smollm2-135m-speeds/README.md say what of it was. About eighteen hours on 2 cores, reckoned: nine for SFT and its
 # test sets; the three stages took 130, 96 and 106 minutes and CoT's reinforcement 84, each on one core of an EPYC in float32.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1).
@@ -26,6 +26,12 @@ colar train smollm2-135m/grpo-sequential-falling --output "$out/grpo-sequential-
 colar train smollm2-135m/grpo-sequential-renumbered --output "$out/grpo-sequential-renumbered" \
   --model.init_from "$out/grpo-sequential-falling/best"
 colar train smollm2-135m/colar-continued --output "$out/colar-continued" --model.init_from "$out/colar-unsure-digits/best"
+colar data chains "$out/cot-continued/best" smollm2-135m/colar-continued --data.renumber 0 --data.train_size 6600 --data.mixed_in '[]' \
+  --dtype bfloat16 --batch_size 64 --max_latents 96 --compile --output "$out/own-chains"
+again=(--model.init_from "$out/colar-unsure-digits/best")
+colar train smollm2-135m/colar-own-chains --output "$out/colar-own-chains" "${again[@]}" --data.source "$out/own-chains"
+colar train smollm2-135m/colar-own-chains --output "$out/colar-datas-chains" "${again[@]}" --data.source "$out/own-chains/control" \
+  --label "the data's chains"
 colar train smollm2-135m/grpo-cot --output "$out/grpo-cot" --model.init_from "$out/cot-more/best" \
   --training.lr_scheduler_type linear --training.max_steps 100 --training.eval_steps 100
 
@@ -38,7 +44,7 @@ colar evaluate cot="$out/cot-continued/best" --data "${sets[@]}" "${common[@]}" 
 colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.3 0.5 0.8 0.95 "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-gated"
 colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-grpo-cot"
-for name in grpo-sequential grpo-sequential-falling grpo-sequential-renumbered colar-continued; do
+for name in grpo-sequential grpo-sequential-falling grpo-sequential-renumbered colar-continued colar-own-chains colar-datas-chains; do
   colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
     --batch_size 64 --compile --output "$out/report-$name"
 done
@@ -50,7 +56,7 @@ colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_thresh
   --batch_size 64 --compile --output "$out/report-votes"
 colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-controls"
-colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,grpo-sequential,grpo-sequential-falling,grpo-sequential-renumbered,colar-continued,speeds,votes,votes-cot,controls} --output "$out/report"
+colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,grpo-sequential,grpo-sequential-falling,grpo-sequential-renumbered,colar-continued,colar-own-chains,colar-datas-chains,speeds,votes,votes-cot,controls} --output "$out/report"
 colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/diagnosis"
 colar export "$out/colar-unsure-digits/best" "$out/export-colar" --dtype bfloat16
