@@ -55,13 +55,15 @@ SCRIPTS = (
 def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
     code, _, commands = run(script, tmp_path)
     assert code == 0
-    trained, answered, reported = set(), set(), set()
+    trained, written, answered, reported = set(), set(), set(), set()
     parser = build_parser()
     for words in commands:
         args, rest = parser.parse_known_args([underscored(word) for word in words])
         if words[0] == "train":
             made = recipe.load(args.recipe, rest)
             assert made.model.init_from is None or made.model.init_from in trained
+            if made.data.source.startswith(f"{tmp_path}"):
+                assert made.data.source in written
             assert f"{made.output}/best" not in trained
             trained.add(f"{made.output}/best")
         elif words[0] == "evaluate":
@@ -71,6 +73,10 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
         elif words[0] == "diagnose":
             assert not rest
             assert {text.partition("=")[2] for text in args.checkpoints} <= trained
+        elif words[:2] == ["data", "chains"]:
+            recipe.load(args.recipe, rest)
+            assert args.checkpoint in trained
+            written.update({args.output, f"{args.output}/control"})
         elif words[0] == "export":
             assert not rest
             assert args.checkpoint in trained

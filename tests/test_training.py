@@ -821,10 +821,11 @@ from pathlib import Path
 gc.disable()  # a fifth of the time of the imports
 sys.path.insert(0, {tests!r})
 import test_training as t
+from colar import processes
 found = t.one_of_two(Path({folder!r}), None)
 Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr(found))
 # As the command does. A group that nobody left may end its process by SIGABRT, one run in thirteen.
-t.processes.leave()
+processes.leave()
 """
 
 
