@@ -18,6 +18,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar import ColarParams
 from colar.methods.colar.merging import PlaceMaps, merge_chains, merge_groups
+from colar.model import checkpoint
 
 
 def test_it_starts_as_the_plain_sum() -> None:
@@ -207,6 +208,24 @@ def test_places_that_are_no_longer_there_are_left_out(rank: int | None) -> None:
     torch.nn.init.normal_(before.maps)
     maps.start_from(before.state_dict())
     torch.testing.assert_close(maps.matrices(), before.matrices()[:2], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("merge", ["ordered", "sqrt"])
+def test_maps_that_a_checkpoint_lacks_start_as_the_identity(tmp_path: Path, merge: str) -> None:
+    """c from 1 up, or other ways to merge in the next stage: the first had no maps of places."""
+    lm, method = made(compression_factors=[1], merge=merge)
+    assert "place_maps" not in lm.extra
+    folder = pretrained.save(lm, method, tmp_path / "first", {}, "")
+    wider = registry.build("colar", {"head": "sequential", "compression_factors": [1, 3], "merge": "ordered"})
+    again = pretrained.load_for_training(folder, wider, None, "float32", seed=0)
+    maps = again.extra["place_maps"]
+    assert isinstance(maps, PlaceMaps)
+    torch.testing.assert_close(maps.matrices(), torch.eye(lm.width).repeat(2, 1, 1))
+    decoders = (again.extra["group_decoder"].state_dict(), lm.extra["group_decoder"].state_dict())
+    torch.testing.assert_close(*decoders)
+    # What is asked, and not trained further, must have all of its modules.
+    with pytest.raises(ValueError, match='(?s)does not fit the method.s modules: .*"place_maps.maps"'):
+        checkpoint.load_modules(again.extra, folder)
 
 
 def test_maps_of_another_width_are_refused() -> None:

@@ -169,7 +169,7 @@ def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) ->
 
 @runtime_checkable
 class Startable(Protocol):
-    """A module that can start its training from weights of another shape."""
+    """A module that can start its training from weights of another shape, or from none: it changes nothing at first."""
 
     def start_from(self, state: Mapping[str, Tensor]) -> None:
         """Take over a checkpoint's weights, by their names in the module. ValueError where they cannot fit."""
@@ -181,7 +181,8 @@ def load_modules(
 ) -> None:
     """Fill a method's modules from a checkpoint folder; those named in `leave_out` keep the weights that they have.
 
-    With `starts` another stage of training begins: a module may start from weights of another shape (`Startable`).
+    With `starts` another stage of training begins: a module may start from weights of another shape, and one that the
+    checkpoint lacks keeps its own (`Startable`).
     """
     wanted = nn.ModuleDict({name: module for name, module in extra.items() if name not in leave_out})
     if not wanted:
@@ -190,8 +191,9 @@ def load_modules(
     try:
         for name, module in list(wanted.items()):
             own = _under(f"{name}.", state)
-            if starts and own and isinstance(module, Startable):
-                module.start_from(own)
+            if starts and isinstance(module, Startable):
+                if own:
+                    module.start_from(own)
                 del wanted[name]
                 state = {key: value for key, value in state.items() if not key.startswith(f"{name}.")}
         wanted.load_state_dict(state)
