@@ -83,10 +83,10 @@ def run(args: argparse.Namespace) -> None:
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     keys = Keys.read(args.api_key_file)
     models = _named(args.checkpoints)
-    check_backbone([checkpoint.resolve(path) for path in models.values()], args)
     # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
     try:
+        check_backbone([checkpoint.resolve(path) for path in models.values()], args)
         visitors = _visitors(args.host, bound.getsockname()[0], keys)
         if not keys and visitors is None:
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
