@@ -8,7 +8,6 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 FLOORS = (
     ("cli",),
-    ("planning",),
     ("recipe",),
     ("recipes",),
     ("serve", "training"),
@@ -21,7 +20,6 @@ FLOORS = (
     ("number_tokens",),
     ("show",),
     ("ops", "data"),
-    ("kept",),
     ("processes",),
     ("files", "progress", "checks"),
     ("__init__",),

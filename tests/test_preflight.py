@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 import test_grpo as reinforced
 import torch
-from families import tiny_lm
 from torch import Tensor
 
+from colar import recipe
 from colar.data.synthetic import ArithmeticConfig, generate
 from colar.methods import pretrained, registry
 from colar.methods.coconut import Coconut, CoconutConfig
+from colar.methods.icot import Icot, IcotConfig
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.training import peak, preflight, room, run
-from colar.training.curriculum import Curriculum
+from colar.recipe.check import UPDATES, check
+from colar.training import preflight, run
+from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, make_trainer, train
-from colar.training.stages import Pace, Stage, stages_of
 from colar.training.trainer import LatentTrainer
 
 EXAMPLES = list(generate(ArithmeticConfig(), "train", 24, seed=0))
 COCONUT = Coconut(CoconutConfig(epochs_per_stage=3, n_stages=3))
 """Stages 1 to 4 begin at epochs 0, 3, 6 and 9."""
 LORA = LoraSettings(r=4, lora_alpha=8, lora_dropout=0.2)
-ONE_STAGE = [Stage(0, 1)]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,57 +50,12 @@ def trainer_of(
     return make_trainer(lm, method, EXAMPLES, settings, RunFolder(folder))
 
 
-# Peaks
-
-
-def test_a_peak_by_hand() -> None:
-    """400 bytes, then 800 more, of which a view takes none; both are gone when 1,000 come."""
-    old = torch.zeros(1000)
-    with peak.TensorPeak() as counted:
-        one = torch.ones(100)
-        two = torch.cat([one, one])
-        two.view(10, 20).t().add_(1)
-        old.add_(1)
-        assert (counted.live, counted.peak) == (1200, 1200)
-        del one, two
-        assert counted.live == 0
-        three = old[:250] * 2
-    assert (counted.live, counted.peak) == (1000, 1200)
-    del three
-
-
-def test_what_the_backward_pass_holds_is_counted() -> None:
-    """y = (x x) x keeps x and x x. Backward adds three tensors of that size at most, and frees what it kept."""
-    x = torch.zeros(1000, requires_grad=True)
-    with peak.TensorPeak() as counted:
-        square = x * x
-        cube = square * x
-        del square
-        assert counted.live == 8000
-        cube.sum().backward()
-        del cube
-        assert x.grad is not None
-        assert counted.live == 4000
-    assert 12000 <= counted.peak <= 24000
-
-
-def test_tied_weights_are_held_once() -> None:
-    lm = tiny_lm("llama")
-    V, D = lm.vocabulary_size, lm.width
-    first = peak.held(lm)
-    lm.causal_lm.lm_head.weight = torch.nn.Parameter(torch.zeros(V, D))
-    untied = peak.held(lm)
-    lm.causal_lm.lm_head.weight = lm.causal_lm.get_input_embeddings().weight
-    assert untied - peak.held(lm) == 4 * V * D
-    assert first in (untied, untied - 4 * V * D)
-
-
 # The longest batch
 
 
 def test_the_longest_batch_has_the_most_positions(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=4)
-    batch = preflight.longest_batch(trainer, ONE_STAGE)
+    batch = preflight.longest_batch(trainer, [0.0])
     mine = 4 * int(trainer.positions(batch).max())
     everyone = trainer.schedule.permutation(0)
     widths = [
@@ -114,59 +69,39 @@ def test_any_stage_may_be_the_longest(tmp_path: Path) -> None:
     trainer = trainer_of(
         tmp_path / "run", "coconut", {"n_latents_per_step": 30}, per_device_train_batch_size=4
     )
-    stages = stages_of(Curriculum(trainer.objective.method, 6, 72))
-    widths = [int(trainer.positions(batch).max()) for batch in preflight.longest_batches(trainer, stages)]
+
+    def width(*epochs: float) -> int:
+        return int(trainer.positions(preflight.longest_batch(trainer, epochs)).max())
+
+    epochs = Curriculum(trainer.objective.method, 6, 72).stage_epochs()
+    widths = [width(epoch) for epoch in epochs]
     # The third of four replaces a step more than the second; the last has no step that it had.
-    assert max(widths) == widths[2]
-    assert int(trainer.positions(preflight.longest_batch(trainer, stages)).max()) == widths[2]
+    assert max(widths) == widths[2] == width(*epochs)
 
 
-def test_parts_need_less_memory_at_once(tmp_path: Path) -> None:
-    """Weights, moments and gradients are the same; activations are those of a part."""
+def test_parts_hold_fewer_positions_at_once(tmp_path: Path) -> None:
     found = {}
     for tokens in (None, 200):
         trainer = trainer_of(tmp_path / f"{tokens}", per_device_train_batch_size=16, tokens_per_batch=tokens)
-        batch = preflight.longest_batch(trainer, ONE_STAGE)
-        found[tokens] = preflight.measure(trainer, batch)
+        found[tokens] = preflight.before_training(trainer, [0.0])
     assert found[200].rows == found[None].rows == 16
     assert found[200].positions <= 200 < found[None].positions
-    assert found[200].peak_bytes < found[None].peak_bytes
 
 
-def test_out_of_memory_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_an_error_with_advice(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "run")
 
     def fail(*args: Tensor) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     trainer.objective.register_forward_pre_hook(fail)
-    batch = preflight.longest_batch(trainer, ONE_STAGE)
     with pytest.raises(
         ValueError, match=r"\(24 rows, \d+ positions at once\) does not fit .* lower training.tokens"
-    ):
-        preflight.measure(trainer, batch)
+    ) as error:
+        preflight.before_training(trainer, [0.0])
+    # The run has an adapter already.
+    assert "model.lora" not in str(error.value)
     assert all(weight.grad is None for weight in trainer.objective.parameters())
-    # Not even the weights of an adapter's backbone.
-    monkeypatch.setattr(room, "memory_of", lambda device: 2**20)
-    with pytest.raises(
-        ValueError, match=r"device's memory: weights, moments and gradients alone take .*training.fsdp"
-    ):
-        preflight.measure(trainer, batch)
-
-
-def test_a_run_warns_where_the_optimiser_will_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The batch fits without AdamW's moments, which come with the first update."""
-    monkeypatch.setattr(room, "memory_of", lambda device: 12 * 2**20)
-    lm, method = made(lora=None)
-    settings = TrainingConfig(report_to="none", max_steps=1, per_device_train_batch_size=1)
-    train(lm, method, EXAMPLES, settings, tmp_path / "run")
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert (
-        "of 12.0 MiB: weights, moments and gradients alone take 12.9 MiB: train an adapter (model.lora)"
-        in said
-    )
 
 
 # Nothing of it stays
@@ -197,7 +132,7 @@ def test_a_run_says_what_it_will_take(tmp_path: Path, capsys: pytest.CaptureFixt
     train(lm, method, EXAMPLES, settings, tmp_path / "run")
     said = capsys.readouterr().err
     assert said.count("longest batch: 8 rows, ") == 1
-    assert " GiB; an epoch takes about " in said
+    assert " forward and backward\n" in said
 
 
 class Sampled:
@@ -223,7 +158,6 @@ def test_reinforcement_is_checked_with_the_outputs_that_it_learns_from(
     checked = Sampled(tmp_path / "with")
     said = capsys.readouterr().err
     assert said.count("longest batch: 8 rows, ") == 1
-    assert said.count(" outputs took ") == 1
     monkeypatch.setattr(run.preflight, "before_training", lambda *args: None)
     plain = Sampled(tmp_path / "without")
     assert checked.generations == plain.generations
@@ -232,7 +166,7 @@ def test_reinforcement_is_checked_with_the_outputs_that_it_learns_from(
         assert torch.equal(value, plain.weights[name]), name
 
 
-# Hours and stages
+# Stages
 
 
 def test_the_last_stage_begins_where_its_first_update_is() -> None:
@@ -244,19 +178,66 @@ def test_the_last_stage_begins_where_its_first_update_is() -> None:
     assert Curriculum(registry.build("cot", {}), 10, 120).last_stage_begins() == 0
 
 
+def test_stages_by_hand() -> None:
+    """Ten updates an epoch: stages 1 to 4 begin at epochs 0, 3, 6 and 9."""
+    assert Curriculum(COCONUT, 10, 120).stage_epochs() == [0, 3, 6, 9]
+    assert Curriculum(COCONUT, 10, 65).stage_epochs() == [0, 3, 6]
+    assert Curriculum(registry.build("cot", {}), 10, 25).stage_epochs() == [0]
+
+
+def test_of_many_stages_the_first_and_the_last_are_checked() -> None:
+    """iCoT removes eight tokens an epoch, 39 in all: the last of them early in the fifth epoch."""
+    found = Curriculum(Icot(IcotConfig(removed_per_epoch=8, remove_all_at=39)), 100, 5000).stage_epochs()
+    assert len(found) == MOST_STAGES
+    assert found[0] == 0
+    assert found[-1] == pytest.approx(39 / 8, abs=0.01)
+    assert found == sorted(set(found))
+
+
+# colar train --check
+
+SMALL = [
+    "--data.train_size",
+    "24",
+    "--data.validation_size",
+    "8",
+    "--training.per_device_train_batch_size",
+    "8",
+]
+
+
 @pytest.mark.parametrize(
-    ("seconds", "hours", "warns"),
-    [(4799, 12, False), (4801, 12, True), (4801, None, False)],
+    ("name", "keys", "update"),
+    [
+        ("tiny/cot", ["--training.gradient_checkpointing", "true"], f"median of {UPDATES - 1}"),
+        ("tiny/cot", ["--training.tokens_per_batch", "200"], f"median of {UPDATES - 1}"),
+        ("tiny/cot", ["--method.name", "icot"], f"median of {UPDATES - 1}"),
+    ],
 )
-def test_hours_that_end_before_the_last_stage(seconds: float, hours: float | None, warns: bool) -> None:
-    """The last stage begins at epoch 9: 12 hours are 4,800 seconds an epoch."""
-    curriculum = Curriculum(COCONUT, 10, 120)
-    stages = stages_of(curriculum)
-    problem = preflight.too_few_hours(curriculum, Pace(stages, [seconds] * len(stages)), hours)
-    assert (problem is not None) == warns
-    if warns:
-        assert problem is not None
-        assert "begins at epoch 9: nothing would be published" in problem
+def test_a_check_measures_and_writes_nothing(
+    name: str, keys: list[str], update: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = check(recipe.load(name, [*SMALL, *keys, "--output", str(tmp_path / "run")]))
+    columns = [list(column.cells) for column in table.columns]
+    notes = dict(zip(columns[0], columns[2], strict=True))
+    assert list(notes) == [
+        "parameters", "longest batch", "an update", "an epoch", "the run", "a validation", "peak memory",
+    ]  # fmt: skip
+    assert notes["longest batch"].startswith("8 rows, ")
+    assert notes["an update"] == update
+    assert notes["an epoch"] == "3 updates, without validation"
+    assert notes["a validation"] == "8 questions; timed on 8"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_check_of_reinforcement_samples_a_generation(tmp_path: Path) -> None:
+    started = train(
+        *made("colar", lora=None), EXAMPLES, TrainingConfig(report_to="none", max_steps=1), tmp_path / "sft"
+    )
+    keys = ["--model.init_from", str(started.best), "--training.per_device_train_batch_size", "32"]
+    table = check(recipe.load("tiny/grpo", [*SMALL[:4], *keys, "--output", str(tmp_path / "run")]))
+    assert "with its share of the sampling of a generation" in list(table.columns[2].cells)
+    assert not (tmp_path / "run").exists()
 
 
 CLOCKS: list[tuple[float, str]] = [

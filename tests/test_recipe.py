@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from colar import files, planning, recipe, recipes
+from colar import files, recipe, recipes
 from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
+from colar.recipe.check import check
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = recipes.names()
@@ -697,12 +698,12 @@ def test_a_density_that_is_asked_of_a_checkpoint_without_one_is_refused_before_r
     first += ["--output", f"{tmp_path}/grpo"]
     summed = recipe.load(tiny, [*first, "--grpo.latent_logprob", "sum"])
     with monkeypatch.context() as patched:
-        for name in ("colar.recipe.wiring", "colar.planning.check"):
+        for name in ("colar.recipe.wiring", "colar.recipe.check"):
             module = importlib.import_module(name)
             patched.setattr(module, "load_examples", lambda data: pytest.fail("rows were read"))
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
             recipe.run(summed)
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for method.name colar"):
-            planning.check(summed)
+            check(summed)
     assert not (tmp_path / "grpo" / "recipe.json").exists()
     assert recipe.run(recipe.load(tiny, [*first, "--grpo.latent_logprob", "mean"])).steps == 2

@@ -1,4 +1,4 @@
-"""`colar`: train, plan, evaluate, generate, serve, diagnose, inspect, report, export, data, recipes, lm-eval.
+"""`colar`: train, evaluate, generate, serve, diagnose, inspect, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -21,7 +21,6 @@ from colar.cli import (
     generate,
     inspect,
     lm_eval,
-    plan,
     recipes,
     report,
     serve,
@@ -113,7 +112,6 @@ def build_parser(command: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"colar {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     train.add_parser(commands)
-    plan.add_parser(commands)
     evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
     generate.add_parser(commands, method_options=command in (None, "generate"))
     serve.add_parser(commands)

@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     train.add_argument(
         "--check",
         action="store_true",
-        help="measure memory and time of the longest batch and of a validation batch, print a table, and exit",
+        help="run the longest batch, a few updates and a validation batch here, print what was measured, and exit",
     )
     train.set_defaults(run=run, takes_keys=True, resumes=True)
 
@@ -61,13 +61,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(made: Any) -> None:
-    """Print what the recipe takes. ValueError where something does not fit."""
+    """Print the table of what was measured."""
     from rich.console import Console
 
-    from colar import planning
+    from colar.recipe.check import check
 
-    found = planning.check(made)
+    found = check(made)
     if progress.is_main():
-        Console().print(found.table())
-    if found.problems:
-        raise ValueError("; ".join(found.problems))
+        Console().print(found)

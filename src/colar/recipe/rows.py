@@ -5,15 +5,12 @@ No row is both. A question may be, in two rows of their own: published sets over
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from colar import kept, progress
+from colar import progress
 from colar.data import renumber, sources
 from colar.data.example import Example
 from colar.data.formats import collapsed
@@ -131,32 +128,11 @@ def _renumbered(
     )
     # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
-    key = kept.digest(versions, seed, sorted(questions), *rows)
-    # Minutes of work, which a run that resumes would do again.
-    found = _from_tensor(
-        kept.kept("renumbered", key, lambda: _to_tensor(renumber.renumbered(rows, versions, seed, questions)))
-    )
+    found = renumber.renumbered(rows, versions, seed, questions)
     renumber.say(found, len(rows))
     if found.alone.total() == len(rows):
         raise ValueError(f"data.renumber: {source} has no row whose chain is equations that can be run again")
     return found.examples
-
-
-def _to_tensor(found: renumber.Renumbered) -> dict[str, torch.Tensor]:
-    """Renumbered rows as the bytes of their JSON: what is kept are tensors (`kept.py`)."""
-    values = {
-        "examples": [asdict(example) for example in found.examples],
-        "alone": found.alone,
-        "held_out": found.held_out,
-        "repeated": found.repeated,
-    }
-    return {"json": torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)}
-
-
-def _from_tensor(tensors: dict[str, torch.Tensor]) -> renumber.Renumbered:
-    values = json.loads(bytes(tensors["json"].numpy()))
-    examples = [Example(**{**row, "steps": tuple(row["steps"])}) for row in values.pop("examples")]
-    return renumber.Renumbered(examples, alone=Counter(values.pop("alone")), **values)
 
 
 def _validation_rows(data: DataConfig) -> list[Example]:

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from colar import kept, processes, progress
+from colar import processes, progress
 from colar.data.example import Example
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
@@ -100,25 +100,17 @@ class TrainingRows(Dataset[Row]):
         """Tokens of each row at the first of `epochs`, which are those at which the curriculum's stages begin.
 
         ValueError names a row that cannot be encoded, or that exceeds the model's context at one of them. Processes
-        divide the rows, and call it together. What took long is kept for the next run (`kept.py`).
+        divide the rows, and call it together.
         """
 
         # All rows, before the first step: a wrong one must not stop a run after hours.
-        def count() -> dict[str, Tensor]:
-            return {"lengths": torch.tensor(processes.split(range(len(self)), lengths_of))}
-
         def lengths_of(indices: Sequence[int]) -> Iterator[int]:
             for index in progress.track(indices, "check rows"):
                 # A row may grow from stage to stage. Its texts are tokenised once: the template remembers them.
                 found = [self._length(epoch, index) for epoch in epochs]
                 yield found[0]
 
-        method = (self.method.name, self.method.config, tuple(epochs))
-        key = kept.digest(
-            method, self.seed, self.n_draws, self.context_length, self.template.digest(), *self.examples
-        )
-        lengths: list[int] = kept.kept("row-lengths", key, count)["lengths"].tolist()
-        return lengths
+        return processes.split(range(len(self)), lengths_of)
 
     def _length(self, epoch: float, index: int) -> int:
         """Tokens of an example's longest row at `epoch`. ValueError where they exceed the model's context."""

@@ -11,10 +11,14 @@ a larger limit.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from colar import progress
 from colar.methods.base import Method
+
+MOST_STAGES = 8
+"""Stages whose rows are checked. Of more (iCoT has one for each token) some represent those that follow them."""
 
 
 class UnfinishedCurriculumError(ValueError):
@@ -44,6 +48,20 @@ class Curriculum:
     def ends_with(self, step: int) -> bool:
         """Whether the last of `step` updates was made in the stage that the run ends with."""
         return self.stage(step) == self.at_end
+
+    def stage_epochs(self) -> list[float]:
+        """The epochs at which stages begin: all of them, or `MOST_STAGES`, the first and the last among them."""
+        updates = range(1, self.max_steps + 1)
+        begins: list[int] = []
+        update = 0
+        while update < self.max_steps:
+            begins.append(update)
+            # Stages only grow: the last update of this one is found by bisection.
+            update = bisect_right(updates, self.stage(update + 1), key=self.stage)
+        if len(begins) > MOST_STAGES:
+            spread = [round(i * (len(begins) - 1) / (MOST_STAGES - 1)) for i in range(MOST_STAGES)]
+            begins = [begins[i] for i in spread]
+        return [begin / self.steps_per_epoch for begin in begins]
 
     def last_stage_begins(self) -> int:
         """The update after which the stage that the run ends with begins: 0 where there are no stages."""

@@ -157,7 +157,7 @@ def _train_or_load(
         # A resumed run has made steps already.
         # Before its weights are split the model would have to fit into one device.
         if resume_from is None and not trainer.shards:
-            preflight.before_training(trainer, curriculum, config.max_hours)
+            preflight.before_training(trainer, curriculum.stage_epochs())
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
 

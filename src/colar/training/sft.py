@@ -26,7 +26,6 @@ from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
-from colar.training.stages import stages_of
 from colar.training.trainer import LatentTrainer, Validate
 
 __all__ = ["TrainResult", "TrainingConfig", "train"]
@@ -89,8 +88,8 @@ def make_trainer(
     rows = TrainingRows(lm, method, examples, config.seed, n_draws)
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    stages = stages_of(make_curriculum(method, config, len(examples) * n_draws, rows_per_update))
-    begins = [stage.begins for stage in stages]
+    curriculum = make_curriculum(method, config, len(examples) * n_draws, rows_per_update)
+    begins = curriculum.stage_epochs()
     schedule = RowSchedule(examples, rows.lengths(begins), config.seed, rows_per_update, n_draws)
     # A row without a chain has no chain to be scored on.
     others = [example for example in held_out if example.steps]
@@ -98,8 +97,7 @@ def make_trainer(
     if held_out_rows is not None:
         # Checked now, as the first validation may be hours away. The last one comes when the run has ended: there
         # the curriculum may be a stage further.
-        end = begins[-1] + stages[-1].epochs
-        held_out_rows.lengths([*begins, end])
+        held_out_rows.lengths([*begins, curriculum.max_steps / curriculum.steps_per_epoch])
     return LatentTrainer(
         Objective(lm, method),
         args,

@@ -205,8 +205,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         columns = {name: column for name, column in inputs.items() if name != "counted"}
         return Batch.from_tensors(columns).positions()
 
-    def longest_sampled(self) -> tuple[dict[str, Tensor], str] | None:
-        """The longest batch of outputs that the run begins with, and a sentence about them; None without sampling."""
+    def longest_sampled(self) -> dict[str, Tensor] | None:
+        """The longest batch of outputs that the run begins with; None without sampling."""
         return None
 
     def parts(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:

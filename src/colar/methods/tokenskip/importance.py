@@ -9,9 +9,7 @@ Shape suffixes: B rows, N chain tokens, M positions, V vocabulary, W windows, T 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,22 +64,6 @@ def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[Scores]:
     scored = in_batches(examples, score)
     lm.train(was_training)
     return scored
-
-
-def weights_digest(lm: LatentLM) -> str:
-    """A digest of all weights: what a surprisal depends on."""
-    found = hashlib.sha256()
-    for weight in lm.state_dict().values():
-        # As bytes: numpy has no bfloat16.
-        found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
-def folder_digest(name: str) -> str:
-    """A digest of the files of a local classifier: names, sizes, times; of a Hub id, the id."""
-    # Sizes and times in place of contents: a classifier's weights are long to read.
-    files = sorted(Path(name).glob("*")) if Path(name).is_dir() else []
-    return repr([name, *((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)])
 
 
 def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[Scores]:

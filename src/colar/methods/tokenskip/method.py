@@ -25,14 +25,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from random import Random
 from typing import Any, ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor
-
-from colar import checks, kept
+from colar import checks
 from colar.data.example import Example
 from colar.methods import base
 from colar.methods.base import Row
@@ -90,24 +86,15 @@ class TokenSkip(Cot):
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         rows = list(examples)
-        # Before any update: the surprisal is that of the model to start from. A resumed run reads its scores.
+        # Before any update: the surprisal is that of the model to start from, in a resumed run as well.
         if self.config.scorer == "surprisal":
-            by = importance.weights_digest(lm)
+            scores = importance.surprisal(lm, rows)
         else:
-            by = importance.folder_digest(self.config.scorer_model)
-        key = kept.digest(self.config.scorer, by, lm.template.digest(), *rows)
-        found = kept.kept("chain-scores", key, lambda: _flat(self._scores(lm, rows)))
-        ends = found["lengths"].cumsum(0).tolist()
-        values = found["scores"].tolist()
+            scores = importance.LLMLingua2(self.config.scorer_model, lm.device).scores(lm.template, rows)
         scored = []
-        for row, first, end in zip(rows, [0, *ends], ends, strict=False):
-            scored.append(ScoredExample(**vars(row), importance=tuple(values[first:end])))
+        for row, values in zip(rows, scores, strict=True):
+            scored.append(ScoredExample(**vars(row), importance=tuple(values)))
         return scored
-
-    def _scores(self, lm: LatentLM, rows: list[Example]) -> list[importance.Scores]:
-        if self.config.scorer == "surprisal":
-            return importance.surprisal(lm, rows)
-        return importance.LLMLingua2(self.config.scorer_model, lm.device).scores(lm.template, rows)
 
     def prompt(self, params: TokenSkipParams) -> str:
         return f"(Tokens kept: {params.ratio:g})"
@@ -138,16 +125,6 @@ class TokenSkip(Cot):
         if not isinstance(example, ScoredExample):
             return row
         return replace(row, steps=prune(row.steps, example.importance, ratio))
-
-
-def _flat(scores: list[importance.Scores]) -> dict[str, Tensor]:
-    """Scores end to end, and how many each chain has."""
-    lengths = torch.tensor([len(each) for each in scores])
-    return {
-        # float64, as Python's floats are: scores that are read back are the very same.
-        "scores": torch.tensor(list(chain.from_iterable(scores)), dtype=torch.float64),
-        "lengths": lengths,
-    }
 
 
 def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -> list[list[int]]:

@@ -17,7 +17,6 @@ holds no outputs: the next generation follows from the weights, the seed and its
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -91,18 +90,15 @@ class GrpoTrainer(LatentTrainer):
         """Positions of each output of a batch of keys, (B,)."""
         return fed_positions(self._rows(inputs))
 
-    def longest_sampled(self) -> tuple[dict[str, Tensor], str] | None:
-        """Of generation 0, which is sampled here and kept: the first update learns from it."""
+    def longest_sampled(self) -> dict[str, Tensor]:
+        """Of generation 0, which is sampled here and cached: the first update learns from it."""
         was_training = self.objective.training
         self.objective.train()
-        started = time.monotonic()
         if self.generation is None:
             self.generation = self._generate(0)
-        seconds = time.monotonic() - started
         self.objective.train(was_training)
         slots = fed_positions(self.generation.tensors).argsort(descending=True)[: self.plan.batch]
-        batch = {"generations": torch.full_like(slots, self.generation.number), "slots": slots}
-        return batch, f"a generation of {self.plan.outputs} outputs took {seconds:.2g} s"
+        return {"generations": torch.full_like(slots, self.generation.number), "slots": slots}
 
     def _rows(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The outputs that a batch's keys stand for."""
