@@ -40,7 +40,7 @@ UPDATES = 4
 GIB = 2**30
 
 
-class Clock(TrainerCallback):
+class Clock(TrainerCallback):  # type: ignore[misc]
     """Seconds of each update."""
 
     def __init__(self) -> None:
