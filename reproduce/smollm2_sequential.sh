@@ -26,12 +26,6 @@ colar train smollm2-135m/grpo-sequential-falling --output "$out/grpo-sequential-
 colar train smollm2-135m/grpo-sequential-renumbered --output "$out/grpo-sequential-renumbered" \
   --model.init_from "$out/grpo-sequential-falling/best"
 colar train smollm2-135m/colar-continued --output "$out/colar-continued" --model.init_from "$out/colar-unsure-digits/best"
-colar data chains "$out/cot-continued/best" smollm2-135m/colar-continued --data.renumber 0 --data.train_size 6600 --data.mixed_in '[]' \
-  --dtype bfloat16 --batch_size 64 --max_latents 96 --compile --output "$out/own-chains"
-again=(--model.init_from "$out/colar-unsure-digits/best")
-colar train smollm2-135m/colar-own-chains --output "$out/colar-own-chains" "${again[@]}" --data.source "$out/own-chains"
-colar train smollm2-135m/colar-own-chains --output "$out/colar-datas-chains" "${again[@]}" --data.source "$out/own-chains/control" \
-  --label "the data's chains"
 colar train smollm2-135m/grpo-cot --output "$out/grpo-cot" --model.init_from "$out/cot-more/best" \
   --training.lr_scheduler_type linear --training.max_steps 100 --training.eval_steps 100
 
@@ -44,7 +38,7 @@ colar evaluate cot="$out/cot-continued/best" --data "${sets[@]}" "${common[@]}" 
 colar evaluate "$colar" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0.3 0.5 0.8 0.95 "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-gated"
 colar evaluate cot="$out/grpo-cot/best" --data "${sets[@]}" "${common[@]}" --batch_size 64 --compile --output "$out/report-grpo-cot"
-for name in grpo-sequential grpo-sequential-falling grpo-sequential-renumbered colar-continued colar-own-chains colar-datas-chains; do
+for name in grpo-sequential grpo-sequential-falling grpo-sequential-renumbered colar-continued; do
   colar evaluate smollm2-135m="$out/$name/best" --data "${sets[@]}" --compression_factor 2 --confidence_threshold 0 0.8 "${common[@]}" \
     --batch_size 64 --compile --output "$out/report-$name"
 done
@@ -56,7 +50,7 @@ colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_thresh
   --batch_size 64 --compile --output "$out/report-votes"
 colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-controls"
-colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,grpo-sequential,grpo-sequential-falling,grpo-sequential-renumbered,colar-continued,colar-own-chains,colar-datas-chains,speeds,votes,votes-cot,controls} --output "$out/report"
+colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,grpo-sequential,grpo-sequential-falling,grpo-sequential-renumbered,colar-continued,speeds,votes,votes-cot,controls} --output "$out/report"
 colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
   --output "$out/diagnosis"
 colar export "$out/colar-unsure-digits/best" "$out/export-colar" --dtype bfloat16

@@ -15,7 +15,6 @@ COMMANDS += (
     "data list",
     "data show",
     "data prepare",
-    "data chains",
     "recipes list",
     "recipes copy",
     "lm-eval",

@@ -505,7 +505,7 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
 @pytest.mark.parametrize("source", sorted(GENERATORS))
 def test_generated_rows_of_two_splits_ask_no_question_twice(source, capsys):
     """Their splits are disjoint by construction: nothing is said of them, and needs no exception."""
-    options = {"drill": {"terms": [1, 1], "max_value": 20}, "arithmetic": {"steps": [1, 1]}}.get(source, {})
+    options = {"arithmetic": {"steps": [1, 1]}}.get(source, {})
     data = recipe.DataConfig(source=source, train_size=60, validation_size=60, options=options)
     train_rows, held_out = recipe.load_examples(data)
     assert (len(train_rows), len(held_out)) == (60, 60)

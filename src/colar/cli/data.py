@@ -1,4 +1,4 @@
-"""`colar data list | show | prepare | chains`."""
+"""`colar data list | show | prepare`."""
 
 from __future__ import annotations
 
@@ -6,32 +6,18 @@ import argparse
 import json
 from typing import Any
 
-from colar import files, progress, recipes
-from colar.cli.shared import (
-    DECODING_HELP,
-    batching_options,
-    check_backbone,
-    collector_off,
-    data_options,
-    limit_options,
-    limits_of,
-    load,
-    model_options,
-    own_options,
-)
+from colar import files
+from colar.cli.shared import data_options, own_options
 
 SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl files"
 
 
 def add_parser(commands: Any) -> None:
-    data = commands.add_parser(
-        "data", help="list, show or prepare data sources; write chains of a model's own"
-    )
-    actions = data.add_subparsers(dest="action", required=True, metavar="list | show | prepare | chains")
+    data = commands.add_parser("data", help="list, show or prepare data sources")
+    actions = data.add_subparsers(dest="action", required=True, metavar="list | show | prepare")
     _add_list(actions)
     _add_show(actions)
     _add_prepare(actions)
-    _add_chains(actions)
 
 
 def _add_list(actions: Any) -> None:
@@ -62,25 +48,6 @@ def _add_prepare(actions: Any) -> None:
     prepare.add_argument("--output", required=True, help="folder")
     data_options(prepare)
     prepare.set_defaults(run=data_prepare)
-
-
-def _add_chains(actions: Any) -> None:
-    chains = actions.add_parser(
-        "chains",
-        help="write a recipe's training rows with a model's own chains, where its answers are right",
-        description="Answer the training questions of a recipe with a checkpoint that thinks in words, and keep its "
-        "chains where the answer is right. The output is a source: --data.source OUTPUT --data.validation_source ... "
-        "Keys of the recipe can be overridden as in colar train: --data.renumber 8. The same command resumes.",
-    )
-    chains.add_argument("checkpoint", help="folder or Hub id")
-    chains.add_argument("recipe", help="the recipe whose training rows are taken")
-    chains.add_argument("--output", required=True, help="folder")
-    chains.add_argument("--decoding", default="greedy", choices=["greedy", "sampled"], help=DECODING_HELP)
-    chains.add_argument("--seed", type=int, default=0, help="seed of every random draw")
-    limit_options(chains, max_completion_length=16)
-    batching_options(chains)
-    model_options(chains)
-    chains.set_defaults(run=data_chains, takes_keys=True, resumes=True)
 
 
 def data_list(args: argparse.Namespace) -> None:
@@ -130,43 +97,3 @@ def data_prepare(args: argparse.Namespace) -> None:
     )
     for path in written:
         print(path)
-
-
-def data_chains(args: argparse.Namespace) -> None:
-    # A misspelt name is found before seconds of imports.
-    recipes.find(args.recipe)
-    with collector_off():
-        from colar import recipe
-        from colar.engine.request import DECODINGS
-        from colar.evaluation import own_chains
-        from colar.evaluation.claim import checkpoint_digest
-        from colar.evaluation.evaluate import Limits
-        from colar.model import checkpoint
-
-    output = files.require_writable(args.output)
-    folder = checkpoint.resolve(args.checkpoint)
-    check_backbone([folder], args)
-    examples, _ = recipe.load_examples(recipe.load(args.recipe, args.overrides).data)
-    asked = {
-        # A digest, not a path: other weights may lie there when the command is given again.
-        "checkpoint": checkpoint_digest(folder),
-        "recipe": args.recipe,
-        "keys": args.overrides,
-        "dtype": args.dtype,
-    }
-    limits = Limits(
-        **limits_of(args),
-        batch_size=args.batch_size,
-        compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
-    )
-    lm, method, _ = load(args.checkpoint, args)
-    with files.alone(output):
-        counts = own_chains.write(
-            lm, method, examples, output, DECODINGS[args.decoding], limits, args.seed, asked
-        )
-    progress.say(
-        f"{counts['right']} of {counts['questions']} answers are right, {counts['as_in_the_data']} by the data's own "
-        f"chain; {counts['truncated']} were cut at a limit"
-    )
-    print(output / "train.jsonl")

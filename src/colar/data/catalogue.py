@@ -210,12 +210,6 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             splits={split: Split() for split in SPLITS},
         ),
-        "drill": Source(
-            about="generated here: lists of sums and products without words, no download",
-            licence="Apache-2.0",
-            answer_type="number",
-            splits={split: Split() for split in SPLITS},
-        ),
         "prosqa-made": Source(
             about="generated here by the rules of ProsQA: paths in a graph of made-up words",
             licence="Apache-2.0",

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from colar.checks import check_known
-from colar.data import drill, prontoqa, prosqa, synthetic
+from colar.data import prontoqa, prosqa, synthetic
 from colar.data.example import Example
 
 
@@ -28,7 +28,6 @@ class Generator:
 GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {
         "arithmetic": Generator(synthetic.ArithmeticConfig, synthetic.generate),
-        drill.SOURCE: Generator(drill.DrillConfig, drill.generate),
         prosqa.SOURCE: Generator(prosqa.ProsqaConfig, prosqa.generate, published="prosqa"),
         prontoqa.SOURCE: Generator(prontoqa.ProntoqaConfig, prontoqa.generate, published="prontoqa"),
     }
