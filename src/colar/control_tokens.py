@@ -29,24 +29,30 @@ class ControlTokens:
 
     They are the special tokens, by name or by declaration, and the added tokens that only a chat template should
     write: those that stand in it and look like a marker. All other added tokens are words, and text. So is a special
-    token that is the only way to write its text, such as "!" for padding.
+    token of one character, such as "!" for padding, unless it is BOS, EOS or the separator.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, separator_id: int) -> None:
         self._tokenizer: Any = tokenizer
         self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, separator_id} - {None}
         """What colar itself reads and writes: no text may contain it, even if it cannot be written otherwise."""
-        named = set(self._needed) | set(tokenizer.all_special_ids)
+        named = {
+            token_id
+            for token, token_id in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+            if len(token) > 1
+        }
         template = str(tokenizer.chat_template or "")
         self._words: dict[str, int] = {}
         """Added tokens that are text."""
         for token_id, token in tokenizer.added_tokens_decoder.items():
             marker = MARKS.search(token.content) and token.content in template
-            if token.special or marker or token_id in named:
+            if token_id in self._needed:
+                continue
+            if token_id in named or marker or (token.special and len(token.content) > 1):
                 named.add(token_id)
             else:
                 self._words[token.content] = token_id
-        self.ids = frozenset(named)
+        self.ids = frozenset(named | self._needed)
         self._unknown_id: int | None = tokenizer.unk_token_id
         self._unknown = str(tokenizer.unk_token)
 
