@@ -313,4 +313,4 @@ def test_smollm2(smollm2):
     for answer in ("-3.5", "\\frac{1}{2}", "é数😀"):
         assert template.decode(template.answer(answer)[1:]) == answer
     # "###" in a text is the separator by ordinary merges.
-    assert [template.token(i) for i in template.steps(("a###b",))[0]] == ["a", "##", "#", "b"]
+    assert [template.token(i) for i in template.steps(("a###b",))[0]] == ["a", "#", "##", "b"]
