@@ -5,15 +5,18 @@ from functools import cache
 from random import Random
 
 import pytest
-from families import FAMILIES, build_tokenizer, tiny_lm
+from families import FAMILIES, build_tokenizer, liven, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from colar import files
 from colar.data.example import Example
+from colar.engine import reference
+from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, prompt_ids
-from colar.methods import registry
+from colar.methods import pretrained, registry
 from colar.methods.tokenskip.importance import chain_spans
 from colar.model import tiny
 from colar.prompts import Template, TemplateConfig
@@ -260,3 +263,30 @@ def test_the_tokens_of_a_chain_cover_its_text():
     text, spans = chain_spans(template, Example("t/0", "q", ("a ### b", "<|end_of_text|> c"), "1"))
     ids = [token_id for step in template.steps(("a ### b", "<|end_of_text|> c")) for token_id in step]
     assert [text[first:end] for first, end in spans] == [template.token(token_id) for token_id in ids]
+
+
+def test_an_engine_answers_a_question_that_spells_control_tokens():
+    """The same answer as to the ids of its text, by the reference loop; a model from before answers as it did."""
+    lm, method = liven(tiny_lm("llama")), registry.build("cot")
+    question = "Is 2 ### <|end_of_text|> a number?"
+    request = Request("r", question, method.Params(), Decoding(max_latents=6, max_completion_length=6))
+    (completion,) = Engine(lm, method, 2).generate([request])
+    expected = reference.generate(lm, method, request)
+    assert completion.token_ids == expected.token_ids
+    ids = prompt_ids(lm, method, request)
+    assert lm.template.decode(ids[1:-1]) == question
+    old = Template(TemplateConfig(), lm.tokenizer, version=1)
+    assert old.question(question).count(lm.template.separator_id) > 1
+
+
+def test_a_stage_after_an_earlier_checkpoint_keeps_its_version(tmp_path):
+    """GRPO, and any next stage, starts from weights whose texts were encoded in the earlier way."""
+    lm, method = tiny_lm("qwen2"), registry.build("cot")
+    lm.template = Template(TemplateConfig(), lm.tokenizer, version=1)
+    run = {"seed": 0}
+    first = pretrained.save(lm, method, tmp_path / "first", run, "card")
+    lm, method = pretrained.load(first)
+    second = pretrained.save(lm, method, tmp_path / "second", run, "card")
+    lm, _ = pretrained.load(second)
+    assert files.read_json(second / "template.json") == files.read_json(first / "template.json")
+    assert lm.template.answer("a <|endoftext|>").count(lm.template.eos_id) == 2
