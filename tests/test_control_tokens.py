@@ -271,7 +271,7 @@ def test_an_engine_answers_a_question_that_spells_control_tokens():
     question = "Is 2 ### <|end_of_text|> a number?"
     request = Request("r", question, method.Params(), Decoding(max_latents=6, max_completion_length=6))
     (completion,) = Engine(lm, method, 2).generate([request])
-    expected = reference.generate(lm, method, request)
+    expected = reference.complete(lm, method, request)
     assert completion.token_ids == expected.token_ids
     ids = prompt_ids(lm, method, request)
     assert lm.template.decode(ids[1:-1]) == question
