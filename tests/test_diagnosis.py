@@ -1,11 +1,13 @@
 """Forced thoughts against the reference engine, groups and classes by hand, and a model that knows its problems."""
 
+import io
 import math
 from random import Random
 
 import pytest
 import torch
 from families import EXAMPLES, tiny_lm
+from rich.console import Console
 
 from colar.analysis import diagnosis, diagnosis_tables
 from colar.analysis.controls import Forced
@@ -538,6 +540,12 @@ def test_places_have_columns_where_any_row_has_them():
     }
     lines = diagnosis_tables.markdown([one, other]).splitlines()
     assert lines[0].endswith("| misread | t1 | t2 | joint |")
+    # Systems are called as their folders are: no markup of a page, and none of a terminal.
+    assert "| a\\|b\\*[/x] |" in diagnosis_tables.markdown([{**one, "model": "a|b*[/x]"}])
+    console = Console(width=300, file=io.StringIO())
+    for table in diagnosis_tables.tables([{**one, "model": "a|b*[/x]:star:"}]):
+        console.print(table)
+    assert "a|b*[/x]:star:" in console.file.getvalue()
     assert lines[2].endswith("| - | - | - |")
     assert lines[3].startswith("| ours | 1.5 |")
     assert lines[3].endswith("| 50.0 | 25.0 | 12.5 |")

@@ -17,7 +17,7 @@ FLOORS = (
     ("methods",),
     ("model",),
     ("prompts",),
-    ("number_tokens",),
+    ("number_tokens", "control_tokens"),
     ("show",),
     ("ops", "data"),
     ("processes",),

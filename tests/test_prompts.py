@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from families import EXAMPLES, FAMILIES, build_tokenizer, tiny_lm
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -162,8 +162,8 @@ def test_a_separator_that_would_be_unknown_is_added():
 
 @pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_separator_inside_a_step_is_an_error(all_templates, family, separator):
-    template = all_templates[family, separator]
+def test_a_separator_inside_a_step_of_an_earlier_version_is_an_error(family, separator):
+    template = Template(TemplateConfig(), build_tokenizer(family, separator), version=1)
     step = template.decode([*plain(template, "so a"), template.separator_id, *plain(template, "b")])
     assert template.separator_id in plain(template, step)
     with pytest.raises(ValueError, match=rf"the separator '###' occurs in the reasoning step {step!r}"):
@@ -193,8 +193,6 @@ def test_another_separator_may_be_chosen():
 def test_answers_survive_the_round_trip(all_templates, family, separator, text):
     """Any text comes back, white space inside included (Qwen composes characters first)."""
     template = all_templates[family, separator]
-    # As everywhere in transformers, the name of a special token in a text IS that token.
-    assume(not any(token in text for token in template.tokenizer.all_special_tokens))
     expected = unicodedata.normalize("NFC", text.strip()) if family == "qwen2" else text.strip()
     assert template.decode(template.answer(text)[1:]) == expected.strip()
 
@@ -244,11 +242,13 @@ def test_a_template_on_another_familys_tokenizer_is_refused():
         Template.from_json(saved, build_tokenizer("qwen2", True))
 
 
-@pytest.mark.parametrize("version", [0, 2, None])
+@pytest.mark.parametrize("version", [0, 3, None])
 def test_another_version_is_refused(version):
     tokenizer = build_tokenizer("llama", True)
     saved = Template(TemplateConfig(), tokenizer).to_json() | {"version": version}
-    with pytest.raises(ValueError, match=f"template version {version} is not 1, the one this colar reads"):
+    with pytest.raises(
+        ValueError, match=f"template version {version} is not one of 1, 2, which this colar reads"
+    ):
         Template.from_json(saved, tokenizer)
 
 
@@ -312,5 +312,5 @@ def test_smollm2(smollm2):
     assert [template.token(i) for i in template.answer("12")] == ["###", "1", "2", "<|im_end|>"]
     for answer in ("-3.5", "\\frac{1}{2}", "é数😀"):
         assert template.decode(template.answer(answer)[1:]) == answer
-    with pytest.raises(ValueError, match="the separator '###' occurs in the reasoning step 'a###b'"):
-        template.steps(("a###b",))
+    # "###" in a text is the separator by ordinary merges.
+    assert [template.token(i) for i in template.steps(("a###b",))[0]] == ["a", "#", "##", "b"]

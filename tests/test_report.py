@@ -640,3 +640,9 @@ def test_settings_of_several_evaluations_are_put_together(tmp_path: Path) -> Non
         "sizes": [{"n": 1}, {"n": 2}],
         "data_seed": 0,
     }
+
+
+def test_a_label_is_one_cell_of_its_table() -> None:
+    label = "a|b *c* <img src=x>\nd"
+    text = render(fold([*system("m", "78", method="cot", label=label), *system("m", "78", method="cot")]))
+    assert "a\\|b \\*c\\* \\<img src=x> d" in text

@@ -38,6 +38,7 @@ from colar.methods.colar.group_choice import Rules, choose
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM, LoraSettings, head_logits
 from colar.ops import devices
+from colar.prompts import Template
 from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout
@@ -249,6 +250,7 @@ def test_a_shortlist_that_cannot_be_counted_or_is_not_yet() -> None:
         fresh.prepare(lm, [EXAMPLES[2]])
     with pytest.raises(ValueError, match="shortlist_ids are not known yet: call prepare"):
         fresh.loss(lm, Batch.collate(encoded(lm, method)))
+    lm.template = Template(lm.template.config, lm.tokenizer, version=1)
     wrong = dataclasses.replace(EXAMPLES[0], steps=("1 ### 2",))
     with pytest.raises(ValueError, match=r"t/0: the separator '###' occurs in the reasoning step"):
         fresh.prepare(lm, [wrong])

@@ -1,6 +1,7 @@
 """What a user sees on stderr: our own lines, and none of the libraries' warnings and bars; `colar` starts quickly."""
 
 import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import families
 import pytest
 
-from colar import files
+from colar import files, progress
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
@@ -148,3 +149,21 @@ def test_an_answer_imports_what_it_needs(tmp_path):
     assert "torch" in imported.split()
     # transformers takes these two where they are installed (lm-eval brings them).
     assert not set(SLOW) - {"scipy", "sklearn"} & set(imported.split())
+
+
+def test_a_bar_shows_names_as_they_are(monkeypatch):
+    """Folders are called as users like: brackets in their names are no markup of the terminal."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.bar("evaluate [bold]", 2) as bar:
+        bar.note("run[/x]")
+        bar.advance()
+    shown = sys.stderr.getvalue()
+    assert "evaluate [bold]" in shown
+    assert "run[/x]" in shown

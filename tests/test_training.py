@@ -916,20 +916,17 @@ def test_rows_are_checked_before_training(tmp_path: Path) -> None:
     long = Example("far/7", "why " * 1100, ("1",), "1")
     with pytest.raises(ValueError, match=r"far/7: the row has \d+ tokens, the model's context is 1024"):
         train(lm, method, [*EXAMPLES, long], settings, tmp_path)
+    lm.template = Template(lm.template.config, lm.tokenizer, version=1)
     with pytest.raises(ValueError, match="far/8: the separator"):
         train(lm, method, [*EXAMPLES, Example("far/8", "q", ("1###2",), "1")], settings, tmp_path)
 
 
 def test_held_out_rows_are_checked_before_training(tmp_path: Path) -> None:
     """They are first encoded at the first validation, which may be hours away."""
-    wrong = {
-        "far/7: the row has": Example("far/7", "Why?", ("1 " * 1100,), "1"),
-        "far/8: the separator": Example("far/8", "q", ("1###2",), "1"),
-    }
-    for words, example in wrong.items():
-        with pytest.raises(ValueError, match=words):
-            run(tmp_path, validate=scripted([0.5], []), held_out=[EXAMPLES[0], example], max_steps=1)
-        assert not RunFolder(tmp_path).checkpoints.exists()
+    wrong = Example("far/7", "Why?", ("1 " * 1100,), "1")
+    with pytest.raises(ValueError, match="far/7: the row has"):
+        run(tmp_path, validate=scripted([0.5], []), held_out=[EXAMPLES[0], wrong], max_steps=1)
+    assert not RunFolder(tmp_path).checkpoints.exists()
 
 
 def test_rows_that_outgrow_the_context_in_a_later_stage_are_found_before_training(tmp_path: Path) -> None:

@@ -54,9 +54,11 @@ class Bar:
         # A log file would keep every redraw of a live bar, so it gets plain lines instead.
         self._rich: Progress | None = None
         if is_main() and sys.stderr.isatty():
+            # Notes are names of users' folders, in which brackets are no markup.
             self._rich = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console(),
+                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+                TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False), console=console(),
             )  # fmt: skip
             self._task = self._rich.add_task(description, total=total, note="")
             self._rich.start()

@@ -7,6 +7,9 @@
 Every segment (and every reasoning step) is tokenised by itself and the ids are concatenated. So no token straddles a
 border, and a step can be dropped or compressed without changing its neighbours. BOS is there where the tokenizer has
 one. The template is saved with the checkpoint: a model is prompted as it was trained.
+
+Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of that
+name (`control_tokens.py`). Templates of version 1 encode it as the control token, as their models were trained.
 """
 
 from __future__ import annotations
@@ -15,13 +18,17 @@ import hashlib
 import sys
 from array import array
 from dataclasses import asdict, dataclass
+from string import Formatter
 from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from colar import number_tokens
+from colar.control_tokens import ControlTokens
 
-VERSION = 1
+VERSION = 2
+"""Of new templates. In version 1 a text that spells a control token becomes that token."""
+READ = (1, 2)
 REMEMBERED = 64 * 2**20
 """Bytes of texts and their ids that are kept: steps recur between rows, rows between epochs."""
 ASKED = 2**20
@@ -70,36 +77,56 @@ class Template:
     `number_ids` are the ids of those from 10 on.
     """
 
-    def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, version: int = VERSION
+    ) -> None:
         self.config = config
+        self.version = version
         self.tokenizer = tokenizer
         self._known = Memory(REMEMBERED)
         self._asked = Memory(ASKED)
         _whole_texts(tokenizer)
         _bound_pieces(tokenizer)
+        self._control: ControlTokens | None = None
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
-        ids = self._ids(config.separator)
+        ids = self._read(config.separator)
         self.separator_added = len(ids) != 1 or ids[0] == tokenizer.unk_token_id
         if self.separator_added:
             # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
             tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
-            # Ids from before would still have the separator in pieces.
-            self._known.clear()
-            ids = self._ids(config.separator)
+            ids = self._read(config.separator)
         self.separator_id: int = ids[-1]
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
         self.bos_id: int | None = tokenizer.bos_token_id
         self.eos_id: int = tokenizer.eos_token_id
+        self._question_controls = self._joiner_controls = 0
+        if version > 1:
+            self._spell_no_control()
         self.number_tokens: int | None = None
         self.number_ids: list[int] = []
         self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def _spell_no_control(self) -> None:
+        """Encode texts without control tokens from here on. ValueError where the tokenizer cannot write the separator
+        in other tokens: the first text that contains it would fail."""
+        control = ControlTokens(self.tokenizer, self.separator_id)
+        if self.separator_id not in self.tokenizer.added_tokens_decoder:
+            control.others(self.separator_id)
+        # Whoever writes a layout may put chat markers into it: these are the only control tokens.
+        self._question_controls = control.count(
+            self._read(self.config.question.format(question="", speed=""))
+        )
+        self._joiner_controls = control.count(self._read(self.config.step_joiner))
+        self._control = control
 
     def add_numbers(self, largest: int) -> None:
         """Make the numbers from 10 to `largest` tokens. ValueError where the tokenizer does not allow it."""
         self.number_ids = number_tokens.add(self.tokenizer, largest)
         self.number_tokens = largest
+        if self._control is not None:
+            self._spell_no_control()
         # Ids from before would still have numbers in digits.
         self._known.clear()
         self._asked.clear()
@@ -119,16 +146,22 @@ class Template:
         """Ids up to and including the opening separator. `asked`: of an engine, so that it may never come again."""
         text = self.config.question.format(question=question.strip(), speed=speed).strip()
         bos = [] if self.bos_id is None else [self.bos_id]
-        ids = self._ids_asked(text) if asked else self._ids(text)
+        if self._question_controls:
+            ids = self._marked(text, question.strip(), speed)
+        else:
+            ids = self._ids_asked(text) if asked else self._ids(text)
         return [*bos, *ids, self.separator_id]
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
-        """Ids of each reasoning step. ValueError where a step contains the separator: it would end the chain."""
+        """Ids of each reasoning step. ValueError where a step becomes the separator, which would end the chain: the
+        joiner contains it, or the template is of version 1 and the step does."""
         segments = []
         for i, step in enumerate(steps):
             # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
-            text = step if i == 0 else self.config.step_joiner + step
-            ids = self._ids(text)
+            if i and self._joiner_controls:
+                ids = self._read(self.config.step_joiner) + self._ids(step)
+            else:
+                ids = self._ids(self.config.step_joiner + step if i else step)
             if self.separator_id in ids:
                 raise ValueError(
                     f"the separator {self.config.separator!r} occurs in the reasoning step {step!r}"
@@ -141,7 +174,11 @@ class Template:
         return [self.separator_id, *self._ids(answer.strip()), self.eos_id]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of generated ids, special tokens left out, outer white space stripped."""
+        """The text of generated ids, outer white space stripped.
+
+        Special tokens are left out: none that was generated passes for text. The separator is shown, because "1###2"
+        without it would be another number.
+        """
         # Tidying spaces would change an answer: "1 , 2" would come back as "1, 2".
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text).strip()
@@ -176,7 +213,7 @@ class Template:
     def to_json(self) -> dict[str, Any]:
         """The layout, and the ids by which `from_json` knows its tokenizer again."""
         return {
-            "version": VERSION,
+            "version": self.version,
             **asdict(self.config),
             "separator_id": self.separator_id,
             "separator_added": self.separator_added,
@@ -189,12 +226,13 @@ class Template:
     @classmethod
     def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Template:
         """The saved template. ValueError when it is of a newer version or does not fit `tokenizer`."""
-        if saved.get("version") != VERSION:
+        if saved.get("version") not in READ:
             raise ValueError(
-                f"template version {saved.get('version')!r} is not {VERSION}, the one this colar reads"
+                f"template version {saved.get('version')!r} is not one of {', '.join(map(str, READ))}, which this "
+                "colar reads"
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
-        template = cls(TemplateConfig(**texts), tokenizer)
+        template = cls(TemplateConfig(**texts), tokenizer, saved["version"])
         # The saved tokenizer has the numbers already. Checkpoints of earlier versions know of none.
         template.number_tokens = saved.get("number_tokens")
         if template.number_tokens is not None:
@@ -229,7 +267,33 @@ class Template:
         self._asked.keep(text, ids)
         return ids
 
+    def _marked(self, text: str, question: str, speed: str) -> list[int]:
+        """Ids of a question `text` whose layout has control tokens of its own, chat markers for instance."""
+        assert self._control is not None
+        ids = self._read(text)
+        if self._control.count(ids) == self._question_controls:
+            return ids
+        # The question spells some too: the layout's markers are encoded by themselves, and all between them as text.
+        ids, plain = [], ""
+        for literal, field, _, _ in Formatter().parse(self.config.question):
+            literal_ids = self._read(literal)
+            if self._control.among(literal_ids, literal):
+                ids += [*self._ids(plain), *literal_ids]
+                plain = ""
+            else:
+                plain += literal
+            plain += {"question": question, "speed": speed}.get(field or "", "")
+        return [*ids, *self._ids(plain.rstrip())]
+
     def _tokenise(self, text: str) -> list[int]:
+        """Ids of a text that is no control token, whatever it spells."""
+        ids = self._read(text)
+        if self._control is not None and self._control.among(ids, text):
+            return self._control.encode(text)
+        return ids
+
+    def _read(self, text: str) -> list[int]:
+        """Ids of a text in which the names of control tokens are these tokens."""
         if not text:
             return []
         # The same ids without the batching around them: three times as fast.

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from colar.analysis.diagnosis import CLASSES
 from colar.analysis.places import KINDS
+from colar.show.grid import markdown_line
 
 SYSTEM = ("system", "c")
 MEASURED = ("read", "write", "whole chain", "stop", "free", "#L", "gold #L")
@@ -96,7 +98,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
                 name, justify=justify, no_wrap=name in WRONG and " " not in name, overflow="fold"
             )
         for row in shown:
-            table.add_row(*(row[name] for name in (*SYSTEM, *columns)))
+            # A system is called as its folder is, brackets included.
+            table.add_row(*(Text(row[name]) for name in (*SYSTEM, *columns)))
         made.append(table)
     return made
 
@@ -106,4 +109,4 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     shown = shown_rows(rows)
     alignment = ["---"] + ["---:"] * (len(shown[0]) - 1)
     lines = [list(shown[0]), alignment, *(list(row.values()) for row in shown)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(markdown_line(line) + "\n" for line in lines)

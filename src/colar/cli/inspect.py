@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
 def _table(systems: Iterable[dict[str, Any]]) -> Any:
     """The retrieval table of all systems, for the terminal."""
     from rich.table import Table
+    from rich.text import Text
 
     from colar.analysis.diagnosis_tables import percent
     from colar.analysis.inside import TABLE_KINDS, TABLE_MEASURES
@@ -93,5 +94,6 @@ def _table(systems: Iterable[dict[str, Any]]) -> Any:
         factor = "-" if each["compression_factor"] is None else f"{each['compression_factor']:g}"
         for kind in TABLE_KINDS:
             shares = each["retrieval"]["written"]["by_kind"][kind]
-            table.add_row(system, factor, kind, *(percent(shares[name]) for name in TABLE_MEASURES))
+            # A system is called as its folder is, brackets included.
+            table.add_row(Text(system), factor, kind, *(percent(shares[name]) for name in TABLE_MEASURES))
     return table

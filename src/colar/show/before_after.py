@@ -18,13 +18,13 @@ def print_rows(examples: Iterable[Example], versions: int, seed: int) -> None:
     """Print each row and up to `versions` new ones on stdout; on a terminal, what is new in them is bold."""
     console = Console(highlight=False)
     for example in examples:
-        console.print(example.id, markup=False)
+        console.print(Text(example.id))
         table = Table.grid(padding=(0, 1))
         table.add_row("  ", *_cells(example, example))
         try:
             made = renumber.versions_of(example, versions, seed)
         except NotAProgram as reason:
-            table.add_row("", f"stays alone: {reason}")
+            table.add_row("", Text(f"stays alone: {reason}"))
             made = []
         for new in made:
             table.add_row("~" + new.id.rpartition("~")[2], *_cells(example, new))

@@ -29,22 +29,25 @@ class Grid:
 
 
 def markdown(grid: Grid) -> str:
-    """A heading, the table and its notes. Column heads and cells are escaped: `|` and `*` mean themselves."""
+    """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
     # `---:` sets a column flush right.
     rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
-    lines = [_markdown_line(grid.head), "| " + " | ".join(rule) + " |"]
+    lines = [markdown_line(grid.head), "| " + " | ".join(rule) + " |"]
     for row in grid.rows:
-        lines.append(_markdown_line(row))
+        lines.append(markdown_line(row))
     notes = [_escape(note) for note in grid.notes]
     return "\n\n".join([f"## {grid.title}", "\n".join(lines), *notes])
 
 
-def _markdown_line(cells: Sequence[str]) -> str:
+def markdown_line(cells: Sequence[str]) -> str:
+    """A row of a table, its cells escaped."""
     return "| " + " | ".join(_escape(text) for text in cells) + " |"
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*")
+    # A line break would end the row, and "<" open a tag.
+    text = " ".join(text.splitlines())
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
 
 
 def narrowed(grid: Grid, width: int) -> Grid:

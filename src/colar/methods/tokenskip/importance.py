@@ -9,6 +9,7 @@ Shape suffixes: B rows, N chain tokens, M positions, V vocabulary, W windows, T 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -139,11 +140,20 @@ def chain_spans(template: Template, example: Example) -> tuple[str, list[tuple[i
         if not template.tokenizer.is_fast:
             raise ValueError("method.scorer llmlingua2 needs a backbone with a fast tokenizer; use surprisal")
         # Characters that each of our own tokens covers: the classifier's tokens are cut elsewhere.
-        offsets = template.tokenizer.backend_tokenizer.encode(piece, add_special_tokens=False).offsets
-        assert len(offsets) == len(ids), "a step is tokenised by itself"
+        encoded = template.tokenizer.backend_tokenizer.encode(piece, add_special_tokens=False)
+        # A step that spells a control token has other ids, of which only the lengths are known.
+        offsets = encoded.offsets if encoded.ids == ids else _offsets(template, ids, len(piece))
         spans += [(len(text) + first, len(text) + end) for first, end in offsets]
         text += piece
     return text, spans
+
+
+def _offsets(template: Template, ids: Sequence[int], length: int) -> list[tuple[int, int]]:
+    """Characters [first, end) of each token of a text of this length, by the tokens' own texts."""
+    ends = [0]
+    for token_id in ids:
+        ends.append(min(length, ends[-1] + len(template.token(token_id))))
+    return list(itertools.pairwise(ends))
 
 
 def _mean(values: Sequence[float | None]) -> float:

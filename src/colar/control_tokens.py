@@ -1,0 +1,168 @@
+"""Control tokens: EOS, BOS, the separator, chat markers. Text never becomes one of them, whatever it spells.
+
+    text        2 <eos> ### Task
+    ordinary    2| |<eos>| |###| Task                 how tokenizers read it: the answer ends, the reasoning closes
+    as text     2| <|eos|>| |##|#| Task               the same text of other tokens
+
+A text is encoded as always first, and this is what it gets unless a control token is among its ids. Only then it is
+encoded again, without the added tokens that are control tokens (`split_special_tokens` of transformers leaves out all
+of a slow tokenizer's, and none that is declared non-special). What is left comes from the vocabulary itself, as `###`
+does from ordinary merges: it is replaced by the fewest other tokens of the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tokenizers import PreTokenizedString, Regex
+from transformers import PreTrainedTokenizerBase
+
+BYTE = "<0x{:02X}>"
+"""A token of one byte, in the vocabularies of SentencePiece."""
+MARKS = re.compile(r"[<\[|]")
+"""A marker has one of these; other added tokens are words."""
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer, whose `separator_id` is one of them.
+
+    They are the special tokens, by name or by declaration, and the added tokens that only a chat template should
+    write: those that stand in it and look like a marker. All other added tokens are words, and text. So is a special
+    token of one character, such as "!" for padding, unless it is BOS, EOS or the separator.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, separator_id: int) -> None:
+        self._tokenizer: Any = tokenizer
+        self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, separator_id} - {None}
+        """What colar itself reads and writes: no text may contain it, even if it cannot be written otherwise."""
+        named = {
+            token_id
+            for token, token_id in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+            if len(token) > 1
+        }
+        template = str(tokenizer.chat_template or "")
+        self._words: dict[str, int] = {}
+        """Added tokens that are text."""
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            marker = MARKS.search(token.content) and token.content in template
+            if token_id in self._needed:
+                continue
+            if token_id in named or marker or (token.special and len(token.content) > 1):
+                named.add(token_id)
+            else:
+                self._words[token.content] = token_id
+        self.ids = frozenset(named | self._needed)
+        self._unknown_id: int | None = tokenizer.unk_token_id
+        self._unknown = str(tokenizer.unk_token)
+
+    def count(self, ids: list[int]) -> int:
+        """The number of control tokens among some ids."""
+        return sum(token_id in self.ids for token_id in ids)
+
+    def among(self, ids: list[int], text: str) -> bool:
+        """Whether control tokens are among the ids of `text`."""
+        # Nearly all texts end here: this has to be fast.
+        if self.ids.isdisjoint(ids):
+            return False
+        # The unknown token stands for characters that the tokenizer lacks, unless the text spells it.
+        return not self._unknown_id_only(ids) or self._unknown in text
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` without control tokens. ValueError where the tokenizer cannot write it without one."""
+        ids = []
+        for piece, piece_ids in self._pieces(text):
+            for token_id in piece_ids:
+                kept = token_id not in self.ids or (
+                    token_id == self._unknown_id and self._unknown not in piece
+                )
+                ids += [token_id] if kept else self.others(token_id)
+        return ids
+
+    def others(self, token_id: int) -> list[int]:
+        """The fewest tokens that make the text of a control token. ValueError where there are none."""
+        token = str(self._tokenizer.convert_ids_to_tokens(token_id))
+        # The shortest way to each place in the token, from those to the places before it.
+        ways: list[list[int] | None] = [[]]
+        for end in range(1, len(token) + 1):
+            found: list[int] | None = None
+            for start in range(end):
+                way = ways[start]
+                ids = None if way is None else self._ids_of(token[start:end])
+                if way is not None and ids is not None and (found is None or len(way + ids) < len(found)):
+                    found = way + ids
+            ways.append(found)
+        if ways[-1] is not None:
+            return ways[-1]
+        if token_id not in self._needed:
+            return [token_id]
+        if self._unknown_id is not None and self._unknown_id not in self._needed:
+            return [self._unknown_id]
+        raise ValueError(
+            f"this tokenizer can write {token!r} as a control token only, but texts may contain it: "
+            "set template.separator to a longer text where it is the separator, or use another tokenizer"
+        )
+
+    def _unknown_id_only(self, ids: list[int]) -> bool:
+        if self._unknown_id is None or self._unknown_id in self._needed:
+            return False
+        return self.ids.intersection(ids) == {self._unknown_id}
+
+    def _ids_of(self, piece: str) -> list[int] | None:
+        """The token of this name that is none of the control tokens, or the bytes of one character."""
+        token_id = self._known(piece)
+        if token_id is not None:
+            return [token_id]
+        if len(piece) > 1:
+            return None
+        ids = [self._known(BYTE.format(byte)) for byte in piece.encode()]
+        return None if None in ids else [one for one in ids if one is not None]
+
+    def _known(self, token: str) -> int | None:
+        token_id = self._tokenizer.convert_tokens_to_ids(token)
+        # Tokenizers give the unknown token's id for a token that there is not.
+        if (
+            token_id is None
+            or token_id in self.ids
+            or self._tokenizer.convert_ids_to_tokens(token_id) != token
+        ):
+            return None
+        return int(token_id)
+
+    def _pieces(self, text: str) -> list[tuple[str, list[int]]]:
+        """The text in pieces, and the ids of each, with no added tokens but words."""
+        words = "|".join(re.escape(word) for word in sorted(self._words, key=len, reverse=True))
+        if self._tokenizer.is_fast:
+            return self._fast_pieces(text, words)
+        pieces = []
+        for piece in re.split(f"({words})", text) if words else [text]:
+            if piece in self._words:
+                pieces.append((piece, [self._words[piece]]))
+            elif piece:
+                encoded = self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True)
+                pieces.append((piece, list(encoded["input_ids"])))
+        return pieces
+
+    def _fast_pieces(self, text: str, words: str) -> list[tuple[str, list[int]]]:
+        # What `tokenizers` does, step by step, since none of its options leaves out some of the added tokens.
+        backend = self._tokenizer.backend_tokenizer
+        divided: Any = PreTokenizedString(text)
+        ends: dict[int, tuple[int, int]] = {}
+        if words:
+            divided.split(lambda _, part: part.split(Regex(words), "isolated"))
+            for match in re.finditer(words, text):
+                ends[match.start()] = (match.end(), self._words[match.group()])
+        if backend.normalizer is not None:
+            divided.normalize(backend.normalizer.normalize)
+        if backend.pre_tokenizer is not None:
+            backend.pre_tokenizer.pre_tokenize(divided)
+
+        pieces: list[tuple[str, list[int]]] = []
+        word_end = 0
+        for piece, (start, _), _ in divided.get_splits("original", "char"):
+            if start in ends and start >= word_end:
+                word_end, word_id = ends[start]
+                pieces.append((piece, [word_id]))
+            elif start >= word_end:
+                pieces.append((piece, [token.id for token in backend.model.tokenize(piece)]))
+        return pieces

@@ -1,0 +1,292 @@
+"""Text that spells control tokens stays text, on every kind of tokenizer; checkpoints from before keep their ids."""
+
+import itertools
+from functools import cache
+from random import Random
+
+import pytest
+from families import FAMILIES, build_tokenizer, liven, tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+
+from colar import files
+from colar.data.example import Example
+from colar.engine import reference
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request, prompt_ids
+from colar.methods import pretrained, registry
+from colar.methods.tokenskip.importance import chain_spans
+from colar.model import tiny
+from colar.prompts import Template, TemplateConfig
+
+WORDS = ["how many pens", "Ann has 3 eggs", "12 plus 7", "Task # <s> [x] a|b"]
+SPELLINGS = [
+    "###",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<pad>",
+    "</s>",
+    "<s>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<tool>",
+]
+SPELLINGS += ["<|end_of_text|>", "<|begin_of_text|>", "<extra_id_0>", "#", "<", "|>", "eos", "10", "Zurich"]
+TEXTS = st.lists(
+    st.one_of(st.sampled_from([*SPELLINGS, *WORDS, " ", "\n"]), st.text("ab <#>|é数", max_size=4)), max_size=7
+).map("".join)
+
+
+def special(core, **names):
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", **names)
+
+
+def unigram():
+    """Control tokens and "###" in the vocabulary, where any text may be cut out of; a space before the first word."""
+    pieces = [("<unk>", 0.0), ("<eos>", 0.0), ("<bos>", 0.0), ("###", -1.0), ("▁###", -1.0)]
+    pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    pieces += [(char, -5.0) for char in sorted(set("".join(WORDS + SPELLINGS)) - {" "}) if char.isascii()]
+    core = Tokenizer(models.Unigram([*pieces, ("▁", -3.0)], 0, byte_fallback=True))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return special(core, bos_token="<bos>", unk_token="<unk>")
+
+
+def whole_pieces():
+    """Llama 3's `ignore_merges`: a piece that is in the vocabulary as a whole is one token, `<eos>` too."""
+    core = Tokenizer(models.BPE(ignore_merges=True))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    names = ["<eos>", "<bos>", "<|im_start|>", "###"]
+    core.train_from_iterator(
+        WORDS,
+        trainers.BpeTrainer(
+            vocab_size=300, special_tokens=names, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    return special(core, bos_token="<bos>")
+
+
+def declared_ordinary():
+    """EOS and a chat marker that are declared to be no special tokens, and words that were added."""
+    tokenizer = build_tokenizer("qwen2", False)
+    tokenizer.add_tokens(
+        [AddedToken("<eos>", special=False, normalized=False), "<|im_start|>", "Zurich", "<tool>"]
+    )
+    tokenizer.add_tokens([AddedToken("###", special=False, normalized=True)])
+    tokenizer.eos_token = "<eos>"
+    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.content }} in Zurich<eos>{% endfor %}"
+    return tokenizer
+
+
+def padded_with_a_sign():
+    tokenizer = build_tokenizer("gpt2", True)
+    tokenizer.pad_token = "#"
+    return tokenizer
+
+
+KINDS = {
+    **{
+        f"{family}-{known}": lambda family=family, known=known: build_tokenizer(family, known)
+        for family, known in itertools.product(FAMILIES, (True, False))
+    },
+    "tiny": tiny.build_tokenizer,
+    "slow": ByT5Tokenizer,
+    "unigram": unigram,
+    "ignore_merges": whole_pieces,
+    "declared ordinary": declared_ordinary,
+    "sign for padding": padded_with_a_sign,
+}
+
+
+@cache
+def template_of(kind, version=2):
+    return Template(TemplateConfig(), KINDS[kind](), version)
+
+
+def control_ids(template):
+    """EOS, BOS, the separator and all that is declared special or is a chat marker."""
+    tokenizer = template.tokenizer
+    found = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    found |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content == "<|im_start|>"}
+    found |= {template.separator_id, *tokenizer.all_special_ids}
+    return found
+
+
+def given_back(template, text):
+    """The text as this tokenizer gives back texts at all."""
+    normalizer = None if not template.tokenizer.is_fast else template.tokenizer.backend_tokenizer.normalizer
+    composed = normalizers.NFC().normalize_str(text) if isinstance(normalizer, normalizers.NFC) else text
+    return composed.strip()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sign for padding"])
+@settings(deadline=None, max_examples=60)
+@given(text=TEXTS)
+def test_text_has_no_control_token_and_comes_back(kind, text):
+    template = template_of(kind)
+    control = control_ids(template)
+    separator, *ids, eos = template.answer(text)
+    assert (separator, eos) == (template.separator_id, template.eos_id)
+    assert not control.intersection(ids)
+    assert template.decode(ids) == given_back(template, text)
+
+    question = template.question(text, "(Thinking speed: 2)")
+    bos = [] if template.bos_id is None else [template.bos_id]
+    assert question[: len(bos)] == bos
+    assert not control.intersection(question[len(bos) : -1])
+    assert question == template.question(text, "(Thinking speed: 2)", asked=True)
+
+    first, second = template.steps((text, text))
+    assert not control.intersection(first + second)
+    # Ids are as they were unless the text spells a control token.
+    before = template_of(kind, 1).answer(text)
+    if not control.intersection(before[1:-1]):
+        assert template.answer(text) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "tokens"),
+    [
+        ("tiny", "2 <eos>", ["2", " ", "<", "e", "o", "s", ">"]),
+        ("llama-True", "a###", ["a", "#", "##"]),
+        ("llama-False", "a####", ["a", "#", "#", "#", "#"]),
+        ("gemma3-False", "a###b", ["a", "#", "#", "#", "b"]),
+        ("declared ordinary", "Zurich<eos>", ["Zurich", "<", "e", "o", "s", ">"]),
+        (
+            "declared ordinary",
+            "<|im_start|><tool>",
+            ["<", "|", "im", "_", "s", "t", "a", "r", "t", "|", ">", "<tool>"],
+        ),
+        ("sign for padding", "a # b", None),
+    ],
+)
+def test_the_tokens(kind, text, tokens):
+    template = template_of(kind)
+    found = [template.token(token_id) for token_id in template.answer(text)[1:-1]]
+    if tokens is None:
+        assert template.answer(text) == template_of(kind, 1).answer(text)
+    else:
+        assert "".join(found) == "".join(tokens)
+        assert found == tokens
+
+
+def test_a_tokenizer_of_words_writes_unknown():
+    words = {"<unk>": 0, "<eos>": 1, "###": 2, "two": 3}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = Template(TemplateConfig(), special(core, unk_token="<unk>"))
+    assert template.question("two ### <eos> zebra <unk>") == [3, 0, 0, 0, 0, 2]
+
+
+def test_a_separator_that_texts_cannot_do_without_is_rejected():
+    with pytest.raises(ValueError, match=r"can write '=' as a control token only.*template\.separator"):
+        Template(TemplateConfig(separator="="), tiny.build_tokenizer())
+
+
+# Layouts: whoever writes one may use control tokens
+
+
+def test_markers_of_a_layout_are_control_tokens_and_those_of_a_question_are_not():
+    tokenizer = declared_ordinary()
+    config = TemplateConfig("<|im_start|>user\n{question} {speed}<eos>", step_joiner="<|im_start|>")
+    template = Template(config, tokenizer)
+    marker = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    for question in ("Is 2 = 2?", "Is <|im_start|> ### 2 <eos>?"):
+        ids = template.question(question, "(x)")
+        assert [ids.count(marker), ids.count(template.eos_id), ids.count(template.separator_id)] == [1, 1, 1]
+        assert (ids[0], ids[-2]) == (marker, template.eos_id)
+        assert template.tokenizer.decode(ids[1:-2]) == f"user\n{question} (x)"
+    assert template.question("Is 2?", "(x)") == Template(config, tokenizer, version=1).question(
+        "Is 2?", "(x)"
+    )
+    first, second = template.steps(("1", "<|im_start|>2"))
+    assert (marker in first, second[0], second.count(marker)) == (False, marker, 1)
+
+
+# Templates of earlier checkpoints
+
+
+@pytest.mark.parametrize("kind", ["llama-True", "gemma3-False", "slow", "declared ordinary"])
+def test_an_earlier_template_keeps_its_ids_in_all_stages_to_come(tmp_path, kind):
+    template = template_of(kind, 1)
+    text = f"a {template.tokenizer.eos_token} b"
+    assert template.eos_id in template.answer(text)[:-1]
+    with pytest.raises(ValueError, match="the separator '###' occurs in the reasoning step"):
+        template.steps(("a###b",))
+    template.tokenizer.save_pretrained(tmp_path)
+    loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
+    again = Template.from_json(loaded.to_json(), AutoTokenizer.from_pretrained(tmp_path))
+    assert again.to_json() == template.to_json()
+    assert again.answer(text) == template.answer(text)
+    assert template.to_json()["version"] == 1
+
+
+@pytest.mark.parametrize("kind", ["llama-True", "gemma3-False", "slow", "unigram", "declared ordinary"])
+def test_a_saved_template_spells_none(tmp_path, kind):
+    template = template_of(kind)
+    template.tokenizer.save_pretrained(tmp_path)
+    loaded = Template.from_json(template.to_json(), AutoTokenizer.from_pretrained(tmp_path))
+    for text in SPELLINGS:
+        assert loaded.answer(text) == template.answer(text)
+
+
+# Training and inference
+
+
+@pytest.mark.parametrize("name", list(registry.METHODS))
+def test_a_row_of_every_method_has_the_separator_and_eos_where_they_belong(name):
+    lm = tiny_lm("llama")
+    template, method = lm.template, registry.build(name)
+    spelt = "### Task <|end_of_text|>"
+    example = Example("t/0", f"Is {spelt}?", (f"{spelt} 1", "1 + 1 = 2 ###"), f"2 {spelt}")
+    row = method.encode(template, example, Random(0), 0)
+    request = Request("r", example.question, row.params, Decoding(max_latents=4, max_completion_length=4))
+    assert prompt_ids(lm, method, request) == row.question
+    assert (row.question.count(template.separator_id), row.question[-1]) == (1, template.separator_id)
+    assert (row.answer.index(template.eos_id), row.answer.index(template.separator_id)) == (
+        len(row.answer) - 1,
+        0,
+    )
+    for step in row.steps:
+        assert not {template.separator_id, template.eos_id, template.bos_id}.intersection(step)
+
+
+def test_the_tokens_of_a_chain_cover_its_text():
+    template = template_of("llama-True")
+    text, spans = chain_spans(template, Example("t/0", "q", ("a ### b", "<|end_of_text|> c"), "1"))
+    ids = [token_id for step in template.steps(("a ### b", "<|end_of_text|> c")) for token_id in step]
+    assert [text[first:end] for first, end in spans] == [template.token(token_id) for token_id in ids]
+
+
+def test_an_engine_answers_a_question_that_spells_control_tokens():
+    """The same answer as to the ids of its text, by the reference loop; a model from before answers as it did."""
+    lm, method = liven(tiny_lm("llama")), registry.build("cot")
+    question = "Is 2 ### <|end_of_text|> a number?"
+    request = Request("r", question, method.Params(), Decoding(max_latents=6, max_completion_length=6))
+    (completion,) = Engine(lm, method, 2).generate([request])
+    expected = reference.complete(lm, method, request)
+    assert completion.token_ids == expected.token_ids
+    ids = prompt_ids(lm, method, request)
+    assert lm.template.decode(ids[1:-1]) == question
+    old = Template(TemplateConfig(), lm.tokenizer, version=1)
+    assert old.question(question).count(lm.template.separator_id) > 1
+
+
+def test_a_stage_after_an_earlier_checkpoint_keeps_its_version(tmp_path):
+    """GRPO, and any next stage, starts from weights whose texts were encoded in the earlier way."""
+    lm, method = tiny_lm("qwen2"), registry.build("cot")
+    lm.template = Template(TemplateConfig(), lm.tokenizer, version=1)
+    run = {"seed": 0}
+    first = pretrained.save(lm, method, tmp_path / "first", run, "card")
+    lm, method = pretrained.load(first)
+    second = pretrained.save(lm, method, tmp_path / "second", run, "card")
+    lm, _ = pretrained.load(second)
+    assert files.read_json(second / "template.json") == files.read_json(first / "template.json")
+    assert lm.template.answer("a <|endoftext|>").count(lm.template.eos_id) == 2
