@@ -233,6 +233,27 @@ def test_generate_in_batches_resumes(checkpoints, questions, tmp_path, capsys):
     assert again == whole
 
 
+def test_generate_answers_a_question_that_has_changed(checkpoints, tmp_path, capsys):
+    """An answer belongs to its question, not to a number or an id that another question may have by now."""
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    args = ["generate", str(checkpoints / "cot"), "--input", str(asked), "--output", str(out), *SHORT]
+    first, second = {"question": "Ann has 2 pens. How many?"}, {"question": "Tom has 5 toys. How many?"}
+    named = {"id": "1", "question": "Ann has 2 pens and 1 cup. How many?"}
+    for row, said in (
+        (first, "1 new answers, 0 were there)"),
+        (second, "1 new answers, 0 were there, beside 1 to other questions or values)"),
+        (named, "1 new answers, 0 were there, beside 2 to other questions or values)"),
+        # The first question again: its answer is still there.
+        (first, "0 new answers, 1 were there, beside 2 to other questions or values)"),
+    ):
+        asked.write_text(json.dumps(row) + "\n")
+        assert main(args) == 0
+        assert said in capsys.readouterr().err
+    rows = [row for _, row in files.read_jsonl(out)]
+    assert [row["question"] for row in rows] == [row["question"] for row in (first, second, named)]
+    assert len({row["key"] for row in rows}) == 3
+
+
 def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions, tmp_path, capsys):
     out = tmp_path / "answers.jsonl"
     args = ["--input", str(questions), "--output", str(out), *SHORT]
@@ -241,6 +262,8 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
     for other in (
         ["generate", str(checkpoints / "colar"), *args],
         ["generate", str(checkpoints / "cot"), *args, "--seed", "1"],
+        # The rows that are there have no thoughts.
+        ["generate", str(checkpoints / "cot"), *args, "--show_latents"],
     ):
         capsys.readouterr()
         assert main(other) == 2
@@ -261,7 +284,7 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
     out.write_text('{"answer": "7"}\n')
     assert main(["generate", str(checkpoints / "cot"), *args]) == 2
     assert (
-        "answers.jsonl:1 is no answer of colar generate: it lacks id, params, asked"
+        "answers.jsonl:1 is no answer of colar generate: it lacks id, key, asked"
         in capsys.readouterr().err
     )
 

@@ -139,7 +139,6 @@ def data_chains(args: argparse.Namespace) -> None:
         from colar import recipe
         from colar.engine.request import DECODINGS
         from colar.evaluation import own_chains
-        from colar.evaluation.claim import checkpoint_digest
         from colar.evaluation.evaluate import Limits
         from colar.model import checkpoint
 
@@ -149,7 +148,7 @@ def data_chains(args: argparse.Namespace) -> None:
     examples, _ = recipe.load_examples(recipe.load(args.recipe, args.overrides).data)
     asked = {
         # A digest, not a path: other weights may lie there when the command is given again.
-        "checkpoint": checkpoint_digest(folder),
+        "checkpoint": checkpoint.digest(folder),
         "recipe": args.recipe,
         "keys": args.overrides,
         "dtype": args.dtype,
