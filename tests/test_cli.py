@@ -1,8 +1,12 @@
 """The command line as a user meets it: what it prints where, its exit codes, and its words for mistakes."""
 
 import importlib.util
+import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -370,6 +374,35 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
     assert sorted(map(key, timeless)) == sorted(
         key({k: v for k, v in r.items() if k != "seconds"}) for r in records
     )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_console_that_cannot_show_a_sign_shows_another(checkpoints, encoding, tmp_path, monkeypatch, capsys):
+    """The report has "±", the question a sign that neither encoding has."""
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"question": "2 \u2248 ?", "answer": "2", "id": "a"}\n')
+    data = ["--data", str(asked), "--split", "train", "--output", str(tmp_path / "out")]
+    for words, shown in (
+        (["evaluate", str(checkpoints / "cot"), *data, *SHORT], "? is 1.96" if encoding == "ascii" else "± is 1.96"),
+        (["generate", str(checkpoints / "cot"), "--input", str(asked), *SHORT], "2 ? ?"),
+    ):
+        printed = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, encoding=encoding))
+        assert main(words) == 0
+        assert shown in printed.getvalue().decode(encoding)
+
+
+def test_a_backend_that_is_not_there_is_not_needed(checkpoints, tmp_path):
+    """And an ASCII console, in a process of its own: Python's own streams."""
+    records = tmp_path / "out"
+    assert main(["evaluate", str(checkpoints / "cot"), "--limit", "2", "--output", str(records), *SHORT]) == 0
+    (records / "accuracy_vs_length.png").unlink()
+    environment = os.environ | {"MPLBACKEND": "nonsense", "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "colar.cli", "report", str(records), "--output", str(records)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    assert "? is 1.96" in done.stdout
+    assert (records / "accuracy_vs_length.png").stat().st_size > 5000
 
 
 def test_evaluate_refuses_records_of_another_checkpoint_or_limit(checkpoints, tmp_path, capsys):
