@@ -76,6 +76,9 @@ MISTAKES = [
     (["generate", "{colar}", " \n"], 2, "error: the question is empty"),
     (["generate", "{colar}", "--input", "{out}/none.jsonl"], 2, "error: --input must be a JSONL file, and there is none at {out}/none.jsonl"),
     (["generate", "{colar}", "--input", "{out}"], 2, "error: --input must be a JSONL file, and there is none at {out}"),
+    (["generate", "{colar}", "--input", "{halves}"], 2, "halves.jsonl:2: answer holds half of a surrogate pair, '\\ud83d'"),
+    (["generate", "{colar}", "5 \udcff 3?"], 2, "the command line's '5 \\udcff 3?' holds half of a surrogate pair"),
+    (["evaluate", "{cot}", "--label", "\udcff", "--limit", "2", "--output", "{out}"], 2, "holds half of a surrogate pair"),
     (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0, or from 1e-06 to 100, got -1"),
     (["generate", "{colar}", "q", "--show-latents", "--neighbours", "0"], 2, "--neighbours must be 1 or more"),
     (["generate", "{colar}", "q", "--device", "gpu"], 2, "--device gpu cannot be used"),
@@ -133,8 +136,9 @@ def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
     names = {
         "recipe": recipe, "out": tmp_path / "out", "colar": checkpoints / "colar", "cot": checkpoints / "cot",
         "empty": tmp_path / "empty.jsonl", "no_answer": tmp_path / "no_answer.jsonl",
-        "odd": tmp_path / "odd",
+        "odd": tmp_path / "odd", "halves": tmp_path / "halves.jsonl",
     }  # fmt: skip
+    names["halves"].write_text('{"question": "q"}\n{"question": "q", "answer": "\\ud83d"}\n')
     assert main([arg.format(**names) for arg in args]) == code
     captured = capsys.readouterr()
     assert words.format(**names) in captured.err

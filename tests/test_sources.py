@@ -238,6 +238,11 @@ MALFORMED_OWN = [
         "answer 'Z' cannot be read as answer_type 'choice'",
     ),
     ('{"question": "q", "answer": "1", "id": "a"}', "id 'a' occurs twice"),
+    ('{"question": "a \\ud83d b", "answer": "1"}', "question holds half of a surrogate pair, '\\ud83d', which is no"),
+    ('{"question": "q", "answer": "\\udc00", "answer_type": "text"}', "answer holds half of a surrogate pair"),
+    ('{"question": "q", "answer": "1", "id": "\\ud83d"}', "id holds half of a surrogate pair"),
+    ('{"question": "q", "answer": "1", "steps": ["a", "\\ud83d"]}', "steps holds half of a surrogate pair"),
+    ('{"question": "q", "answer": "1", "answer_type": "\\ud83d"}', "answer_type must be one of number, latex"),
 ]
 
 

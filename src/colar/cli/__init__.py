@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from colar import __version__, progress
+from colar import __version__, checks, progress
 from colar.cli import (
     data,
     diagnose,
@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
     try:
+        # Bytes that are no UTF-8 come as such halves. A question of them could not be read, nor the command be recorded.
+        for word in given:
+            checks.check_text(f"the command line's {word!r}", word)
         args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:

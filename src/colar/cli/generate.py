@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.checks import check_same_run
+from colar.checks import check_same_run, check_text
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
@@ -152,6 +152,8 @@ def _questions(args: argparse.Namespace) -> list[dict[str, Any]]:
         question = row.get("question") if isinstance(row, dict) else None
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f'{args.input}:{number}: no "question"')
+        for name in ("question", "id", "answer"):
+            check_text(f"{args.input}:{number}: {name}", str(row.get(name, "")))
         # A row without an id is known by its line.
         rows.append({**row, "id": str(row.get("id", number))})
     if not rows:

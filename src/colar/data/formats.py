@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colar.checks import did_you_mean
+from colar.checks import check_text, did_you_mean
 from colar.data.example import AnswerType
 from colar.data.latex import extract_boxed
 
@@ -279,6 +279,8 @@ def _steps(value: Any, name: str) -> tuple[str, ...]:
     steps = [value] if isinstance(value, str) else value
     if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
         raise ValueError(f"{name} must be text or a list of texts")
+    for step in steps:
+        check_text(name, step)
     return _stripped(steps)
 
 
@@ -294,4 +296,5 @@ def _stripped(parts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
 def _filled(text: str, name: str) -> str:
     if not text.strip():
         raise ValueError(f"empty {name}")
+    check_text(name, text)
     return text.strip()

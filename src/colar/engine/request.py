@@ -231,8 +231,8 @@ def check(method: Method, request: Request) -> None:
     try:
         if not isinstance(request.question, str):
             raise ValueError(f"question must be a text, got {request.question!r}")
-        # Half a surrogate pair is no text: tokenizers raise a TypeError for it.
-        request.question.encode()
+        # Tokenizers raise a TypeError for what is no character.
+        checks.check_text("question", request.question)
         for name in ("seed", "sample"):
             _check_int64(name, getattr(request, name))
         _check_top(request)
