@@ -292,8 +292,7 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
     out.write_text('{"answer": "7"}\n')
     assert main(["generate", str(checkpoints / "cot"), *args]) == 2
     assert (
-        "answers.jsonl:1 is no answer of colar generate: it lacks id, key, asked"
-        in capsys.readouterr().err
+        "answers.jsonl:1 is no answer of colar generate: it lacks id, key, asked" in capsys.readouterr().err
     )
 
 
@@ -381,13 +380,18 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_a_console_that_cannot_show_a_sign_shows_another(checkpoints, encoding, tmp_path, monkeypatch, capsys):
+def test_a_console_that_cannot_show_a_sign_shows_another(
+    checkpoints, encoding, tmp_path, monkeypatch, capsys
+):
     """The report has "±", the question a sign that neither encoding has."""
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"question": "2 \u2248 ?", "answer": "2", "id": "a"}\n')
     data = ["--data", str(asked), "--split", "train", "--output", str(tmp_path / "out")]
     for words, shown in (
-        (["evaluate", str(checkpoints / "cot"), *data, *SHORT], "? is 1.96" if encoding == "ascii" else "± is 1.96"),
+        (
+            ["evaluate", str(checkpoints / "cot"), *data, *SHORT],
+            "? is 1.96" if encoding == "ascii" else "± is 1.96",
+        ),
         (["generate", str(checkpoints / "cot"), "--input", str(asked), *SHORT], "2 ? ?"),
     ):
         printed = io.BytesIO()

@@ -53,7 +53,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_text(name: str, text: str) -> None:
-    """Reject half of a surrogate pair: JSON can name it (`\\ud83d`), but it is no character, and UTF-8 cannot hold it."""
+    """Reject half of a surrogate pair: JSON can name it (`\\ud83d`), but it is no character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

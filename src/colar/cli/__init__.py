@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
     try:
-        # Bytes that are no UTF-8 come as such halves. A question of them could not be read, nor the command be recorded.
+        # Bytes that are no UTF-8 come as such halves: no tokenizer reads them, and no file can hold the command.
         for word in given:
             checks.check_text(f"the command line's {word!r}", word)
         args.run(args)

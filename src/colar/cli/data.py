@@ -20,7 +20,7 @@ from colar.cli.shared import (
     own_options,
 )
 
-SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl files"
+SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl or SPLIT.json files"
 
 
 def add_parser(commands: Any) -> None:
