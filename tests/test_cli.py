@@ -1,8 +1,12 @@
 """The command line as a user meets it: what it prints where, its exit codes, and its words for mistakes."""
 
 import importlib.util
+import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +75,9 @@ MISTAKES = [
     (["generate", "{colar}", " \n"], 2, "error: the question is empty"),
     (["generate", "{colar}", "--input", "{out}/none.jsonl"], 2, "error: --input must be a JSONL file, and there is none at {out}/none.jsonl"),
     (["generate", "{colar}", "--input", "{out}"], 2, "error: --input must be a JSONL file, and there is none at {out}"),
+    (["generate", "{colar}", "--input", "{halves}"], 2, "halves.jsonl:2: answer holds half of a surrogate pair, '\\ud83d'"),
+    (["generate", "{colar}", "5 \udcff 3?"], 2, "the command line's '5 \\udcff 3?' holds half of a surrogate pair"),
+    (["evaluate", "{cot}", "--label", "\udcff", "--limit", "2", "--output", "{out}"], 2, "holds half of a surrogate pair"),
     (["generate", "{colar}", "q", "--temperature", "-1"], 2, "temperature must be 0, or from 1e-06 to 100, got -1"),
     (["generate", "{colar}", "q", "--show-latents", "--neighbours", "0"], 2, "--neighbours must be 1 or more"),
     (["generate", "{colar}", "q", "--device", "gpu"], 2, "--device gpu cannot be used"),
@@ -125,8 +132,9 @@ def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
     names = {
         "recipe": recipe, "out": tmp_path / "out", "colar": checkpoints / "colar", "cot": checkpoints / "cot",
         "empty": tmp_path / "empty.jsonl", "no_answer": tmp_path / "no_answer.jsonl",
-        "odd": tmp_path / "odd",
+        "odd": tmp_path / "odd", "halves": tmp_path / "halves.jsonl",
     }  # fmt: skip
+    names["halves"].write_text('{"question": "q"}\n{"question": "q", "answer": "\\ud83d"}\n')
     assert main([arg.format(**names) for arg in args]) == code
     captured = capsys.readouterr()
     assert words.format(**names) in captured.err
@@ -229,6 +237,27 @@ def test_generate_in_batches_resumes(checkpoints, questions, tmp_path, capsys):
     assert again == whole
 
 
+def test_generate_answers_a_question_that_has_changed(checkpoints, tmp_path, capsys):
+    """An answer belongs to its question, not to a number or an id that another question may have by now."""
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    args = ["generate", str(checkpoints / "cot"), "--input", str(asked), "--output", str(out), *SHORT]
+    first, second = {"question": "Ann has 2 pens. How many?"}, {"question": "Tom has 5 toys. How many?"}
+    named = {"id": "1", "question": "Ann has 2 pens and 1 cup. How many?"}
+    for row, said in (
+        (first, "1 new answers, 0 were there)"),
+        (second, "1 new answers, 0 were there, beside 1 to other questions or values)"),
+        (named, "1 new answers, 0 were there, beside 2 to other questions or values)"),
+        # The first question again: its answer is still there.
+        (first, "0 new answers, 1 were there, beside 2 to other questions or values)"),
+    ):
+        asked.write_text(json.dumps(row) + "\n")
+        assert main(args) == 0
+        assert said in capsys.readouterr().err
+    rows = [row for _, row in files.read_jsonl(out)]
+    assert [row["question"] for row in rows] == [row["question"] for row in (first, second, named)]
+    assert len({row["key"] for row in rows}) == 3
+
+
 def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions, tmp_path, capsys):
     out = tmp_path / "answers.jsonl"
     args = ["--input", str(questions), "--output", str(out), *SHORT]
@@ -237,6 +266,8 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
     for other in (
         ["generate", str(checkpoints / "colar"), *args],
         ["generate", str(checkpoints / "cot"), *args, "--seed", "1"],
+        # The rows that are there have no thoughts.
+        ["generate", str(checkpoints / "cot"), *args, "--show_latents"],
     ):
         capsys.readouterr()
         assert main(other) == 2
@@ -257,8 +288,7 @@ def test_generate_does_not_take_other_answers_for_its_own(checkpoints, questions
     out.write_text('{"answer": "7"}\n')
     assert main(["generate", str(checkpoints / "cot"), *args]) == 2
     assert (
-        "answers.jsonl:1 is no answer of colar generate: it lacks id, params, asked"
-        in capsys.readouterr().err
+        "answers.jsonl:1 is no answer of colar generate: it lacks id, key, asked" in capsys.readouterr().err
     )
 
 
@@ -343,6 +373,40 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
     assert sorted(map(key, timeless)) == sorted(
         key({k: v for k, v in r.items() if k != "seconds"}) for r in records
     )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_console_that_cannot_show_a_sign_shows_another(
+    checkpoints, encoding, tmp_path, monkeypatch, capsys
+):
+    """The report has "±", the question a sign that neither encoding has."""
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"question": "2 \u2248 ?", "answer": "2", "id": "a"}\n')
+    data = ["--data", str(asked), "--split", "train", "--output", str(tmp_path / "out")]
+    for words, shown in (
+        (
+            ["evaluate", str(checkpoints / "cot"), *data, *SHORT],
+            "? is 1.96" if encoding == "ascii" else "± is 1.96",
+        ),
+        (["generate", str(checkpoints / "cot"), "--input", str(asked), *SHORT], "2 ? ?"),
+    ):
+        printed = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, encoding=encoding))
+        assert main(words) == 0
+        assert shown in printed.getvalue().decode(encoding)
+
+
+def test_a_backend_that_is_not_there_is_not_needed(checkpoints, tmp_path):
+    """And an ASCII console, in a process of its own: Python's own streams."""
+    records = tmp_path / "out"
+    assert main(["evaluate", str(checkpoints / "cot"), "--limit", "2", "--output", str(records), *SHORT]) == 0
+    (records / "accuracy_vs_length.png").unlink()
+    environment = os.environ | {"MPLBACKEND": "nonsense", "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "colar.cli", "report", str(records), "--output", str(records)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+    assert "? is 1.96" in done.stdout
+    assert (records / "accuracy_vs_length.png").stat().st_size > 5000
 
 
 def test_evaluate_refuses_records_of_another_checkpoint_or_limit(checkpoints, tmp_path, capsys):

@@ -210,9 +210,17 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
         ValueError, match=r"\(checkpoint a cot was '\w{16}', now '\w{16}'\); give this checkpoint"
     ):
         claim(out, settings, {"d": EXAMPLES}, {"a cot": tmp_path / "b"})
-    edited = [replace(example, answer="0.5") for example in EXAMPLES]
-    with pytest.raises(ValueError, match=r"\(other questions of d: 4 have changed, .* first\)"):
-        claim(out, settings, {"d": edited}, a)
+    # A verdict depends on the type of the answer, and a record has the length of the reference chain.
+    for edit in ({"answer": "0.5"}, {"question": "?"}, {"steps": ("1",)}, {"answer_type": "text"}):
+        edited = [replace(example, **edit) for example in EXAMPLES]
+        with pytest.raises(ValueError, match=r"\(other questions of d: 4 have changed, .* first\)"):
+            claim(out, settings, {"d": edited}, a)
+    # The same weights, asked with another prompt.
+    for name in ("template.json", "tokenizer.json"):
+        (tmp_path / "a" / name).write_text("{}")
+        with pytest.raises(ValueError, match="give this checkpoint another name"):
+            claim(out, settings, {"d": EXAMPLES}, a)
+        (tmp_path / "a" / name).unlink()
     with pytest.raises(ValueError, match="no checkpoint at .*: there is no such folder"):
         claim(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
     assert files.read_json(out / "evaluation.json") == made

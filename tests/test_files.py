@@ -88,6 +88,25 @@ def test_broken_json_is_named_with_its_line(tmp_path):
         files.read_json(path)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    for name, text in (("a.json", '{"a": 1}'), ("a.yaml", "a: 1\r\nbase: b.yaml\r\n"), ("b.yaml", "c: 2\n")):
+        (tmp_path / name).write_bytes(mark + text.encode())
+    assert files.read_json(tmp_path / "a.json") == {"a": 1}
+    assert files.layered_yaml(tmp_path / "a.yaml") == "c: 2\na: 1\n"
+    records = tmp_path / "a.jsonl"
+    records.write_bytes(mark + b'{"a": 1}\r\n' + mark + b'{"a": 2}\r\n' + mark)
+    assert list(files.read_jsonl(records)) == [(1, {"a": 1}), (2, {"a": 2})]
+    for read, name in (
+        (files.read_json, "u.json"),
+        (files.layered_yaml, "u.yaml"),
+        (files.resume_jsonl, "u.jsonl"),
+    ):
+        (tmp_path / name).write_text("{}\n", encoding="utf-16")
+        with pytest.raises(ValueError, match=rf"{name}(:1)?: not UTF-8 text: .*; save it as UTF-8"):
+            read(tmp_path / name)
+
+
 def test_a_number_that_python_cannot_read_is_named_with_its_line(tmp_path):
     path = files.write_text(tmp_path / "x.json", "1" * 5000)
     with pytest.raises(ValueError, match=rf"{path}: .*4300 digits"):

@@ -31,7 +31,7 @@ def inside(tmp_path_factory):
     output = folder / "inside.html"
     assert main(["inspect", *asked, "--compression_factor", "2", "5", "--output", str(output), *SHORT]) == 0
     found = json.loads(output.with_suffix(".json").read_text())
-    return {**found, "page": output.read_text(encoding="utf-8")}
+    return {**found, "page": output.read_text(encoding="utf-8"), "checkpoint": asked[0]}
 
 
 def test_every_system_is_there(inside):
@@ -45,6 +45,16 @@ def test_every_system_is_there(inside):
         assert system["causal"]["n"] <= 4
         assert [probe["layer"] for probe in system["probes"]][1] is None
         assert system["probes"][1]["scores"][0]["r2"] is not None
+
+
+def test_a_page_that_fails_leaves_the_numbers(inside, tmp_path, capsys):
+    (tmp_path / "a.html").mkdir()
+    output = ["--output", str(tmp_path / "a.html")]
+    assert main(["inspect", inside["checkpoint"], *output, *SHORT, "--limit", "2", "--look", "1"]) == 2
+    said = capsys.readouterr()
+    assert "% of tokens found" in said.out
+    assert "inspect: error: [Errno 21] Is a directory" in said.err
+    assert json.loads((tmp_path / "a.json").read_text())["systems"][0]["model"] == HEADS[0]
 
 
 def test_the_retrieval_table_can_be_counted_from_the_json(inside):

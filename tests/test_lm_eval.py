@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -13,6 +15,7 @@ pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 
 from lm_eval import simple_evaluate
 from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
 
@@ -211,6 +214,51 @@ def test_answers_end_before_the_first_stop_text(model):
         instance({}),
     ]
     assert model.generate_until(asked) == [whole[: whole.find(stop)]] * 2 + [whole] * 2
+
+
+def test_a_cache_gives_no_answers_of_another_model(checkpoints, tmp_path):
+    """One file for all: other factors, limits and weights, each asked twice."""
+    asked = [instance({"until": []}, number=number) for number in range(2)]
+
+    def cached(name, **options):
+        model = lm_eval.ColarLM(str(checkpoints / name), **{"max_latents": 6, "max_gen_toks": 5} | options)
+        alone = model.generate_until(asked)
+        cache = CachingLM(model, str(tmp_path / "cache.db"))
+        assert cache.generate_until(asked) == alone
+        before = len(cache.dbdict)
+        cache.dbdict.close()
+        return before
+
+    models = [
+        ("colar", {"compression_factor": 1}),
+        ("colar", {"compression_factor": 5}),
+        ("colar", {"compression_factor": 5, "max_gen_toks": 1}),
+        ("cot", {}),
+    ]
+    for name, options in models:
+        assert cached(name, **options) == 1
+    with closing(sqlite3.connect(tmp_path / "cache.db")) as file:
+        tables = [table for (table,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    assert len([table for table in tables if table.startswith("colar-")]) == len(models)
+    # The same model finds its own answers: none is computed.
+    for name, options in models:
+        model = lm_eval.ColarLM(str(checkpoints / name), **{"max_latents": 6, "max_gen_toks": 5} | options)
+        cache = CachingLM(model, str(tmp_path / "cache.db"))
+        expected, model.lm = model.generate_until(asked), None
+        assert cache.generate_until(asked) == expected
+        cache.dbdict.close()
+
+
+def test_draws_that_a_cache_would_repeat_are_refused(checkpoints, tmp_path):
+    model = lm_eval.ColarLM(str(checkpoints / "cot"), max_latents=6, max_gen_toks=5)
+    drawn = [instance({"temperature": 0.7, "until": []})] * 2
+    assert len(model.generate_until(drawn)) == 2
+    cache = CachingLM(model, str(tmp_path / "cache.db"))
+    with pytest.raises(ValueError, match="t: with --use_cache, a temperature above 0 needs do_sample: true"):
+        cache.generate_until(drawn)
+    sampled = [instance({"temperature": 0.7, "do_sample": True, "until": []})] * 2
+    assert cache.generate_until(sampled) == model.generate_until(sampled)
+    cache.dbdict.close()
 
 
 def test_a_repeated_document_is_drawn_again(model):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 from serving import QUESTION, colar_model, serve_model
+from starlette.datastructures import Headers
 
 from colar.analysis import retrieval
 from colar.methods import registry
@@ -210,7 +211,9 @@ def test_a_real_range_offers_five_values():
         (b'"text"', "must be a JSON object"),
         (b'{"a": NaN}', "NaN is no JSON"),
         (b'{"a": "\xff"}', "must be JSON in UTF-8"),
-        (b'{"a": "\\ud800"}', "must be JSON in UTF-8"),
+        (b'{"a": "\\ud800"}', "must be JSON in UTF-8: 'a' holds half of a surrogate pair"),
+        (b'{"\\ud800": 1}', r"'.ud800' holds half of a surrogate pair"),
+        (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "'messages' holds half of a surrogate pair"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "must be JSON"),
         (b'{"chat_template_kwargs": 3}', "must be an object"),
@@ -309,6 +312,12 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     path = tmp_path / "keys"
     path.write_text("# ours\n\none\n two \n")
     assert len(Keys.read(str(path))._digests) == 2
+    # Notepad's byte order mark is no part of the first key.
+    path.write_bytes(b"\xef\xbb\xbfone\r\n")
+    Keys.read(str(path)).check(Headers({"authorization": "Bearer one"}))
+    path.write_text("one\n", encoding="utf-16")
+    with pytest.raises(ValueError, match="keys: not UTF-8 text: .*; save it as UTF-8"):
+        Keys.read(str(path))
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="has no API key"):
         Keys.read(str(path))

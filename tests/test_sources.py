@@ -20,6 +20,7 @@ from colar.data import answers, formats, quantity, sources, synthetic
 from colar.data.catalogue import SOURCES, SPLITS
 from colar.data.example import Example
 from colar.data.sources import load
+from colar.evaluation.inputs import name_sources
 
 ICOT = [
     "Ann has 3 bags of 4 pens. She finds 2 more. How many pens?||<<3*4=12>> <<12+2=14>> #### 14",
@@ -238,6 +239,20 @@ MALFORMED_OWN = [
         "answer 'Z' cannot be read as answer_type 'choice'",
     ),
     ('{"question": "q", "answer": "1", "id": "a"}', "id 'a' occurs twice"),
+    (
+        '{"question": "a \\ud83d b", "answer": "1"}',
+        "question holds half of a surrogate pair, '\\ud83d', which is no",
+    ),
+    (
+        '{"question": "q", "answer": "\\udc00", "answer_type": "text"}',
+        "answer holds half of a surrogate pair",
+    ),
+    ('{"question": "q", "answer": "1", "id": "\\ud83d"}', "id holds half of a surrogate pair"),
+    ('{"question": "q", "answer": "1", "steps": ["a", "\\ud83d"]}', "steps holds half of a surrogate pair"),
+    (
+        '{"question": "q", "answer": "1", "answer_type": "\\ud83d"}',
+        "answer_type must be one of number, latex",
+    ),
 ]
 
 
@@ -308,7 +323,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load(str(put(tmp_path, "b.json", {"question": "q"})), "test")
     latin = tmp_path / "c.jsonl"
     latin.write_bytes('{"question": "caf\u00e9", "answer": "1"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"c\.jsonl: not UTF-8"):
+    with pytest.raises(ValueError, match=r"c\.jsonl:1: not UTF-8"):
         load(str(latin), "test")
     with pytest.raises(ValueError, match=r"c\.json: not UTF-8"):
         load(str(latin.rename(tmp_path / "c.json")), "test")
@@ -410,10 +425,60 @@ def test_the_splits_of_a_source_a_folder_and_a_file(tmp_path: Path) -> None:
     assert sources.splits_of(str(tmp_path)) == ["train", "test", "extra"]
     assert sources.splits_of(str(tmp_path / "extra.jsonl")) == ["train"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty holds no SPLIT\.jsonl file"):
+    with pytest.raises(ValueError, match=r"empty holds no SPLIT\.jsonl or SPLIT\.json file"):
         sources.splits_of(str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="unknown source 'swamp', did you mean 'svamp'"):
         sources.splits_of("swamp")
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize("name", ["DATA.JSONL", "Data.Json", "data.jsonl"])
+def test_a_file_of_another_editor_is_read(tmp_path: Path, name: str) -> None:
+    """Notepad's byte order mark, in the middle too where files were put together, and an ending in capitals."""
+    row = b'{"question": "caf\xc3\xa9 q", "answer": "1"}'
+    path = tmp_path / name
+    lines, whole = (BOM + row + b"\r\n") * 2, BOM + b"[" + row + b",\r\n" + row + b"]"
+    path.write_bytes(whole if name == "Data.Json" else lines)
+    assert [example.question for example in load(str(path), "train")] == ["caf\u00e9 q"] * 2
+    assert sources.splits_of(str(path)) == ["train"]
+    assert name_sources([str(path)]) == {path.stem: str(path)}
+
+
+def test_published_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = put(tmp_path, "gsm8k_aug/test.txt", ICOT)
+    plain = load("gsm8k-aug", "test", data_dir=tmp_path)
+    path.write_bytes(BOM + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert load("gsm8k-aug", "test", data_dir=tmp_path) == plain
+
+
+@pytest.mark.parametrize("name", ["u.json", "u.jsonl"])
+def test_utf_16_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('[{"question": "q", "answer": "1"}]', encoding="utf-16")
+    with pytest.raises(
+        ValueError, match=rf"{name}(:1)?: not UTF-8 text: .*; save it as UTF-8, not as UTF-16"
+    ):
+        load(str(tmp_path / name), "train")
+
+
+def test_a_folder_may_hold_lists(tmp_path: Path) -> None:
+    """`train.json` and `DEV.JSON`; other JSON files beside them are no splits, unless they are named as one."""
+    row = {"question": "q", "answer": "1"}
+    put(tmp_path, "train.json", [row])
+    put(tmp_path, "test.jsonl", [row, row]).rename(tmp_path / "test.JSONL")
+    put(tmp_path, "dev.JSON", [row])
+    put(tmp_path, "settings.json", {"a": 1})
+    source = str(tmp_path)
+    assert sources.splits_of(source) == ["train", "test"]
+    assert [len(load(source, split)) for split in ("train", "test", "dev")] == [1, 2, 1]
+    assert sources.own_file(source, "train") == (tmp_path / "train.json").resolve()
+    assert [path.name for path in sources.prepare(source, ["train"], tmp_path / "out")] == ["train.jsonl"]
+    put(tmp_path, "train.jsonl", [row])
+    with pytest.raises(
+        ValueError, match=r"has train\.json and train\.jsonl, two files for one split: keep one"
+    ):
+        load(source, "train")
 
 
 def test_show_takes_limit_and_the_first_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

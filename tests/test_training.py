@@ -544,6 +544,15 @@ def test_the_last_weights_are_published_where_they_are_asked_for(tmp_path: Path)
     assert (best["step"], best["metrics"]["accuracy"]) == (12, 0.3)  # worse than 0.6, and later
 
 
+def test_a_history_that_cannot_be_written_loses_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "history.json").mkdir()
+    _, result = run(tmp_path, num_train_epochs=1, load_best_model_at_end=False)
+    assert "warning: the history with its picture could not be made: IsADirectory" in capsys.readouterr().err
+    assert (result.best / "model.safetensors").exists()
+
+
 def test_losses_on_held_out_rows_are_logged_and_change_nothing(tmp_path: Path) -> None:
     method = Colar(ColarConfig())
     budget = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "save_steps": 5}

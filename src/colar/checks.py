@@ -52,6 +52,17 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
+def check_text(name: str, text: str) -> None:
+    """Reject half of a surrogate pair: JSON can name it (`\\ud83d`), but it is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds half of a surrogate pair, {text[error.start]!r}, which is no character: put the whole "
+            "character in its place, or leave it out"
+        ) from None
+
+
 def check_known(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """Reject the first name that is not allowed; the message has the nearest allowed name, and all of them."""
     allowed = list(allowed)

@@ -61,14 +61,28 @@ def write_json(path: str | Path, value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def decoded(data: bytes, where: object) -> str:
+    """The text of a file, or of a line, that any editor may have written: UTF-8, with a byte order mark or without."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where}: not UTF-8 text: {error.reason}; save it as UTF-8, not as UTF-16 or ANSI"
+        ) from error
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, as `decoded`."""
+    return decoded(Path(path).read_bytes(), path)
+
+
 def read_json(path: str | Path) -> Any:
     """The value in a JSON file. Raises ValueError that names the file and line when it does not parse."""
+    text = read_text(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text: {error.reason}") from error
     except ValueError as error:
         # Python reads no whole number of more than 4,300 digits.
         raise ValueError(f"{path}: {error}") from error
@@ -85,14 +99,14 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
     # Bytes, decoded line by line: an error then names the line that holds the broken character.
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, start=1):
-            if not line.strip():
+            # Where files were put together, each may have begun with a byte order mark.
+            text = decoded(line, f"{path}:{number}")
+            if not text.strip():
                 continue
             try:
-                value = json.loads(line.decode("utf-8"))
+                value = json.loads(text)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 text: {error.reason}") from error
             except ValueError as error:
                 # Python reads no whole number of more than 4,300 digits.
                 raise ValueError(f"{path}:{number}: {error}") from error
@@ -181,9 +195,10 @@ def yaml_layers(path: str | Path) -> list[Path]:
 
 def _read_layer(path: Path) -> dict[str, Any]:
     """The keys and values of one YAML file, its `base` among them."""
+    text = read_text(path)
     try:
-        read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        read = yaml.load(text, Loader=_Yaml)  # a SafeLoader
+    except yaml.YAMLError as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):
         raise ValueError(f"{path} must hold keys and values, got {read!r}")

@@ -42,6 +42,15 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def harmless(what: str) -> Iterator[None]:
+    """Warn of an error inside the block, and go on: a picture or a page is not worth the result that it shows."""
+    try:
+        yield
+    except Exception as error:
+        say(f"warning: {what} could not be made: {type(error).__name__}: {error}")
+
+
 class Bar:
     """A running count: `advance` it, and leave a short `note` at its end (an accuracy so far, a file name)."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
 
-from colar import __version__, progress
+from colar import __version__, checks, progress
 from colar.cli import (
     data,
     diagnose,
@@ -37,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Before any library is imported: the Hub's client says each of its retries, and then our error says what it was.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not there.
+    os.environ["MPLBACKEND"] = "agg"
+    # A console that cannot show "±" shows "?": an error would come after an hour's work. stderr never raises one.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # When it ends, Python looks for garbage among the million objects that libraries made, for more than half a
     # second. What is frozen is not looked at.
     atexit.register(gc.freeze)
@@ -50,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
     try:
+        # Bytes that are no UTF-8 come as such halves: no tokenizer reads them, and no file can hold the command.
+        for word in given:
+            checks.check_text(f"the command line's {word!r}", word)
         args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -9,7 +9,7 @@ from typing import Any
 from colar import files
 from colar.cli.shared import data_options, own_options
 
-SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl files"
+SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl or SPLIT.json files"
 
 
 def add_parser(commands: Any) -> None:

@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> None:
         rows.append({**key, **row})
         for problem in thoughts:
             problems.append({**key, **problem})
+    files.write_jsonl(output / "thoughts.jsonl", problems)
     asked = {"data": args.data, "split": args.split, "limit": args.limit, "dtype": args.dtype}
     files.write_json(
         output / "diagnosis.json", {"asked": asked, "provenance": files.provenance(), "rows": rows}
     )
-    files.write_jsonl(output / "thoughts.jsonl", problems)
     files.write_text(output / "diagnosis.md", diagnosis_tables.markdown(rows))
     console = Console()
     for table in diagnosis_tables.tables(rows):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.checks import check_same_run
+from colar.checks import check_same_run, check_text
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
@@ -114,18 +114,21 @@ def run(args: argparse.Namespace) -> None:
 
 def _write_answers(lm: Any, engine: Any, requests: list[Any], args: argparse.Namespace) -> None:
     """Append an answer for every request that has none in the output yet."""
-    from colar.engine.request import fold
+    from colar.engine.request import answer_key, fold
 
     # A run that was stopped left some of the answers.
     asked = _asked(args)
-    done = _done(args.output, asked)
-    missing = [request for request in requests if _key(request.id, request.params) not in done]
+    found = _found(args.output, asked)
+    missing = [request for request in requests if answer_key(request, asked) not in found]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in fold(lm, engine.stream(missing)):
             completion.require_finite()
             write(_answer(lm, completion, asked, args))
             bar.advance()
-    progress.say(f"wrote {args.output} ({len(missing)} new answers, {len(done)} were there)")
+    there = len(requests) - len(missing)
+    # Of questions that were edited, or left out of the file, since they were answered.
+    others = f", beside {len(found) - there} to other questions or values" if len(found) > there else ""
+    progress.say(f"wrote {args.output} ({len(missing)} new answers, {there} were there{others})")
 
 
 def _decoding(args: argparse.Namespace) -> Any:
@@ -149,6 +152,8 @@ def _questions(args: argparse.Namespace) -> list[dict[str, Any]]:
         question = row.get("question") if isinstance(row, dict) else None
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f'{args.input}:{number}: no "question"')
+        for name in ("question", "id", "answer"):
+            check_text(f"{args.input}:{number}: {name}", str(row.get(name, "")))
         # A row without an id is known by its line.
         rows.append({**row, "id": str(row.get("id", number))})
     if not rows:
@@ -179,39 +184,37 @@ def _check_output(args: argparse.Namespace) -> None:
 
 def _check_answer(where: str, record: Any) -> None:
     """Reject what is no row of an output."""
-    missing = [key for key in ("id", "params", "asked") if not isinstance(record, dict) or key not in record]
+    missing = [key for key in ("id", "key", "asked") if not isinstance(record, dict) or key not in record]
     if missing:
-        raise ValueError(f"{where} is no answer of colar generate: it lacks {', '.join(missing)}")
+        raise ValueError(
+            f"{where} is no answer of colar generate: it lacks {', '.join(missing)}; give another --output"
+        )
 
 
-def _done(output: str, asked: dict[str, Any]) -> set[tuple[str, str]]:
+def _found(output: str, asked: dict[str, Any]) -> set[str]:
     """Keys of the answers that the output holds. ValueError where another checkpoint, seed or decoding gave them."""
-    done = set()
+    found = set()
     for number, record in enumerate(files.resume_jsonl(output), start=1):
         where = f"{output}:{number}"
         _check_answer(where, record)
         check_same_run(where, record["asked"], asked, "give another --output")
-        done.add((record["id"], json.dumps(record["params"])))
-    return done
-
-
-def _key(row_id: str, params: Any) -> tuple[str, str]:
-    """An answer in the output is known by its question's id and the values it was asked with."""
-    return row_id, json.dumps(dataclasses.asdict(params))
+        found.add(record["key"])
+    return found
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
-    from colar.evaluation.claim import checkpoint_digest
     from colar.model import checkpoint
 
     return {
         "checkpoint": args.checkpoint,
         # A checkpoint that is trained again in the same folder is another one.
-        "weights": checkpoint_digest(checkpoint.resolve(args.checkpoint)),
+        "weights": checkpoint.digest(checkpoint.resolve(args.checkpoint)),
         "backbone": args.backbone,
         "seed": args.seed,
         "dtype": args.dtype,
+        # Rows with thoughts, and with how many tokens for each.
+        "neighbours": args.neighbours if args.show_latents else None,
         **dataclasses.asdict(_decoding(args)),
     }
 
@@ -238,9 +241,12 @@ def _requests(
 def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """A completion as a row of the output."""
     from colar.analysis import retrieval
+    from colar.engine.request import answer_key
 
     row = {
         "id": completion.request.id,
+        "key": answer_key(completion.request, asked),
+        "question": completion.request.question,
         "params": dataclasses.asdict(completion.request.params),
         "answer": completion.text,
         "length": completion.length,

@@ -63,13 +63,14 @@ def run(args: argparse.Namespace) -> None:
         systems.append(system)
     asked = {"data": args.data, "split": args.split, "limit": args.limit, "look": args.look}
     inspection = Inspection(examples, systems, {"asked": asked})
+    # First the numbers, in the file and on the terminal: they are kept whatever happens to the page.
     written = [output.with_suffix(".json")]
     # On one line: most of it are ranks of tokens, which nobody reads.
     numbers = json.dumps(inspection.to_json(), ensure_ascii=False, allow_nan=False)
     files.write_text(written[0], numbers + "\n")
+    Console().print(_table([system.numbers for system in systems]))
     if output.suffix == ".html":
         written.append(inspection.save(output))
-    Console().print(_table([system.numbers for system in systems]))
     progress.say(f"wrote {' and '.join(map(str, written))}")
 
 

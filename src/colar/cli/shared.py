@@ -325,4 +325,5 @@ def write_report(
     )
     console = Console()
     console.print(report.render_console(made, console.width))
-    progress.say(f"wrote {output}/report.md, {output}/report.json and {output}/accuracy_vs_length.png")
+    written = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
+    progress.say(f"wrote {', '.join(str(path) for path in written if path.is_file())}")

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colar.checks import did_you_mean
+from colar import files
+from colar.checks import check_text, did_you_mean
 from colar.data.example import AnswerType
 from colar.data.latex import extract_boxed
 
@@ -55,23 +56,22 @@ class Fields:
 
 def read(path: Path) -> Entries:
     """Read a .txt or .jsonl file (a row a line), .json (a list) or .parquet. Raises ValueError that names the file."""
-    if path.suffix in (".txt", ".jsonl"):
+    ending = path.suffix.lower()
+    if ending in (".txt", ".jsonl"):
         return _lines(path)
-    if path.suffix == ".json":
+    if ending == ".json":
         return _numbered(path, _json_list(path))
-    if path.suffix == ".parquet":
+    if ending == ".parquet":
         return _numbered(path, _parquet_list(path))
     raise ValueError(f"{path}: a data file must end in .json, .jsonl, .parquet or .txt")
 
 
 def _lines(path: Path) -> Entries:
-    with open(path, encoding="utf-8") as stream:
-        try:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield f"{path}:{number}", line.rstrip("\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            text = files.decoded(line, f"{path}:{number}")
+            if text.strip():
+                yield f"{path}:{number}", text.rstrip("\r\n")
 
 
 def _numbered(path: Path, rows: list[Any]) -> Entries:
@@ -80,14 +80,7 @@ def _numbered(path: Path, rows: list[Any]) -> Entries:
 
 
 def _json_list(path: Path) -> list[Any]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise ValueError(f"{path}: {error}") from error
+    rows = files.read_json(path)
     if not isinstance(rows, list):
         raise ValueError(f"{path}: must hold a list of rows, holds a {type(rows).__name__}")
     return rows
@@ -279,6 +272,8 @@ def _steps(value: Any, name: str) -> tuple[str, ...]:
     steps = [value] if isinstance(value, str) else value
     if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
         raise ValueError(f"{name} must be text or a list of texts")
+    for step in steps:
+        check_text(name, step)
     return _stripped(steps)
 
 
@@ -294,4 +289,5 @@ def _stripped(parts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
 def _filled(text: str, name: str) -> str:
     if not text.strip():
         raise ValueError(f"empty {name}")
+    check_text(name, text)
     return text.strip()

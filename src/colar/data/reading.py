@@ -8,10 +8,12 @@ from pathlib import Path
 from colar import progress
 from colar.checks import check_known
 from colar.data import formats
-from colar.data.catalogue import Source, Split
+from colar.data.catalogue import SPLITS, Source, Split
 from colar.data.formats import Entries, Parser
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
+OWN_ENDINGS = (".jsonl", ".json")
+"""Of a user's files, in small letters or capitals."""
 
 
 def folder(data_dir: str | Path | None) -> Path | None:
@@ -50,16 +52,37 @@ def of_source(name: str, source: Source, plan: Split, data_dir: str | Path | Non
     return from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser
 
 
+def is_own_file(name: str | Path) -> bool:
+    """Whether a path is called as a user's data file is."""
+    return Path(name).suffix.lower() in OWN_ENDINGS
+
+
 def splits_in(own_folder: Path) -> list[str]:
-    """The splits that a user's folder of `<split>.jsonl` files has, by name."""
-    return sorted(path.stem for path in own_folder.glob("*.jsonl"))
+    """The splits that a user's folder of `<split>.jsonl` and `<split>.json` files has, by name."""
+    splits = set()
+    for path in own_folder.iterdir():
+        # Other JSON files beside the rows are common: settings, descriptions.
+        if path.suffix.lower() == ".jsonl" or (is_own_file(path) and path.stem in SPLITS):
+            splits.add(path.stem)
+    return sorted(splits)
+
+
+def split_file(own_folder: Path, split: str) -> Path | None:
+    """The file of a split in a user's folder. ValueError where there are several."""
+    found = sorted(path for path in own_folder.iterdir() if is_own_file(path) and path.stem == split)
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise ValueError(f"{own_folder} has {names}, two files for one split: keep one of them")
+    return found[0] if found else None
 
 
 def of_path(path: Path, split: str) -> Entries:
-    """The entries of a user's file, or of `<split>.jsonl` in a user's folder."""
+    """The entries of a user's file, or of the split's file in a user's folder."""
     if path.is_dir():
-        check_known(f"{path} split", [split], splits_in(path))
-        path = path / f"{split}.jsonl"
+        file = split_file(path, split)
+        if file is None:
+            check_known(f"{path} split", [split], splits_in(path))
+        path = file or path / f"{split}.jsonl"
     if not path.is_file():
         raise ValueError(f"no file {path}")
     return formats.read(path)

@@ -79,9 +79,9 @@ def load(
     """Load the rows of one split, in a fixed order.
 
     `source` is a name of the table, a `.json` (a list) or `.jsonl` file in Coconut's format (question, steps,
-    answer, perhaps id and answer_type), or a folder of `<split>.jsonl` files such as `prepare` writes. `limit`
-    takes the first n rows. `seed` matters to generated sources only. `options`: the fields of a generated
-    source's config (`generators.py`); `keep_marks` (bool) for `gsm8k`.
+    answer, perhaps id and answer_type), or a folder of `<split>.jsonl` or `<split>.json` files, such as
+    `prepare` writes. `limit` takes the first n rows. `seed` matters to generated sources only. `options`: the fields of
+    a generated source's config (`generators.py`); `keep_marks` (bool) for `gsm8k`.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -157,7 +157,7 @@ def splits_of(source: str) -> list[str]:
         return ["train"]
     splits = reading.splits_in(Path(source))
     if not splits:
-        raise ValueError(f"{source} holds no SPLIT.jsonl file")
+        raise ValueError(f"{source} holds no SPLIT.jsonl or SPLIT.json file")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
     known = [split for split in SPLITS if split in splits]
     return known + [split for split in splits if split not in SPLITS]
@@ -190,7 +190,9 @@ def own_file(source: str, split: str) -> Path | None:
     if not _is_path(source):
         return None
     path = Path(source)
-    return (path / f"{split}.jsonl" if path.is_dir() else path).resolve()
+    if path.is_dir():
+        path = reading.split_file(path, split) or path / f"{split}.jsonl"
+    return path.resolve()
 
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
@@ -353,4 +355,4 @@ def _check_source(source: str) -> None:
 
 def _is_path(source: str) -> bool:
     # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (source.endswith((".json", ".jsonl")) or Path(source).is_dir())
+    return source not in SOURCES and (reading.is_own_file(source) or Path(source).is_dir())

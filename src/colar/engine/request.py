@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +81,23 @@ class Request:
     """Return the embeddings that were fed, what the method says of each, and the log-probs of what was chosen."""
     top_logprobs: int = 0
     """How many of the likeliest tokens each answer token has beside it, up to `MOST_TOP`; needs `keep_latents`."""
+
+
+def answer_key(request: Request, model: Mapping[str, Any]) -> str:
+    """16 hex digits of everything that an answer depends on: an output that holds the key holds the answer.
+
+    `model` names what the request does not: the checkpoint's digest, and how it is loaded (JSON values).
+    """
+    asked = {
+        "id": request.id,
+        "question": request.question,
+        "params": dataclasses.asdict(request.params),
+        "decoding": dataclasses.asdict(request.decoding),
+        "seed": request.seed,
+        "sample": request.sample,
+        "model": dict(model),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -211,8 +231,8 @@ def check(method: Method, request: Request) -> None:
     try:
         if not isinstance(request.question, str):
             raise ValueError(f"question must be a text, got {request.question!r}")
-        # Half a surrogate pair is no text: tokenizers raise a TypeError for it.
-        request.question.encode()
+        # Tokenizers raise a TypeError for what is no character.
+        checks.check_text("question", request.question)
         for name in ("seed", "sample"):
             _check_int64(name, getattr(request, name))
         _check_top(request)

@@ -7,6 +7,7 @@ add questions, data sets and checkpoints. Anything else would mix records that c
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def claim(
     their rows have. A folder without records is free, whatever was tried in it.
     """
     questions = {name: question_digests(examples) for name, examples in datasets.items()}
-    models = {name: checkpoint_digest(folder) for name, folder in checkpoints.items()}
+    models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}
     # evaluation.json is written before the first record: without records it belongs to a call that failed.
     path = output / "evaluation.json"
     records = output / "records.jsonl"
@@ -54,24 +55,13 @@ def claim(
 
 
 def question_digests(examples: Sequence[Example]) -> dict[str, str]:
-    """Question id -> question and expected answer, as 8 hex digits."""
+    """Question id -> its whole row, as 8 hex digits."""
     digests = {}
     for example in examples:
-        # The unit separator occurs in no text: "ab" + "c" and "a" + "bc" differ.
-        text = f"{example.question}\x1f{example.answer}"
+        # A verdict depends on the type of the answer, and the length of the reference chain on the steps.
+        text = json.dumps(example.as_row())
         digests[example.id] = hashlib.sha256(text.encode()).hexdigest()[:8]
     return digests
-
-
-def checkpoint_digest(folder: Path) -> str:
-    """Weights and colar.json of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
-    checkpoint.check_folder(folder)
-    digest = hashlib.sha256()
-    # The model card and a training state may change; weights and method make the answers.
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("colar.json")]):
-        with open(path, "rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 def _check_models(output: Path, earlier: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from colar.data.reading import is_own_file
 from colar.model import checkpoint
 from colar.show.naming import AVERAGE
 
@@ -78,8 +79,7 @@ def _named_source(text: str) -> tuple[str, str]:
     if name is not None:
         return name, source
     # A whole path would be a wide head for a column.
-    is_file = text.endswith((".json", ".jsonl"))
-    return (Path(text).stem if is_file else text), text
+    return (Path(text).stem if is_own_file(text) else text), text
 
 
 def split_name(text: str) -> tuple[str | None, str]:

@@ -247,12 +247,12 @@ def _records_in(folder: Path) -> Path:
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     """(line number from 1, value) of each line that is not empty."""
-    if path.suffix != ".gz":
+    if path.suffix.lower() != ".gz":
         yield from files.read_jsonl(path)
         return
     # files.read_jsonl reads plain text alone. A decoder of its own: json.loads looks at its options for every line.
     decode = json.JSONDecoder().decode
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
+    with gzip.open(path, "rt", encoding="utf-8-sig") as stream:
         number = 0
         try:
             for number, line in enumerate(stream, start=1):

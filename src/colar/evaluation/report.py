@@ -27,16 +27,16 @@ systems. Tables and pictures then show them. Both lists are empty where every sy
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from colar import files
+from colar import files, progress
 from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.records import Record, RecordFiles, by_cell, load_records
 from colar.evaluation.summary import averages, over_runs, pool, pooled_rows, summarise
 from colar.evaluation.tables import render_console, render_markdown
-from colar.show import plots
 from colar.show.naming import is_control
 from colar.show.report_rows import Report, ReportRow
 
@@ -94,6 +94,7 @@ def write(
 ) -> Report:
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
+    A picture that cannot be drawn is a warning: report.md then stands without it.
     The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png. Pictures show
     the systems without a label. Where a method has none, and none is named, they show its labelled ones, controls
     excepted.
@@ -105,17 +106,38 @@ def write(
     report = fold(records, provenance, baseline, nearest, pairs)
     # First the numbers: they are kept whatever happens to the pictures.
     files.write_json(folder / "report.json", report.to_json())
-    pictures: list[str] = []
+    pictures: dict[str, list[ReportRow]] = {}
     # Greedy and sampled answers of one system would lie over each other in one picture.
     for decoding in sorted({row.system.decoding for row in report.shown_rows}):
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
         name = f"{PICTURE}-{decoding}.png" if pictures else f"{PICTURE}.png"
         # Where every system is a control there is nothing else to show.
-        plots.accuracy_vs_length(_drawn(rows, draw_labelled) or rows, folder / name)
-        pictures.append(name)
-    text = render_markdown(report, TITLE if title is None else title, pictures)
-    files.write_text(folder / "report.md", text)
+        pictures[name] = _drawn(rows, draw_labelled) or rows
+    _write_markdown(folder, report, title, list(pictures))
+    drawn = [name for name, rows in pictures.items() if _draw(rows, folder / name)]
+    if drawn != list(pictures):
+        _write_markdown(folder, report, title, drawn)
     return report
+
+
+def _write_markdown(folder: Path, report: Report, title: str | None, pictures: Sequence[str]) -> None:
+    files.write_text(
+        folder / "report.md", render_markdown(report, TITLE if title is None else title, pictures)
+    )
+
+
+def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
+    """Draw a picture; False, after a warning, where that fails."""
+    with progress.harmless(f"the picture {path.name}"):
+        # Imported here: matplotlib may be what fails.
+        from colar.show import plots
+
+        plots.accuracy_vs_length(rows, path)
+        return True
+    # A picture of an earlier report would be taken for one of this report.
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return False
 
 
 def settings_of(records: Iterable[Path]) -> dict[str, Any]:

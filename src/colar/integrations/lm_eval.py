@@ -7,6 +7,9 @@ All questions of a run go to one engine, in one list: requests join and leave at
 context is the question, as it is, and what the model writes after its thinking is the answer, cut before the first
 of the task's stop texts. A request's draws depend on the seed and its document's id, as in `colar evaluate`.
 
+`--use_cache FILE` keeps the answers of each checkpoint, with its params and limits, in a table of its own in that file:
+lm-eval's keys name the question and the task's `generation_kwargs` alone.
+
 A model that thinks in latents has no likelihood of a text: tasks that ask for one are refused, by name.
 lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on; `register` does it for older ones.
 """
@@ -14,6 +17,8 @@ lm-eval reads the entry point `lm_eval.models` from the version after 0.4.13 on;
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 import sys
 from collections import Counter
@@ -38,6 +43,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold
 from colar.methods import pretrained as checkpoints
 from colar.methods import registry
+from colar.model import checkpoint
 from colar.ops.noise import seed_from
 
 NAME = "colar"
@@ -84,6 +90,23 @@ class ColarLM(LM):  # type: ignore[misc]
         self.limits = Decoding(max_latents=max_latents, max_completion_length=max_gen_toks)
         self.batch_size = rows(batch_size, max_batch_size)
         self.seed = seed
+        self.asked_with = {
+            "weights": checkpoint.digest(checkpoint.resolve(str(pretrained))),
+            "dtype": dtype,
+            "params": dataclasses.asdict(self.params),
+            "limits": dataclasses.asdict(self.limits),
+        }
+        """All that an answer depends on, beside what a request has."""
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Take lm-eval's cache of answers, after giving this model's answers their own table in its file."""
+        text = json.dumps(self.asked_with, sort_keys=True)
+        table = f"colar-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        answers = cache_hook.dbdict
+        # Opened once under the table's name, a file has that table. lm-eval reads through the same object.
+        type(answers)(answers.filename, tablename=table).close()
+        answers.tablename = table
+        super().set_cache_hook(cache_hook)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers, in order, each cut before the first stop text. All are checked before the first is asked."""
@@ -99,6 +122,12 @@ class ColarLM(LM):  # type: ignore[misc]
             sample = repeats[document]
             repeats[document] += 1
             decoding = decoding_of(given, self.limits)
+            # A cached answer is that of one draw; lm-eval caches none where it can see that answers are drawn.
+            if self.cache_hook.dbdict is not None and decoding.temperature > 0 and not given.get("do_sample"):
+                raise ValueError(
+                    f"{instance.task_name}: with --use_cache, a temperature above 0 needs do_sample: true beside it "
+                    "(--gen_kwargs do_sample=true): lm-eval would repeat one draw from its cache"
+                )
             seed = seed_from(self.seed, name)
             asked.append(Request(name, context, self.params, decoding, seed, sample))
             stops.append(stop_texts(given))

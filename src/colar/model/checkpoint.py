@@ -12,6 +12,7 @@ Nothing in it is a pickle. Folders are replaced as a whole: a kill in mid-save l
 from __future__ import annotations
 
 import difflib
+import hashlib
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -364,6 +365,18 @@ def resolve(path_or_id: str | Path) -> Path:
         raise ValueError(
             f"no checkpoint at {text}: there is no such folder, and the Hub does not give it: {reason}"
         ) from error
+
+
+def digest(folder: Path) -> str:
+    """Weights, method and prompt of a checkpoint as 16 hex digits. ValueError says what lies there instead of one."""
+    check_folder(folder)
+    found = hashlib.sha256()
+    # The model card may change; these files make the answers.
+    texts = [folder / name for name in ("colar.json", "template.json", TOKENIZER)]
+    for path in sorted([*folder.glob("*.safetensors"), *filter(Path.exists, texts)]):
+        with open(path, "rb") as stream:
+            found.update(hashlib.file_digest(stream, "sha256").digest())
+    return found.hexdigest()[:16]
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:

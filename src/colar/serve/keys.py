@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from pathlib import Path
 
 from starlette.datastructures import Headers
 
+from colar import files
 from colar.serve.errors import ApiError
 
 VARIABLE = "COLAR_API_KEYS"
@@ -31,7 +31,7 @@ class Keys:
         """
         if path is None:
             return cls(os.environ.get(VARIABLE, "").split())
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in files.read_text(path).splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise ValueError(f"{path} has no API key")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from colar.checks import did_you_mean
+from colar.checks import check_text, did_you_mean
 from colar.engine.request import INT64_MAX, INT64_MIN, MOST_TOP
 from colar.serve.errors import ApiError
 
@@ -252,15 +252,16 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         # By itself Python's parser takes NaN and Infinity, which are no JSON.
         given = json.loads(body.decode(), parse_constant=_no_constant)
-        # Text that could not be sent back, or logged.
-        json.dumps(given, ensure_ascii=False).encode()
+        if not isinstance(given, dict):
+            raise ApiError(400, "the body must be a JSON object")
+        # Text that could not be read, sent back or logged.
+        for name, value in given.items():
+            check_text(ascii(name), json.dumps({name: value}, ensure_ascii=False))
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply") from error
     except ValueError as error:
         # UnicodeDecodeError and JSONDecodeError among others.
         raise ApiError(400, f"the body must be JSON in UTF-8: {error}") from error
-    if not isinstance(given, dict):
-        raise ApiError(400, "the body must be a JSON object")
     return given
 
 

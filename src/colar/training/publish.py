@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from colar import files, processes
+from colar import files, processes, progress
 from colar.methods import pretrained
 from colar.methods.base import Method
 from colar.model import card, checkpoint
@@ -78,7 +78,9 @@ class Publisher:
         model_name = self.lm.name.rstrip("/").split("/")[-1]
         words = [self.method.name, self.info.get("label"), "on", model_name]
         title = " ".join(word for word in words if word)
-        self.folder.write_history(state.log_history, title)
+        # They only show the run: where they fail, it goes on, and its weights are still published.
+        with progress.harmless("the history with its picture"):
+            self.folder.write_history(state.log_history, title)
 
 
 class KeepBest(TrainerCallback):  # type: ignore[misc]

@@ -47,7 +47,7 @@ class RunPage:
 
     def keep_before(self, lm: LatentLM, method: Method) -> None:
         """Write what the model thinks now, for the page to set beside what it thinks at the end."""
-        with harmless("the chains before the run"), as_asked(lm):
+        with progress.harmless("the chains before the run"), as_asked(lm):
             kept = []
             for system in self._systems(lm, method, "before"):
                 chains = [chain.to_json() for chain in system.chains]
@@ -56,7 +56,7 @@ class RunPage:
 
     def log_retrieval(self, lm: LatentLM, method: Method, step: int) -> None:
         """Append a row for each of the params: the step, and the share of tokens found by kind (in set)."""
-        with harmless("retrieval"), as_asked(lm), files.append_jsonl(self.folder.retrieval) as write:
+        with progress.harmless("retrieval"), as_asked(lm), files.append_jsonl(self.folder.retrieval) as write:
             with_steps = [example for example in self.examples if example.steps]
             compared = [params for params in self.params if compares(lm, method, self.examples, params)]
             if not compared:
@@ -72,7 +72,7 @@ class RunPage:
 
     def write(self, lm: LatentLM, method: Method) -> None:
         """Write the page and its numbers."""
-        with harmless("the page"), as_asked(lm):
+        with progress.harmless("the page"), as_asked(lm):
             run = self.folder.path.resolve().name
             name = "after" if self.folder.before.exists() else run
             systems = [*self._kept(), *self._systems(lm, method, name)]
@@ -157,12 +157,3 @@ def as_asked(lm: LatentLM) -> Iterator[None]:
             yield
     finally:
         lm.train(was_training)
-
-
-@contextlib.contextmanager
-def harmless(what: str) -> Iterator[None]:
-    """Say what went wrong inside the block, and go on: a page is not worth a run."""
-    try:
-        yield
-    except Exception as error:
-        progress.say(f"warning: {what} could not be made: {type(error).__name__}: {error}")
