@@ -73,6 +73,8 @@ class Template:
     def __init__(self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.rows: int | None = None
+        """Rows of the model's embedding before any were added; None until the model is known."""
         self._known = Memory(REMEMBERED)
         self._asked = Memory(ASKED)
         _whole_texts(tokenizer)
@@ -230,6 +232,22 @@ class Template:
         return ids
 
     def _tokenise(self, text: str) -> list[int]:
+        ids = self._encode(text)
+        self.require_rows(ids)
+        return ids
+
+    def require_rows(self, ids: list[int]) -> None:
+        """ValueError for a token that the model has no row for: on a CUDA device it would end the process."""
+        if self.rows is None or max(ids, default=0) < self.rows:
+            return
+        for token_id in ids:
+            if token_id >= self.rows and token_id not in self.added_ids:
+                raise ValueError(
+                    f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
+                    f"{self.rows} rows: the model cannot read it"
+                )
+
+    def _encode(self, text: str) -> list[int]:
         if not text:
             return []
         # The same ids without the batching around them: three times as fast.
