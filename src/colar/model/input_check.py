@@ -37,7 +37,9 @@ def check(lm: PreTrainedModel, head_logits: Callable[[PreTrainedModel, Tensor], 
         raise
     except Exception as error:
         # It comes from the architecture's own code.
-        reason = f"cannot compute from embeddings alone ({mask_check.first_line(error)}), and latents have no ids"
+        reason = (
+            f"cannot compute from embeddings alone ({mask_check.first_line(error)}), and latents have no ids"
+        )
     finally:
         lm.train(was_training)
     if reason is not None:
