@@ -1,5 +1,7 @@
 """Backbones that cannot be fed latents are refused by name when they are loaded, and tokens without a row in texts."""
 
+import re
+
 import pytest
 import torch
 from families import backbone, build_tokenizer, tiny_lm
@@ -97,12 +99,12 @@ def made(name, sizes, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_cannot_be_fed_latents_is_refused_at_load(name, sizes, words, dtype):
     loaded = made(name, sizes, dtype)
-    with pytest.raises(ValueError) as error:
+    # Of one line: "." matches no line break.
+    said = (
+        rf"^{type(loaded.lm).__name__} {re.escape(words)}.*: colar can neither train nor run this backbone$"
+    )
+    with pytest.raises(ValueError, match=said):
         LatentLM.from_backbone(loaded)
-    said = str(error.value)
-    assert said.startswith(f"{type(loaded.lm).__name__} {words}")
-    assert said.endswith(": colar can neither train nor run this backbone")
-    assert "\n" not in said
 
 
 @pytest.mark.parametrize(("name", "sizes"), ACCEPTED, ids=lambda value: str(value)[:20])

@@ -384,10 +384,10 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
     lm.causal_lm.config.attention_chunk_size = 64
     lm.causal_lm.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
-    output = str(tmp_path / "run")
+    overrides = ["--model.backbone", str(folder), "--output", str(tmp_path / "run")]
+    made = recipe.load(tiny, [*overrides, "--data.validation_size", str(validation_size)])
     with pytest.raises(ValueError, match="has layers of type chunked_attention, .* the engine cannot run it"):
-        rows = ["--data.validation_size", str(validation_size)]
-        recipe.run(recipe.load(tiny, ["--model.backbone", str(folder), "--output", output, *rows]))
+        recipe.run(made)
     assert "check rows" not in capsys.readouterr().err  # the first thing that training itself does
 
 

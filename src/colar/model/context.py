@@ -67,4 +67,4 @@ def _switches(config: Any) -> Iterator[int]:
     for parameters in each:
         if parameters.get("rope_type") == "longrope":
             original = parameters.get("original_max_position_embeddings")
-            yield int(original or getattr(config, "original_max_position_embeddings"))
+            yield int(original or config.original_max_position_embeddings)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from colar.model import mask_check
 
-TOKENS = 8
+TOKENS = 4
 """Positions of a row."""
 
 
