@@ -23,12 +23,21 @@ SIZES = {
         "attention_types": [[["global", "local"], 1]],
     },
 }
+GQA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
-def model_of(name: str) -> LatentLM:
+def model_of(name: str, **sizes: int) -> LatentLM:
     """A random model of an architecture that is not one of `families`."""
     tokenizer = build_tokenizer("llama", True)
-    config = AutoConfig.for_model(name, **SIZES[name], vocab_size=len(tokenizer), pad_token_id=None)
+    config = AutoConfig.for_model(
+        name, **(SIZES.get(name) or GQA) | sizes, vocab_size=len(tokenizer), pad_token_id=None
+    )
     torch.manual_seed(0)
     lm = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -81,6 +90,22 @@ def test_the_families_pass(family, dtype):
     lm = tiny_lm(family).causal_lm.to(dtype)
     cache.check(lm)
     assert mask_check.trees_differ(lm) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "refused"),
+    [("starcoder2", 4096, False), ("mistral", 4096, False), ("mistral", 4, False), ("moshi", 3000, True)],
+)
+def test_a_window_is_probed_however_long_it_is(name, window, refused):
+    """Moshi's config has a window that none of its layers follows; ours would follow it."""
+    lm = model_of(name, sliding_window=window).causal_lm
+    if refused:
+        with pytest.raises(ValueError, match="does not follow the masks"):
+            cache.check(lm)
+    else:
+        cache.check(lm)
+    assert (mask_check.trees_differ(lm) is not None) == refused
+    assert lm.config.sliding_window == window
 
 
 def test_dropout_is_off_while_it_is_asked_and_a_context_may_be_short():

@@ -374,7 +374,10 @@ def test_an_attention_that_cannot_be_had_is_found_when_the_recipe_is_loaded(tiny
     assert load("null") is None
 
 
-def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(tiny, tmp_path, capsys):
+@pytest.mark.parametrize("validation_size", [0, 4])
+def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
+    validation_size, tiny, tmp_path, capsys
+):
     """The toy's folder, as a model with a kind of attention that the engine does not know."""
     lm, _ = recipe.load_model(recipe.load(tiny))
     folder = tmp_path / "odd"
@@ -382,9 +385,10 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(ti
     lm.causal_lm.config.attention_chunk_size = 64
     lm.causal_lm.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
-    output = str(tmp_path / "run")
+    overrides = ["--model.backbone", str(folder), "--output", str(tmp_path / "run")]
+    made = recipe.load(tiny, [*overrides, "--data.validation_size", str(validation_size)])
     with pytest.raises(ValueError, match="has layers of type chunked_attention, .* the engine cannot run it"):
-        recipe.run(recipe.load(tiny, ["--model.backbone", str(folder), "--output", output]))
+        recipe.run(made)
     assert "check rows" not in capsys.readouterr().err  # the first thing that training itself does
 
 

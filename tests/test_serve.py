@@ -37,6 +37,8 @@ MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model
 @pytest.fixture(scope="module")
 def live():
     served = [serve_model(name, make()) for name, make in MODELS.items()]
+    # A token that the model has no row for, as Gemma 3's image token.
+    served[-1].lm.tokenizer.add_tokens(["<image>"])
     with running(*served) as found:
         yield found
 
@@ -636,6 +638,14 @@ def test_what_is_refused_is_named(client, fields, status, param, words):
     if param is not None:
         assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+def test_a_token_that_the_model_has_no_row_for_is_refused(client):
+    with pytest.raises(openai.BadRequestError, match="the token '<image>' has id") as raised:
+        chat(client, "cot", "How many <image>?")
+    error = raised.value.response.json()["error"]
+    assert (error["param"], error["code"]) == ("messages", None)
+    assert error["message"].startswith("the token ")
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ class Template:
         self.config = config
         self.version = version
         self.tokenizer = tokenizer
+        self.rows: int | None = None
+        """Rows of the model's embedding before any were added; None until the model is known."""
         self._known = Memory(REMEMBERED)
         self._asked = Memory(ASKED)
         _whole_texts(tokenizer)
@@ -272,6 +274,7 @@ class Template:
         assert self._control is not None
         ids = self._read(text)
         if self._control.count(ids) == self._question_controls:
+            self.require_rows(ids)
             return ids
         # The question spells some too: the layout's markers are encoded by themselves, and all between them as text.
         ids, plain = [], ""
@@ -289,8 +292,20 @@ class Template:
         """Ids of a text that is no control token, whatever it spells."""
         ids = self._read(text)
         if self._control is not None and self._control.among(ids, text):
-            return self._control.encode(text)
+            ids = self._control.encode(text)
+        self.require_rows(ids)
         return ids
+
+    def require_rows(self, ids: list[int]) -> None:
+        """ValueError for a token that the model has no row for: on a CUDA device it would end the process."""
+        if self.rows is None or max(ids, default=0) < self.rows:
+            return
+        for token_id in ids:
+            if token_id >= self.rows and token_id not in self.added_ids:
+                raise ValueError(
+                    f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
+                    f"{self.rows} rows: the model cannot read it"
+                )
 
     def _read(self, text: str) -> list[int]:
         """Ids of a text in which the names of control tokens are these tokens."""

@@ -31,7 +31,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from colar.engine.shapes import NOTHING, Shape, round_up
-from colar.model import mask_check, masks
+from colar.model import context, mask_check, masks
 
 FED = 3
 """Positions that a backbone's probe feeds after what it has read."""
@@ -243,10 +243,16 @@ def check(lm: PreTrainedModel) -> None:
 
 
 def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Hidden states of a short row that runs beside a long one, (T, D), and of the same row by itself."""
+    """Hidden states of a short row that runs beside a long one, (T, D), and of the same row by itself.
+
+    The long one ends where the context does, by its positions: its cache is short. Rotary embeddings that follow the
+    largest position of a batch would change the short one.
+    """
     embeds_NTD = mask_check.embeds_of_rows(lm, 2)
     n, length, _ = embeds_NTD.shape
     theirs_NTD = lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
+    limit = context.of(lm.config.get_text_config()).length
+    ahead_N = torch.tensor([0 if limit == context.UNLIMITED else limit - length, 0], device=lm.device)
 
     # As the engine does it: both are read at once, what the short row has behind its question is padding.
     cache = SlotCache(lm)
@@ -265,7 +271,7 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
     long = length - FED
     mask = cache.at_prefill(0, n, 0, long, embeds_NTD)
-    forward(embeds_NTD[:, :long], mask, torch.arange(long, device=lm.device).expand(n, -1))
+    forward(embeds_NTD[:, :long], mask, torch.arange(long, device=lm.device) + ahead_N[:, None])
     # Then both are fed, each at its own column.
     position_N = torch.tensor([long, long // 4], device=lm.device)
     row_N = torch.arange(n, device=lm.device)
@@ -274,6 +280,6 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     for _ in range(FED):
         embeds_N1D = embeds_NTD[row_N, position_N][:, None]
         mask = cache.at_decode(position_N, length, embeds_NTD)
-        ours.append(forward(embeds_N1D, mask, position_N[:, None])[1, 0])
+        ours.append(forward(embeds_N1D, mask, (position_N + ahead_N)[:, None])[1, 0])
         position_N = position_N + 1
     return torch.stack(ours), theirs_NTD[1, first : first + FED]

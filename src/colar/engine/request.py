@@ -129,6 +129,10 @@ class Event:
     """When it happened (`time.perf_counter`): its reader may come to it later."""
 
 
+class TooLong(ValueError):
+    """A request needs more positions than the model's context has."""
+
+
 class NonFiniteError(FloatingPointError):
     """What the model computed is NaN or infinite: a loss, a gradient, or the hidden state of a request."""
 
@@ -263,15 +267,19 @@ def _check_top(request: Request) -> None:
 
 
 def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
-    """The question segment. ValueError where it and the limits do not fit the model's context."""
-    ids = lm.template.question(request.question, method.prompt(request.params), asked=True)
+    """The question segment. ValueError where the model has no row for one of its tokens; `TooLong` where it and the
+    limits do not fit the model's context."""
+    try:
+        ids = lm.template.question(request.question, method.prompt(request.params), asked=True)
+    except ValueError as error:
+        raise ValueError(f"request {request.id}: {error}") from error
     decoding = request.decoding
     # Checked with the limits, not with what is used in the end: a request that starts can always finish.
     needed = len(ids) + decoding.positions
     if needed > lm.context_length:
-        raise ValueError(
+        raise TooLong(
             f"request {request.id}: the question has {len(ids)} tokens, and with max_latents "
             f"{decoding.max_latents} and max_completion_length {decoding.max_completion_length} it needs {needed} "
-            f"positions; the model's context is {lm.context_length}"
+            f"positions; {lm.context}"
         )
     return ids

@@ -24,7 +24,15 @@ from colar.prompts import Template
 
 
 def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
-    """Grow the embeddings for added tokens where they have no spare rows (padded vocabularies do)."""
+    """Grow the embeddings for added tokens where they have no spare rows (padded vocabularies do).
+
+    ValueError where a token of every row, BOS, separator or EOS, is the tokenizer's own and has no row in the model.
+    Other tokens may have none: texts that contain them are rejected (`Template.require_rows`).
+    """
+    if template.rows is None:
+        template.rows = vocabulary_size(lm)
+        bos = [] if template.bos_id is None else [template.bos_id]
+        template.require_rows([*bos, template.separator_id, template.eos_id])
     needed = 1 + max([template.separator_id, *template.added_ids])
     if needed > vocabulary_size(lm):
         lm.resize_token_embeddings(needed, mean_resizing=False)

@@ -31,7 +31,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from colar.checks import check_holds
-from colar.model import added_rows, chunks, mask_check, masks
+from colar.model import added_rows, chunks, context, input_check, mask_check, masks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import devices, trees
@@ -104,7 +104,7 @@ class LatentLM(nn.Module):
         self.template = template
         self.fingerprint = backbone.fingerprint
         added_rows.fit_vocabulary(backbone.lm, template)
-        check_logits(backbone.lm)
+        input_check.check(backbone.lm, head_logits)
         # Asked of the whole backbone, before its weights may be split between processes.
         self._takes_trees = mask_check.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
@@ -166,9 +166,14 @@ class LatentLM(nn.Module):
         return added_rows.vocabulary_size(self.causal_lm)
 
     @property
+    def context(self) -> context.Context:
+        """Positions that a row may have, with the reason where they are fewer than the config says."""
+        return context.of(self.config)
+
+    @property
     def context_length(self) -> int:
-        """Positions that the backbone was made for (effectively unlimited where its config names none)."""
-        return int(getattr(self.config, "max_position_embeddings", None) or 10**9)
+        """Positions that a row may have (effectively unlimited where the config names none)."""
+        return self.context.length
 
     # What it computes
 
@@ -397,30 +402,3 @@ def head_logits(
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     return logits
-
-
-@torch.no_grad()
-def check_logits(lm: PreTrainedModel) -> None:
-    """Reject an architecture whose logits `head_logits` would get wrong.
-
-    Two tokens go through the backbone's own forward and through ours. Otherwise the mistake would show only as a
-    low accuracy after training.
-    """
-    # A model of shapes has no numbers to compare.
-    if lm.device.type == "meta":
-        return
-    # Dropout would make the two differ.
-    was_training = lm.training
-    lm.eval()
-    embedding = lm.get_input_embeddings()
-    embeds = embedding(torch.tensor([[0, 1]], device=embedding.weight.device))
-    theirs = lm(inputs_embeds=embeds).logits.float()
-    ours = head_logits(lm, lm.base_model(inputs_embeds=embeds).last_hidden_state)
-    lm.train(was_training)
-    # Loose enough for bfloat16; a scale or cap that is missing changes logits by far more.
-    tolerance = 1e-3 * theirs.abs().max().item()
-    if not torch.allclose(theirs, ours, rtol=1e-2, atol=tolerance):
-        raise ValueError(
-            f"{type(lm).__name__} computes its logits in a way that colar does not know "
-            f"(largest difference {(theirs - ours).abs().max():.3g}); please open an issue with the model's name"
-        )

@@ -6,18 +6,22 @@ mask of four dimensions. Such a model would give wrong answers, and no error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from colar.model import added_rows, masks
+from colar.model import added_rows, context, masks
 from colar.ops import trees
 
 TOKENS = 40
 """Of a row, where the model's context allows it: enough for ALiBi's bias to show."""
+WINDOW = 8
+"""Positions that a layer with a window sees while it is probed."""
 
 _FOUND: dict[tuple[Any, ...], str | None] = {}
 """What was found. An architecture is asked once in a process, whatever its weights are."""
@@ -51,13 +55,13 @@ def _outcome(lm: PreTrainedModel, probe: Callable[[PreTrainedModel], tuple[Tenso
     was_training = lm.training
     lm.eval()
     try:
-        ours_TD, theirs_TD = probe(lm)
+        with _narrow(lm.config.get_text_config()):
+            ours_TD, theirs_TD = probe(lm)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         # Whatever it is, it comes from the architecture's own code.
-        said = str(error).partition("\n")[0]
-        return f"cannot compute under a mask of ours ({type(error).__name__}: {said})"
+        return f"cannot compute under a mask of ours ({first_line(error)})"
     finally:
         lm.train(was_training)
     apart_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
@@ -69,6 +73,23 @@ def _outcome(lm: PreTrainedModel, probe: Callable[[PreTrainedModel], tuple[Tenso
             f"(hidden states differ by {apart:.2g} of their norm from those of a row by itself)"
         )
     return None
+
+
+@contextlib.contextmanager
+def _narrow(config: Any) -> Iterator[None]:
+    """Give attention a window of `WINDOW` positions inside the block, where it has a larger one.
+
+    Rows of the probes end long before a window of thousands of positions: they would say nothing about it.
+    """
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or window <= WINDOW:
+        yield
+        return
+    config.sliding_window = WINDOW
+    try:
+        yield
+    finally:
+        config.sliding_window = window
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -99,10 +120,20 @@ def _through_a_tree(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return ours_BTD[1], theirs_BTD[1]
 
 
+def first_line(error: Exception) -> str:
+    """An error of other code, short enough for a line of ours."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 120, placeholder=' ...')}"
+
+
 def embeds_of_rows(lm: PreTrainedModel, count: int) -> Tensor:
     """(count, T, D): embeddings of tokens from all over the vocabulary, T at most `TOKENS`."""
-    context = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
-    length = min(TOKENS, context or TOKENS)
-    # Any order will do. By a large prime, neighbours are far apart in the vocabulary.
-    ids = torch.arange(count * length, device=lm.device) * 7919 % added_rows.vocabulary_size(lm)
-    return added_rows.embed(lm.get_input_embeddings(), ids.reshape(count, length))
+    return added_rows.embed(lm.get_input_embeddings(), ids_of_rows(lm, count, TOKENS))
+
+
+def ids_of_rows(lm: PreTrainedModel, count: int, most: int) -> Tensor:
+    """(count, T): ids from all over the vocabulary, T at most `most`."""
+    length = min(most, context.of(lm.config.get_text_config()).length)
+    # Any order will do. By a large prime, neighbours are far apart in the vocabulary. From 1 on: 0 is padding in many,
+    # which a model might leave out by itself.
+    ids = torch.arange(1, 1 + count * length, device=lm.device) * 7919 % added_rows.vocabulary_size(lm)
+    return ids.reshape(count, length)

@@ -46,10 +46,6 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
 def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
-    if recipe.generates:
-        # An engine that cannot run the backbone would say so at the first validation, after an epoch.
-        cache.check(lm.causal_lm)
-
     # A validation question beyond the model's context would fail after the first epoch: it is looked for now.
     params = [registry.make_params(method, values) for values in recipe.validation.params]
     require_fit(lm, method, held_out, params, recipe.validation.limits)
@@ -141,6 +137,9 @@ def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
     """Model and method, ready to train: from a checkpoint's weights or from a backbone."""
     method = build_method(recipe)
     lm = _load_lm(recipe, method)
+    # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the
+    # attention is replaced: a run that never generates may train with one that takes no mask.
+    cache.check(lm.causal_lm)
     if recipe.model.attn_implementation is not None:
         try:
             lm.causal_lm.set_attn_implementation(recipe.model.attn_implementation)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from colar.engine.request import Decoding, Request, check, prompt_ids
+from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
 from colar.serve.errors import ApiError, refused
 from colar.serve.limits import Limits
 from colar.serve.schema import Asked, Message
@@ -108,7 +108,7 @@ def ask(
         try:
             prompt_tokens += len(prompt_ids(served.lm, served.method, request))
         except ValueError as error:
-            code = "context_length_exceeded"
+            code = "context_length_exceeded" if isinstance(error, TooLong) else None
             raise ApiError(400, _words(error, request), param=field, code=code) from error
         # They share the seed: `sample` is what makes their draws differ.
         requests += [replace(request, sample=sample) for sample in range(n)]

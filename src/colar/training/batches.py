@@ -66,7 +66,7 @@ class TrainingRows(Dataset[Row]):
                 f"training.draws_per_example must be 1 for {method.name}, which draws nothing, got {n_draws}"
             )
         self.template = lm.template
-        self.context_length = lm.context_length
+        self.context = lm.context
         self.method = method
         self.examples = examples
         self.seed = seed
@@ -115,12 +115,9 @@ class TrainingRows(Dataset[Row]):
     def _length(self, epoch: float, index: int) -> int:
         """Tokens of an example's longest row at `epoch`. ValueError where they exceed the model's context."""
         length = max(map(len, self._encode(epoch, index, draws_of=0)))
-        if length > self.context_length:
+        if length > self.context.length:
             stage = f" in the stage that begins at epoch {epoch:g}" if epoch > 0 else ""
-            raise ValueError(
-                f"{self.examples[index].id}: the row has {length} tokens{stage}, "
-                f"the model's context is {self.context_length}"
-            )
+            raise ValueError(f"{self.examples[index].id}: the row has {length} tokens{stage}, {self.context}")
         return length
 
 
