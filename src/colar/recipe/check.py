@@ -20,7 +20,6 @@ from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
 from colar.data.example import Example
-from colar.engine import cache
 from colar.evaluation.evaluate import require_fit
 from colar.methods import registry
 from colar.recipe.rows import load_examples
@@ -61,8 +60,6 @@ def check(recipe: Recipe) -> Table:
     check_start(recipe)
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
-    if recipe.generates:
-        cache.check(lm.causal_lm)
     params = [registry.make_params(method, values) for values in recipe.validation.params]
     require_fit(lm, method, held_out, params, recipe.validation.limits)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
