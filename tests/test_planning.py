@@ -175,7 +175,7 @@ def test_disk_is_that_of_a_run(tmp_path: Path) -> None:
     train(lm, method, EXAMPLES, _steps(made, 2), tmp_path / "run")
     kinds = (".safetensors", ".pt", ".bin")
     found = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.suffix in kinds)
-    assert found == pytest.approx(estimate.disk(trained, 1, 2) - 3 * trained, rel=0.1)
+    assert found == pytest.approx(estimate.disk(trained, 2, 2) - 3 * trained, rel=0.1)
 
 
 def _steps(made: recipe.Recipe, n: int) -> Any:
