@@ -3,14 +3,17 @@
 import dataclasses
 import importlib
 import json
+import typing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from colar import files, planning, recipe, recipes
 from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
+from colar.recipe import explain
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = recipes.names()
@@ -246,6 +249,129 @@ def test_a_wrong_base_is_named(tiny, text, words):
         recipe.load(path)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+TWICE = [
+    ("training: {seed: 1}\nlabel: x\ntraining: {max_steps: 3}\n", "lines 1 and 3: the key 'training' is there twice"),
+    ("data:\n  options:\n    steps: [1, 2]\n    steps: [2, 2]\n", "lines 3 and 4: the key 'steps' is there twice"),
+    ('"validation": {"params": [{"compression_factor": 1,\n "compression_factor": 2}]}\n', "lines 1 and 2: the key"),
+]
+
+
+@pytest.mark.parametrize("in_base", [False, True])
+@pytest.mark.parametrize(("text", "words"), TWICE)
+def test_a_key_that_is_there_twice_is_named_with_its_lines(tiny, text, words, in_base):
+    file = tiny.parent / "twice.yaml"
+    file.write_text(text)
+    top = tiny.parent / "top.yaml"
+    top.write_text("base: twice.yaml\n")
+    with pytest.raises(ValueError, match=r"twice\.yaml: ") as error:
+        recipe.load(top if in_base else file)
+    assert words in str(error.value)
+
+
+def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):
+    more = "shared: &shared {a: 1, b: 2}\nmine: {<<: *shared, a: 3}\n"
+    assert files.read_yaml(more) == {"shared": {"a": 1, "b": 2}, "mine": {"b": 2, "a": 3}}
+    tiny.write_text(tiny.read_text().replace("{train_size: 6,", "{seed: 1, train_size: 6,"))
+    assert recipe.load(tiny, ["--training.seed", "1", "--training.seed", "2"]).training.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        *[(number, "write a decimal number") for number in ("010", "-07", "08", "0o17", "0x1F", "0b11", "1_000", "1:30",
+                                                         "1:30.5", "1_0.5")],
+        *[(word, "write true or false") for word in ("yes", "No", "ON", "off")],
+        *[(text, "write it in quotes") for text in ("2026-01-31", "2001-12-14 21:59:43", "=")],
+    ],
+)  # fmt: skip
+def test_values_that_look_like_something_else_are_refused(tiny, value, instead):
+    wanted = f"{value} is not one thing to all readers of YAML: {instead}"
+    whole = tiny.read_text()
+    for key in (f"label: {value}", f"model: {{lora: {{target_modules: [{value}]}}}}", f"{value}: 3"):
+        tiny.write_text(f"{whole}{key}\n")
+        with pytest.raises(ValueError, match=rf"recipe\.yaml: line {len(whole.splitlines()) + 1}: ") as error:
+            recipe.load(tiny)
+        if not key.endswith(": 3"):
+            assert wanted in str(error.value)
+    tiny.write_text(f"{whole}label: '{value}'\n")
+    assert recipe.load(tiny).label == value
+    # A text of the command line has lost its quotes to the shell.
+    assert recipe.load(tiny, ["--label", value]).label == value
+    for overrides in (["--training.max_steps", value], [f"--method.alpha={value}"], ["--data.options", f"{{a: {value}}}"]):
+        with pytest.raises(ValueError, match=r"^--\w+\.\w+ ") as error:
+            recipe.load(tiny, overrides)
+        assert wanted in str(error.value)
+
+
+def test_numbers_and_texts_that_mean_one_thing_are_read(tiny):
+    options = "{a: 0, b: -12, c: 1e-3, d: .5, e: 1.50, f: +3, g: 'no', h: True, i: ~}"
+    expected = {"a": 0, "b": -12, "c": 1e-3, "d": 0.5, "e": 1.5, "f": 3, "g": "no", "h": True, "i": None}
+    assert recipe.load(tiny, ["--data.options", options]).data.options == expected
+    assert recipe.load(tiny, ["--training.learning_rate", "5e-05"]).training.learning_rate == 5e-5
+
+
+def sections(config, above=()):
+    """Every key of a config, those of its sections below it: (section, ..., name)."""
+    for field in dataclasses.fields(config):
+        yield (*above, field.name)
+        for kind in explain.alternatives(typing.get_type_hints(config)[field.name]):
+            if dataclasses.is_dataclass(kind):
+                yield from sections(kind, (*above, field.name))
+
+
+METHOD_KEYS = [
+    ("method", name, field.name)
+    for name, method in registry.METHODS.items()
+    for field in dataclasses.fields(method.Config)
+]
+
+
+def test_a_key_without_a_value_is_named_or_legal(tmp_path):
+    """Every key of the schema, and of every method: what is blank is a null that the type has, or an error of one line."""
+    path = tmp_path / "recipe.yaml"
+    passed = []
+    for key in [*sections(recipe.Recipe), ("method", "name"), *METHOD_KEYS]:
+        tree = {"output": "runs/x", "method": {"name": "colar"}, "model": {"init_from": "x"}}
+        dotted = ".".join(key)
+        if key in METHOD_KEYS:
+            tree["method"] = {"name": key[1]}
+            key = (key[0], key[2])
+            dotted = ".".join(key)
+        below = tree
+        for name in key[:-1]:
+            below = below.setdefault(name, {})
+        below[key[-1]] = None
+        path.write_text(yaml.safe_dump(tree).replace("null", ""))
+        try:
+            made = recipe.load(path)
+        except ValueError as error:
+            assert f"recipe.yaml: {dotted} is blank (null): it must be " in str(error)
+            assert "\n" not in str(error)
+            continue
+        passed.append(dotted)
+        value = made
+        for name in key:
+            value = value[name] if isinstance(value, dict) else getattr(value, name)
+        assert value is None
+    assert {"training.max_hours", "model.lora", "grpo", "method.most_removed"} <= set(passed)
+    assert not {"training.seed", "model.backbone", "label", "method.scorer_model"} & set(passed)
+
+
+def test_a_blank_key_is_named_with_its_own_file_or_option(tiny):
+    top = tiny.parent / "top.yaml"
+    top.write_text("base: recipe.yaml\nlabel: x\n")
+    tiny.write_text(tiny.read_text() + "model:\n  backbone:\n")
+    with pytest.raises(ValueError, match=r"/recipe\.yaml: model\.backbone is blank .* must be text; .* default, tiny"):
+        recipe.load(top)
+    tiny.write_text(tiny.read_text().replace("model:\n  backbone:\n", ""))
+    for overrides in (["--training.save_steps", "null"], ["--training", "{save_steps: }"], ["--training.save_steps="]):
+        with pytest.raises(ValueError, match=r"^--training.* training\.save_steps is blank \(null\): it must be a number"):
+            recipe.load(top, overrides)
+    top.write_text("base:\noutput: x\n")
+    with pytest.raises(ValueError, match="top.yaml: base must be the path of a recipe"):
+        recipe.load(top)
 
 
 def test_rows_that_were_seen_are_skipped():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from colar import files
 from colar.checks import did_you_mean
 from colar.data.example import AnswerType
 from colar.data.latex import extract_boxed
@@ -81,7 +82,7 @@ def _numbered(path: Path, rows: list[Any]) -> Entries:
 
 def _json_list(path: Path) -> list[Any]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = files.parse_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
     except json.JSONDecodeError as error:
@@ -234,7 +235,7 @@ def question_hash(question: str) -> str:
 def _named_fields(raw: Any) -> Mapping[str, Any]:
     if isinstance(raw, str):  # a line of a .jsonl file
         try:
-            raw = json.loads(raw)
+            raw = files.parse_json(raw)
         except json.JSONDecodeError as error:
             raise ValueError(f"not valid JSON: {error.msg}") from error
     if not isinstance(raw, Mapping):
