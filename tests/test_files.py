@@ -105,7 +105,10 @@ def test_a_number_that_python_cannot_read_is_named_with_its_line(tmp_path):
     [
         ('{"a": 1, "b": 2, "a": 3}', "the key 'a' is there twice"),
         ('{\n "a": 1,\n "b": {\n  "c": 1,\n  "c": 1}\n}', "line 3: the key 'c' is there twice"),
-        ('[{"q": "\\n"},\n {"q": "x"},\n {"q": "x", "r": [], "q": "x"}]', "line 3: the key 'q' is there twice"),
+        (
+            '[{"q": "\\n"},\n {"q": "x"},\n {"q": "x", "r": [], "q": "x"}]',
+            "line 3: the key 'q' is there twice",
+        ),
     ],
 )
 def test_a_key_that_is_there_twice_in_json_is_named(tmp_path, text, words):

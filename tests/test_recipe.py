@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import os
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from colar import files, planning, recipe, recipes
 from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
-from colar.recipe import explain
+from colar.recipe import explain, wiring
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = recipes.names()
@@ -252,9 +253,18 @@ def test_a_wrong_base_is_named(tiny, text, words):
 
 
 TWICE = [
-    ("training: {seed: 1}\nlabel: x\ntraining: {max_steps: 3}\n", "lines 1 and 3: the key 'training' is there twice"),
-    ("data:\n  options:\n    steps: [1, 2]\n    steps: [2, 2]\n", "lines 3 and 4: the key 'steps' is there twice"),
-    ('"validation": {"params": [{"compression_factor": 1,\n "compression_factor": 2}]}\n', "lines 1 and 2: the key"),
+    (
+        "training: {seed: 1}\nlabel: x\ntraining: {max_steps: 3}\n",
+        "lines 1 and 3: the key 'training' is there twice",
+    ),
+    (
+        "data:\n  options:\n    steps: [1, 2]\n    steps: [2, 2]\n",
+        "lines 3 and 4: the key 'steps' is there twice",
+    ),
+    (
+        '"validation": {"params": [{"compression_factor": 1,\n "compression_factor": 2}]}\n',
+        "lines 1 and 2: the key",
+    ),
 ]
 
 
@@ -299,7 +309,11 @@ def test_values_that_look_like_something_else_are_refused(tiny, value, instead):
     assert recipe.load(tiny).label == value
     # A text of the command line has lost its quotes to the shell.
     assert recipe.load(tiny, ["--label", value]).label == value
-    for overrides in (["--training.max_steps", value], [f"--method.alpha={value}"], ["--data.options", f"{{a: {value}}}"]):
+    for overrides in (
+        ["--training.max_steps", value],
+        [f"--method.alpha={value}"],
+        ["--data.options", f"{{a: {value}}}"],
+    ):
         with pytest.raises(ValueError, match=r"^--\w+\.\w+ ") as error:
             recipe.load(tiny, overrides)
         assert wanted in str(error.value)
@@ -331,7 +345,7 @@ METHOD_KEYS = [
 def test_a_key_without_a_value_is_named_or_legal(tmp_path):
     """Every key of the schema, and of every method: what is blank is a null that the type has, or an error of one line."""
     path = tmp_path / "recipe.yaml"
-    passed = []
+    passed, refused = [], {}
     for key in [*sections(recipe.Recipe), ("method", "name"), *METHOD_KEYS]:
         tree = {"output": "runs/x", "method": {"name": "colar"}, "model": {"init_from": "x"}}
         dotted = ".".join(key)
@@ -347,14 +361,16 @@ def test_a_key_without_a_value_is_named_or_legal(tmp_path):
         try:
             made = recipe.load(path)
         except ValueError as error:
-            assert f"recipe.yaml: {dotted} is blank (null): it must be " in str(error)
-            assert "\n" not in str(error)
+            refused[dotted] = str(error)
             continue
         passed.append(dotted)
         value = made
         for name in key:
             value = value[name] if isinstance(value, dict) else getattr(value, name)
         assert value is None
+    for dotted, message in refused.items():
+        assert f"recipe.yaml: {dotted} is blank (null): it must be " in message
+        assert "\n" not in message
     assert {"training.max_hours", "model.lora", "grpo", "method.most_removed"} <= set(passed)
     assert not {"training.seed", "model.backbone", "label", "method.scorer_model"} & set(passed)
 
@@ -363,11 +379,19 @@ def test_a_blank_key_is_named_with_its_own_file_or_option(tiny):
     top = tiny.parent / "top.yaml"
     top.write_text("base: recipe.yaml\nlabel: x\n")
     tiny.write_text(tiny.read_text() + "model:\n  backbone:\n")
-    with pytest.raises(ValueError, match=r"/recipe\.yaml: model\.backbone is blank .* must be text; .* default, tiny"):
+    with pytest.raises(
+        ValueError, match=r"/recipe\.yaml: model\.backbone is blank .* must be text; .* default, tiny"
+    ):
         recipe.load(top)
     tiny.write_text(tiny.read_text().replace("model:\n  backbone:\n", ""))
-    for overrides in (["--training.save_steps", "null"], ["--training", "{save_steps: }"], ["--training.save_steps="]):
-        with pytest.raises(ValueError, match=r"^--training.* training\.save_steps is blank \(null\): it must be a number"):
+    for overrides in (
+        ["--training.save_steps", "null"],
+        ["--training", "{save_steps: }"],
+        ["--training.save_steps="],
+    ):
+        with pytest.raises(
+            ValueError, match=r"^--training.* training\.save_steps is blank \(null\): it must be a number"
+        ):
             recipe.load(top, overrides)
     top.write_text("base:\noutput: x\n")
     with pytest.raises(ValueError, match="top.yaml: base must be the path of a recipe"):
@@ -538,6 +562,103 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"holds another run \(data.train_skip was 0, now 1\)"):
         recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
+
+
+WORDS = {
+    "as it was": lambda path: str(path),
+    "a slash": lambda path: f"{path}/" if path.is_dir() else f"{path.parent}//{path.name}",
+    "relative": lambda path: os.path.relpath(path),
+    "dotted": lambda path: f"./{os.path.relpath(path)}",
+    "a link": lambda path: str(_linked(path)),
+    "moved": lambda path: str(path.rename(path.with_name(f"moved-{path.name}"))),
+}
+"""A way to name a path -> the path in those words."""
+
+
+def _linked(path):
+    link = path.with_name(f"link-{path.name}")
+    link.symlink_to(path)
+    return link
+
+
+INPUT_KEYS = {
+    "output": "run",
+    "model.init_from": "start",
+    "model.backbone": "start",
+    "data.source": "rows.jsonl",
+    "data.validation_source": "rows",
+    "data.data_dir": "rows",
+    "data.mixed_in": "rows.jsonl",
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("key", INPUT_KEYS)
+def test_a_path_in_other_words_is_the_same_run(tmp_path, monkeypatch, key, words):
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "run" / "best"
+    for folder in (output, tmp_path / "start", tmp_path / "rows"):
+        folder.mkdir(parents=True)
+    (tmp_path / "start" / "model.safetensors").write_bytes(bytes(range(256)) * 300)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "rows" / "train.jsonl").write_text("{}\n")
+
+    def made(text):
+        section, _, name = key.partition(".")
+        value = [{"source": text}] if name == "mixed_in" else text
+        settings = {"model": recipe.ModelConfig, "data": recipe.DataConfig}
+        given = {section: settings[section](**{name: value})} if name else {}
+        return recipe.Recipe(output=text if key == "output" else "run", **given)
+
+    path = tmp_path / INPUT_KEYS[key]
+    recipe.claim(made(str(path)), output.parent)
+    now = made(WORDS[words](path))
+    recipe.claim(now, Path(now.output).resolve())
+    if key not in ("output", "data.data_dir"):
+        other = tmp_path / "other.jsonl"
+        other.write_text('{"question": "1 + 1?", "answer": "3"}\n')
+        with pytest.raises(
+            ValueError, match=rf"holds another run \({key}[.0a-z]* was .*now .*other"
+        ) as error:
+            recipe.claim(made(str(other)), output.parent)
+        assert "remove" not in str(error.value)
+
+
+def test_weights_of_one_shape_are_told_apart(tmp_path):
+    """Of a large file pieces are looked at: the first, the last, and many between them."""
+    raw = bytearray(40_000_000)
+    found = set()
+    for changed in (slice(0, 0), slice(0, 1), slice(-1, None), slice(20_000_000, 21_000_000)):
+        raw[changed] = b"1" * len(raw[changed])
+        (tmp_path / "model.safetensors").write_bytes(raw)
+        found.add(wiring.fingerprint(tmp_path))
+    assert len(found) == 4
+
+
+def test_a_run_that_began_before_inputs_had_digests_is_compared_by_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    recipe.claim(recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="a")), tmp_path / "run")
+    (tmp_path / "run" / "inputs.json").unlink()
+    with pytest.raises(ValueError, match=r"model.init_from was 'a', now 'b'"):
+        recipe.claim(recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="b")), tmp_path / "run")
+    moved = recipe.ModelConfig(init_from=f"{tmp_path}/a")
+    recipe.claim(recipe.Recipe(output="x/../run/", model=moved), tmp_path / "run")
+
+
+def test_the_last_line_names_what_was_written(tiny, tmp_path, capsys, monkeypatch):
+    for report_to, logs in (("none", False), ("tensorboard", True), ("none", False)):
+        made = recipe.load(tiny, ["--training.report_to", report_to, "--training.max_steps", "1"])
+        made = replace(made, data=replace(made.data, validation_size=0))
+        recipe.run(made, resume=False)
+        last = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("wrote "))
+        for text in last.removeprefix("wrote ").split(", "):
+            assert Path(text.partition(" (")[0]).exists(), text
+        assert ("TensorBoard" in last) == logs
+        assert ("learning_curves.png" in last) == (tmp_path / "run" / "learning_curves.png").exists()
 
 
 def test_a_second_process_leaves_the_recipe_of_a_run_as_it_is(tiny, tmp_path, taken):

@@ -409,7 +409,10 @@ def run_of_three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     torch.set_num_threads(1)
     run(folder / "run", lora=LORA, max_steps=3, save_steps=1)
     _, whole = run(folder / "whole", lora=LORA, max_steps=4)
-    assert [path.name for path in RunFolder(folder / "run").newest_first()] == ["checkpoint-3", "checkpoint-2"]
+    assert [path.name for path in RunFolder(folder / "run").newest_first()] == [
+        "checkpoint-3",
+        "checkpoint-2",
+    ]
     return folder / "run", losses(whole)
 
 
@@ -441,16 +444,21 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(
     cut(folder.checkpoints / "checkpoint-3" / name)
     _, resumed = run(folder.path, lora=LORA, max_steps=4)
     assert losses(resumed) == whole
-    assert f"dropped {folder.checkpoints}/checkpoint-3, which is not whole: {name} is" in capsys.readouterr().err
+    assert (
+        f"dropped {folder.checkpoints}/checkpoint-3, which is not whole: {name} is" in capsys.readouterr().err
+    )
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(tmp_path: Path, run_of_three_steps: Any) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(
+    tmp_path: Path, run_of_three_steps: Any
+) -> None:
     made, whole = run_of_three_steps
     folder = RunFolder(shutil.copytree(made, tmp_path / "run"))
     for checkpoint, name in (("checkpoint-3", "scheduler.pt"), ("checkpoint-2", "optimizer.pt")):
         cut(folder.checkpoints / checkpoint / name)
     with pytest.raises(
-        ValueError, match=r"checkpoint-3/scheduler.pt, checkpoint-2/optimizer.pt cannot be used .* --no_resume"
+        ValueError,
+        match=r"checkpoint-3/scheduler.pt, checkpoint-2/optimizer.pt cannot be used .* another --output",
     ):
         run(folder.path, lora=LORA, max_steps=4)
     assert len(folder.newest_first()) == 2

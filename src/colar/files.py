@@ -110,7 +110,7 @@ def _line_of_twice(text: str) -> int:
             lines.append(text.count("\n", 0, begun[1]) + 1)
             raise
 
-    decoder.parse_object = parse_object
+    decoder.parse_object = parse_object  # type: ignore[attr-defined]
     decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
     with suppress(_Twice):
         decoder.decode(text)
@@ -188,7 +188,7 @@ class _Yaml(yaml.SafeLoader):
     1e-3 is a number, as in YAML 1.2. Errors are `yaml.YAMLError`s that say the line.
     """
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen: dict[str, int] = {}
         for key, _ in node.value:
@@ -207,7 +207,7 @@ class _Yaml(yaml.SafeLoader):
             seen[key.value] = line
         return node
 
-    def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node = super().compose_scalar_node(anchor)
         # In quotes it is the text that is written there.
         if node.style is None:
@@ -228,12 +228,15 @@ class YamlRefused(yaml.YAMLError):
 _NUMBER = "a decimal number (without leading zeros, _ or :), or put it "
 _PLAIN = {
     "int": (re.compile(r"[-+]?(0|[1-9][0-9]*)"), _NUMBER),
-    "float": (re.compile(r"[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"), _NUMBER),
+    "float": (
+        re.compile(r"[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"),
+        _NUMBER,
+    ),
     "bool": (re.compile("true|True|TRUE|false|False|FALSE"), "true or false, or put it "),
     "timestamp": (re.compile("(?!)"), "it "),
     "value": (re.compile("(?!)"), "it "),
 }
-"""How a value of a kind is written, and what to write instead of the other ways: 010 (8), 1_000, 1:30 (90), yes, a date, ="""
+"""How a value of a kind is written, and what to write instead of other ways: 010 (8), 1_000, 1:30 (90), yes, a date."""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -31,7 +31,7 @@ from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 from colar.prompts import Template
 
-REMEDY = "give these chains their own --output, or remove that folder"
+REMEDY = "give these chains their own --output"
 
 
 def write(

@@ -159,7 +159,7 @@ def _name_of(kind: Any) -> str:
         return KINDS["dict"]
     if typing.get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    name = (typing.get_origin(kind) or kind).__name__
+    name: str = (typing.get_origin(kind) or kind).__name__
     return KINDS.get(name, name)
 
 

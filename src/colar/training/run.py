@@ -148,8 +148,8 @@ def _resume_point(folder: RunFolder, owner: bool) -> Path | None:
     if damaged:
         listed = ", ".join(f"{name}/{torn[name]}" for name in damaged)
         raise ValueError(
-            f"{folder.checkpoints} has no whole checkpoint to resume from: {listed} cannot be used (missing, cut off or "
-            "damaged); put back a copy of it, or start the run again with --no_resume"
+            f"{folder.checkpoints} has no whole checkpoint to resume from: {listed} cannot be used (missing, cut off "
+            "or damaged); put back a copy of such a file, or train into another --output"
         )
     _drop(folder, torn, owner)
     if owner and not processes.is_main():
@@ -158,7 +158,7 @@ def _resume_point(folder: RunFolder, owner: bool) -> Path | None:
 
 
 def _fault(checkpoint: Path, owner: bool) -> str | None:
-    """The file of a checkpoint that is wrong on this process's disk; None where there is none, or another process looks."""
+    """The file of a checkpoint that is wrong on this process's disk; None where none is, or another process looks."""
     if not owner:
         return None
     # What a disk lacks the main process sends; what it has of its own is known by digests.

@@ -2,13 +2,14 @@
 
 best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
                       last weights, with load_best_model_at_end false)
-checkpoints/          Trainer's resume state, of the last steps that were saved; `digests.json` is written last and has the
-                      SHA-256 of every other file, so that a checkpoint that was cut or damaged is known
+checkpoints/          Trainer's resume state, of the last steps that were saved; `digests.json` is written last and has
+                      the SHA-256 of every other file, so that a checkpoint that was cut or damaged is known
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inside.html, .json    what the model thinks (`run_page.py`), made of retrieval.jsonl and chains_before.json too
+recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/wiring.py`)
 .lock                 held by the process that trains here
 """
 
