@@ -144,9 +144,9 @@ RESUMABLE = (
     "save_total_limit",
     "page_size",
 )
-"""Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged, what
-is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is checked
-where it is known (`training/run.py`), and so are the rows, by their digest."""
+"""Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged,
+what is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is
+checked where it is known (`training/run.py`), and so are the rows, by their digest."""
 INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_source")
 """Keys that name a folder or a file of the user's, if they do not name one of ours or of the Hub."""
 PIECE, PIECES = 1 << 18, 64
