@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
 from colar.cli import main
-from colar.cli.shared import named
+from colar.cli.shared import named, options
 from colar.evaluation.inputs import name_sources
 from colar.methods import pretrained, registry
 from colar.model import backbones
@@ -453,6 +454,27 @@ def test_controls_fill_rows_of_their_own_beside_the_plain_ones(checkpoints, tmp_
     again = {(r["method"], r["label"], r["id"]): r for r in files.resume_jsonl(out / "records.jsonl")}
     assert again.keys() == records.keys()
     assert all(again[key]["completion"] == records[key]["completion"] for key in records)
+
+
+def test_a_folder_of_files_has_one_name_however_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "svamp").mkdir()  # the source of that name wins
+    for text in ("mine", "mine/", "./mine", "../" + tmp_path.name + "/mine", str(tmp_path / "mine")):
+        assert name_sources([text]) == {"mine": text}
+    assert name_sources(["svamp"]) == {"svamp": "svamp"}
+
+
+def test_options_of_sources_are_read_as_strictly_as_recipes():
+    assert options(["steps=[1, 2]", "word='no'"], "arithmetic") == {"steps": [1, 2], "word": "no"}
+    for pair, words in (
+        ("max_number=010", "010 is not one thing to all readers of YAML: write a decimal number"),
+        ("balanced=yes", "write true or false"),
+        ("x={a: 1, a: 2}", "the key 'a' is there twice"),
+        ("steps=[1", "the value is not valid YAML"),
+    ):
+        with pytest.raises(ValueError, match=f"--options {re.escape(pair)}: .*{re.escape(words)}"):
+            options([pair], "arithmetic")
 
 
 def test_one_source_under_several_names_with_options_each(checkpoints, tmp_path):

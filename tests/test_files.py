@@ -119,6 +119,28 @@ def test_a_number_that_python_cannot_read_is_named_with_its_line(tmp_path):
 # Records
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' is there twice"),
+        ('{\n "a": 1,\n "b": {\n  "c": 1,\n  "c": 1}\n}', "line 3: the key 'c' is there twice"),
+        (
+            '[{"q": "\\n"},\n {"q": "x"},\n {"q": "x", "r": [], "q": "x"}]',
+            "line 3: the key 'q' is there twice",
+        ),
+    ],
+)
+def test_a_key_that_is_there_twice_in_json_is_named(tmp_path, text, words):
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"rows\.json: ") as error:
+        files.read_json(path)
+    assert words in str(error.value)
+    path.write_text('{"a": {"a": 1}}\n' + text.replace("\n", "") + "\n")
+    with pytest.raises(ValueError, match=r"rows\.json:2: the key '.' is there twice"):
+        list(files.read_jsonl(path))
+
+
 def test_records_come_back_with_their_line_numbers(tmp_path):
     path = tmp_path / "sub" / "r.jsonl"
     write_records(path, RECORDS[:1])

@@ -3,14 +3,18 @@
 import dataclasses
 import importlib
 import json
+import os
+import typing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from colar import files, recipe, recipes
 from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
+from colar.recipe import explain, wiring
 from colar.recipe.check import check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -249,6 +253,152 @@ def test_a_wrong_base_is_named(tiny, text, words):
     assert "\n" not in str(error.value)
 
 
+TWICE = [
+    (
+        "training: {seed: 1}\nlabel: x\ntraining: {max_steps: 3}\n",
+        "lines 1 and 3: the key 'training' is there twice",
+    ),
+    (
+        "data:\n  options:\n    steps: [1, 2]\n    steps: [2, 2]\n",
+        "lines 3 and 4: the key 'steps' is there twice",
+    ),
+    (
+        '"validation": {"params": [{"compression_factor": 1,\n "compression_factor": 2}]}\n',
+        "lines 1 and 2: the key",
+    ),
+]
+
+
+@pytest.mark.parametrize("in_base", [False, True])
+@pytest.mark.parametrize(("text", "words"), TWICE)
+def test_a_key_that_is_there_twice_is_named_with_its_lines(tiny, text, words, in_base):
+    file = tiny.parent / "twice.yaml"
+    file.write_text(text)
+    top = tiny.parent / "top.yaml"
+    top.write_text("base: twice.yaml\n")
+    with pytest.raises(ValueError, match=r"twice\.yaml: ") as error:
+        recipe.load(top if in_base else file)
+    assert words in str(error.value)
+
+
+def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):
+    more = "shared: &shared {a: 1, b: 2}\nmine: {<<: *shared, a: 3}\n"
+    assert files.read_yaml(more) == {"shared": {"a": 1, "b": 2}, "mine": {"b": 2, "a": 3}}
+    tiny.write_text(tiny.read_text().replace("{train_size: 6,", "{seed: 1, train_size: 6,"))
+    assert recipe.load(tiny, ["--training.seed", "1", "--training.seed", "2"]).training.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        *[(number, "write a decimal number") for number in ("010", "-07", "08", "0o17", "0x1F", "0b11", "1_000", "1:30",
+                                                         "1:30.5", "1_0.5")],
+        *[(word, "write true or false") for word in ("yes", "No", "ON", "off")],
+        *[(text, "write it in quotes") for text in ("2026-01-31", "2001-12-14 21:59:43", "=")],
+    ],
+)  # fmt: skip
+def test_values_that_look_like_something_else_are_refused(tiny, value, instead):
+    wanted = f"{value} is not one thing to all readers of YAML: {instead}"
+    whole = tiny.read_text()
+    for key in (f"label: {value}", f"model: {{lora: {{target_modules: [{value}]}}}}", f"{value}: 3"):
+        tiny.write_text(f"{whole}{key}\n")
+        with pytest.raises(ValueError, match=rf"recipe\.yaml: line {len(whole.splitlines()) + 1}: ") as error:
+            recipe.load(tiny)
+        if not key.endswith(": 3"):
+            assert wanted in str(error.value)
+    tiny.write_text(f"{whole}label: '{value}'\n")
+    assert recipe.load(tiny).label == value
+    # A text of the command line has lost its quotes to the shell.
+    assert recipe.load(tiny, ["--label", value]).label == value
+    for overrides in (
+        ["--training.max_steps", value],
+        [f"--method.alpha={value}"],
+        ["--data.options", f"{{a: {value}}}"],
+    ):
+        with pytest.raises(ValueError, match=r"^--\w+\.\w+ ") as error:
+            recipe.load(tiny, overrides)
+        assert wanted in str(error.value)
+
+
+def test_numbers_and_texts_that_mean_one_thing_are_read(tiny):
+    options = "{a: 0, b: -12, c: 1e-3, d: .5, e: 1.50, f: +3, g: 'no', h: True, i: ~}"
+    expected = {"a": 0, "b": -12, "c": 1e-3, "d": 0.5, "e": 1.5, "f": 3, "g": "no", "h": True, "i": None}
+    assert recipe.load(tiny, ["--data.options", options]).data.options == expected
+    assert recipe.load(tiny, ["--training.learning_rate", "5e-05"]).training.learning_rate == 5e-5
+
+
+def sections(config, above=()):
+    """Every key of a config, those of its sections below it: (section, ..., name)."""
+    for field in dataclasses.fields(config):
+        yield (*above, field.name)
+        for kind in explain.alternatives(typing.get_type_hints(config)[field.name]):
+            if dataclasses.is_dataclass(kind):
+                yield from sections(kind, (*above, field.name))
+
+
+METHOD_KEYS = [
+    ("method", name, field.name)
+    for name, method in registry.METHODS.items()
+    for field in dataclasses.fields(method.Config)
+]
+
+
+def test_a_key_without_a_value_is_named_or_legal(tmp_path):
+    """Every key of the schema, and of every method: what is blank is a null that the type has, or an error of one line."""
+    path = tmp_path / "recipe.yaml"
+    passed, refused = [], {}
+    for key in [*sections(recipe.Recipe), ("method", "name"), *METHOD_KEYS]:
+        tree = {"output": "runs/x", "method": {"name": "colar"}, "model": {"init_from": "x"}}
+        dotted = ".".join(key)
+        if key in METHOD_KEYS:
+            tree["method"] = {"name": key[1]}
+            key = (key[0], key[2])
+            dotted = ".".join(key)
+        below = tree
+        for name in key[:-1]:
+            below = below.setdefault(name, {})
+        below[key[-1]] = None
+        path.write_text(yaml.safe_dump(tree).replace("null", ""))
+        try:
+            made = recipe.load(path)
+        except ValueError as error:
+            refused[dotted] = str(error)
+            continue
+        passed.append(dotted)
+        value = made
+        for name in key:
+            value = value[name] if isinstance(value, dict) else getattr(value, name)
+        assert value is None
+    for dotted, message in refused.items():
+        assert f"recipe.yaml: {dotted} is blank (null): it must be " in message
+        assert "\n" not in message
+    assert {"training.max_hours", "model.lora", "grpo", "method.most_removed"} <= set(passed)
+    assert not {"training.seed", "model.backbone", "label", "method.scorer_model"} & set(passed)
+
+
+def test_a_blank_key_is_named_with_its_own_file_or_option(tiny):
+    top = tiny.parent / "top.yaml"
+    top.write_text("base: recipe.yaml\nlabel: x\n")
+    tiny.write_text(tiny.read_text() + "model:\n  backbone:\n")
+    with pytest.raises(
+        ValueError, match=r"/recipe\.yaml: model\.backbone is blank .* must be text; .* default, tiny"
+    ):
+        recipe.load(top)
+    tiny.write_text(tiny.read_text().replace("model:\n  backbone:\n", ""))
+    for overrides in (
+        ["--training.save_steps", "null"],
+        ["--training", "{save_steps: }"],
+        ["--training.save_steps="],
+    ):
+        with pytest.raises(
+            ValueError, match=r"^--training.* training\.save_steps is blank \(null\): it must be a number"
+        ):
+            recipe.load(top, overrides)
+    top.write_text("base:\noutput: x\n")
+    with pytest.raises(ValueError, match="top.yaml: base must be the path of a recipe"):
+        recipe.load(top)
+
+
 def test_rows_that_were_seen_are_skipped():
     """A second stage goes on in the same data: the first stage's rows and its own are all rows, each once."""
     whole, _ = recipe.load_examples(recipe.DataConfig(train_size=9, validation_size=0))
@@ -417,6 +567,103 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"holds another run \(data.train_skip was 0, now 1\)"):
         recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)
     recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
+
+
+WORDS = {
+    "as it was": lambda path: str(path),
+    "a slash": lambda path: f"{path}/" if path.is_dir() else f"{path.parent}//{path.name}",
+    "relative": lambda path: os.path.relpath(path),
+    "dotted": lambda path: f"./{os.path.relpath(path)}",
+    "a link": lambda path: str(_linked(path)),
+    "moved": lambda path: str(path.rename(path.with_name(f"moved-{path.name}"))),
+}
+"""A way to name a path -> the path in those words."""
+
+
+def _linked(path):
+    link = path.with_name(f"link-{path.name}")
+    link.symlink_to(path)
+    return link
+
+
+INPUT_KEYS = {
+    "output": "run",
+    "model.init_from": "start",
+    "model.backbone": "start",
+    "data.source": "rows.jsonl",
+    "data.validation_source": "rows",
+    "data.data_dir": "rows",
+    "data.mixed_in": "rows.jsonl",
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("key", INPUT_KEYS)
+def test_a_path_in_other_words_is_the_same_run(tmp_path, monkeypatch, key, words):
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "run" / "best"
+    for folder in (output, tmp_path / "start", tmp_path / "rows"):
+        folder.mkdir(parents=True)
+    (tmp_path / "start" / "model.safetensors").write_bytes(bytes(range(256)) * 300)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "rows" / "train.jsonl").write_text("{}\n")
+
+    def made(text):
+        section, _, name = key.partition(".")
+        value = [{"source": text}] if name == "mixed_in" else text
+        settings = {"model": recipe.ModelConfig, "data": recipe.DataConfig}
+        given = {section: settings[section](**{name: value})} if name else {}
+        return recipe.Recipe(output=text if key == "output" else "run", **given)
+
+    path = tmp_path / INPUT_KEYS[key]
+    recipe.claim(made(str(path)), output.parent)
+    now = made(WORDS[words](path))
+    recipe.claim(now, Path(now.output).resolve())
+    if key not in ("output", "data.data_dir"):
+        other = tmp_path / "other.jsonl"
+        other.write_text('{"question": "1 + 1?", "answer": "3"}\n')
+        with pytest.raises(
+            ValueError, match=rf"holds another run \({key}[.0a-z]* was .*now .*other"
+        ) as error:
+            recipe.claim(made(str(other)), output.parent)
+        assert "remove" not in str(error.value)
+
+
+def test_weights_of_one_shape_are_told_apart(tmp_path):
+    """Of a large file pieces are looked at: the first, the last, and many between them."""
+    raw = bytearray(40_000_000)
+    found = set()
+    for changed in (slice(0, 0), slice(0, 1), slice(-1, None), slice(20_000_000, 21_000_000)):
+        raw[changed] = b"1" * len(raw[changed])
+        (tmp_path / "model.safetensors").write_bytes(raw)
+        found.add(wiring.fingerprint(tmp_path))
+    assert len(found) == 4
+
+
+def test_a_run_that_began_before_inputs_had_digests_is_compared_by_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    recipe.claim(recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="a")), tmp_path / "run")
+    (tmp_path / "run" / "inputs.json").unlink()
+    with pytest.raises(ValueError, match=r"model.init_from was 'a', now 'b'"):
+        recipe.claim(recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="b")), tmp_path / "run")
+    moved = recipe.ModelConfig(init_from=f"{tmp_path}/a")
+    recipe.claim(recipe.Recipe(output="x/../run/", model=moved), tmp_path / "run")
+
+
+def test_the_last_line_names_what_was_written(tiny, tmp_path, capsys, monkeypatch):
+    for report_to, logs in (("none", False), ("tensorboard", True), ("none", False)):
+        made = recipe.load(tiny, ["--training.report_to", report_to, "--training.max_steps", "1"])
+        made = replace(made, data=replace(made.data, validation_size=0))
+        recipe.run(made, resume=False)
+        last = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("wrote "))
+        for text in last.removeprefix("wrote ").split(", "):
+            assert Path(text.partition(" (")[0]).exists(), text
+        assert ("TensorBoard" in last) == logs
+        assert ("learning_curves.png" in last) == (tmp_path / "run" / "learning_curves.png").exists()
 
 
 def test_a_second_process_leaves_the_recipe_of_a_run_as_it_is(tiny, tmp_path, taken):

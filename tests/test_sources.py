@@ -224,6 +224,7 @@ MALFORMED_ICOT = [
 MALFORMED_OWN = [
     ("[1]", "must be an object with named fields, is a list"),
     ('{"question": "q"', "not valid JSON"),
+    ('{"question": "q", "answer": "1", "answer": "2"}', "the key 'answer' is there twice"),
     ('{"question": "q", "steps": []}', "no field 'answer' (has "),
     ('{"question": "q", "answre": "1"}', "no field 'answer', did you mean 'answre'? (has answre, question)"),
     ('{"question": "q", "answer": ""}', "empty answer"),

@@ -49,7 +49,7 @@ from colar.training.compiled_layers import compiled_layers, decoder_layers
 from colar.training.curriculum import UnfinishedCurriculumError
 from colar.training.objective import Objective
 from colar.training.run import TrainResult, arguments
-from colar.training.run_folder import RunFolder
+from colar.training.run_folder import RunFolder, fault
 from colar.training.sft import TrainingConfig, train
 from colar.training.trainer import LatentTrainer, LossTermSums
 
@@ -385,12 +385,85 @@ def test_a_checkpoint_without_its_last_file_is_passed_over(tmp_path: Path, state
             (folder.checkpoints / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
     (folder.checkpoints / "checkpoint-old").mkdir()
     assert folder.last_checkpoint() == folder.checkpoints / "checkpoint-10"
-    folder.drop_torn()
-    assert sorted(p.name for p in folder.checkpoints.iterdir()) == [
-        "checkpoint-10",
+
+
+def cut(path: Path) -> None:
+    """Keep the first half of a file, as a disk does that was full, or whose power failed."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def change(path: Path) -> None:
+    """Turn one byte in the middle of a file: its size and its format stay."""
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors", "trainer_state.json")
+
+
+@pytest.fixture(scope="module")
+def run_of_three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any, ...]]]:
+    """A run folder with the checkpoints of steps 2 and 3 (the first was deleted), and the log of a run of 4 steps."""
+    folder = tmp_path_factory.mktemp("torn")
+    torch.set_num_threads(1)
+    run(folder / "run", lora=LORA, max_steps=3, save_steps=1)
+    _, whole = run(folder / "whole", lora=LORA, max_steps=4)
+    assert [path.name for path in RunFolder(folder / "run").newest_first()] == [
+        "checkpoint-3",
         "checkpoint-2",
-        "checkpoint-old",
     ]
+    return folder / "run", losses(whole)
+
+
+@pytest.mark.parametrize("with_digests", [True, False])
+@pytest.mark.parametrize("harm", [cut, change, Path.unlink])
+@pytest.mark.parametrize("name", FILES)
+def test_a_torn_checkpoint_is_known_by_its_file(
+    tmp_path: Path, run_of_three_steps: Any, name: str, harm: Callable[[Path], Any], with_digests: bool
+) -> None:
+    folder = RunFolder(shutil.copytree(run_of_three_steps[0], tmp_path / "run"))
+    torn = folder.checkpoints / "checkpoint-3"
+    assert fault(torn) is None
+    if not with_digests:  # a run of an earlier version, which had none
+        (torn / "digests.json").unlink()
+        assert fault(torn) is None
+        if harm is not cut:
+            return
+    harm(torn / name)
+    assert fault(torn) == name
+    assert folder.last_checkpoint() == folder.checkpoints / "checkpoint-2"
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "digests.json"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one(
+    tmp_path: Path, run_of_three_steps: Any, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, whole = run_of_three_steps
+    folder = RunFolder(shutil.copytree(made, tmp_path / "run"))
+    cut(folder.checkpoints / "checkpoint-3" / name)
+    _, resumed = run(folder.path, lora=LORA, max_steps=4)
+    assert losses(resumed) == whole
+    assert (
+        f"dropped {folder.checkpoints}/checkpoint-3, which is not whole: {name} is" in capsys.readouterr().err
+    )
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(
+    tmp_path: Path, run_of_three_steps: Any
+) -> None:
+    made, whole = run_of_three_steps
+    folder = RunFolder(shutil.copytree(made, tmp_path / "run"))
+    for checkpoint, name in (("checkpoint-3", "scheduler.pt"), ("checkpoint-2", "optimizer.pt")):
+        cut(folder.checkpoints / checkpoint / name)
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint-3/scheduler.pt, checkpoint-2/optimizer.pt cannot be used .* another --output",
+    ):
+        run(folder.path, lora=LORA, max_steps=4)
+    assert len(folder.newest_first()) == 2
+    _, again = run(folder.path, lora=LORA, max_steps=4, resume=False)
+    assert losses(again) == whole
 
 
 def test_a_folder_has_one_process_at_a_time(tmp_path: Path, taken: Callable[[Path], Any]) -> None:
@@ -591,7 +664,7 @@ def test_what_is_written(
     terms = {"loss", "ce", "latent", "sigma", "latent_mse", "grad_norm", "learning_rate", "rows_per_second"}
     assert terms <= set(result.history[0])
     checkpoints = list((tmp_path / "checkpoints").iterdir())
-    assert [path.name for path in checkpoints] == ["checkpoint-6"]
+    assert sorted(path.name for path in checkpoints) == ["checkpoint-4", "checkpoint-6"]
     saved = {name for file in checkpoints[0].glob("*.safetensors") for name in load_file(file)}
     modules = {name for name in saved if name.startswith("latent_head")}
     assert len(modules) == len(lm.extra.state_dict())

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,55 @@ def read_json(path: str | Path) -> Any:
     """The value in a JSON file. Raises ValueError that names the file and line when it does not parse."""
     text = read_text(path)
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
     except ValueError as error:
         # Python reads no whole number of more than 4,300 digits.
         raise ValueError(f"{path}: {error}") from error
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. ValueError where an object has a key twice, of which Python would drop the first."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except _Twice as error:
+        if "\n" not in text.strip():
+            raise
+        raise _Twice(f"line {_line_of_twice(text)}: {error}") from None
+
+
+class _Twice(ValueError):
+    """A key is there twice in an object."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Twice(f"the key {twice!r} is there twice in one object: leave one of the two out")
+    return made
+
+
+def _line_of_twice(text: str) -> int:
+    """The line in which the first object with a key twice begins; Python's own parser does not tell it."""
+    decoder = json.JSONDecoder(object_pairs_hook=_unique)
+    lines: list[int] = []
+
+    def parse_object(begun: tuple[str, int], *rest: Any) -> Any:
+        try:
+            return json.decoder.JSONObject(begun, *rest)  # type: ignore[attr-defined]
+        except _Twice:
+            # The innermost is the first to notice.
+            lines.append(text.count("\n", 0, begun[1]) + 1)
+            raise
+
+    decoder.parse_object = parse_object  # type: ignore[attr-defined]
+    decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
+    with suppress(_Twice):
+        decoder.decode(text)
+    return lines[0]
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
@@ -104,7 +147,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
             if not text.strip():
                 continue
             try:
-                value = json.loads(text)
+                value = parse_json(text)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
             except ValueError as error:
@@ -154,12 +197,91 @@ def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.1 with YAML 1.2's floats: 1e-3 is a number, not a text."""
+    """YAML 1.1 as people mean it: a key once in its mapping, and no text that is read as another number or as a bool.
+
+    1e-3 is a number, as in YAML 1.2. Errors are `yaml.YAMLError`s that say the line.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.tag != "tag:yaml.org,2002:str":
+                raise YamlRefused(f"line {line}: {_shown(key)} is no name of a key: put it in quotes")
+            if key.value in seen:
+                first = seen[key.value]
+                where = f"line {line}" if first == line else f"lines {first} and {line}"
+                raise YamlRefused(
+                    f"{where}: the key {key.value!r} is there twice: leave one of the two out, or write what both "
+                    "hold under one"
+                )
+            seen[key.value] = line
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        # In quotes it is the text that is written there.
+        if node.style is None:
+            kind = node.tag.rpartition(":")[2]
+            plain, instead = _PLAIN.get(kind, (None, ""))
+            if plain is not None and not plain.fullmatch(node.value):
+                raise YamlRefused(
+                    f"line {node.start_mark.line + 1}: {node.value} is not one thing to all readers of YAML: "
+                    f"write {instead}in quotes where text is meant"
+                )
+        return node
 
 
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class YamlRefused(yaml.YAMLError):
+    """YAML that can be read, and would be read as something else than it looks like."""
+
+
+_NUMBER = "a decimal number (without leading zeros, _ or :), or put it "
+_PLAIN = {
+    "int": (re.compile(r"[-+]?(0|[1-9][0-9]*)"), _NUMBER),
+    "float": (
+        re.compile(r"[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"),
+        _NUMBER,
+    ),
+    "bool": (re.compile("true|True|TRUE|false|False|FALSE"), "true or false, or put it "),
+    "timestamp": (re.compile("(?!)"), "it "),
+    "value": (re.compile("(?!)"), "it "),
+}
+"""How a value of a kind is written, and what to write instead of other ways: 010 (8), 1_000, 1:30 (90), yes, a date."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts a text in quotes that `_Yaml` would read as something else without."""
+
+
+for _class in (_Yaml, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+    # 0o10, YAML 1.2's octal, and 08, which is none in 1.1: texts that look like numbers.
+    _class.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?0(o[0-7]+|\d+)$"), list("-+0"))
+
+
+def _shown(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a text of YAML. Raises yaml.YAMLError, with the line, for all that `_Yaml` refuses."""
+    return yaml.load(text, Loader=_Yaml)  # a SafeLoader
+
+
+def yaml_value(name: str, text: str) -> Any:
+    """The value of a text of YAML. ValueError in one line, which begins with `name`, where the text was given."""
+    try:
+        return read_yaml(text)
+    except YamlRefused as error:
+        raise ValueError(f"{name}: {str(error).removeprefix('line 1: ')}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name}: the value is not valid YAML") from error
 
 
 def layered_yaml(path: str | Path) -> str:
@@ -170,10 +292,8 @@ def layered_yaml(path: str | Path) -> str:
     """
     merged: Any = {}
     for layer in reversed(yaml_layers(path)):
-        own = _read_layer(layer)
-        own.pop("base", None)
-        merged = _over(merged, own)
-    return yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)
+        merged = _over(merged, read_layer(layer))
+    return yaml.dump(merged, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def yaml_layers(path: str | Path) -> list[Path]:
@@ -184,20 +304,32 @@ def yaml_layers(path: str | Path) -> list[Path]:
         if not path.is_file():
             below = len(layers) > 1
             raise ValueError(f"{layers[-2]}: no file at {path}, its base" if below else f"no file at {path}")
-        base = _read_layer(path).get("base")
-        if base is None:
+        own = _read_whole(path)
+        if "base" not in own:
             return layers
-        following = path.parent / str(base)
+        base = own["base"]
+        if not isinstance(base, str) or not base:
+            raise ValueError(f"{path}: base must be the path of a recipe, relative to this one, got {base!r}")
+        following = path.parent / base
         if following.resolve() in [layer.resolve() for layer in layers]:
             raise ValueError(f"{path.name}: its base {following.name} has it as its own base")
         layers.append(following)
 
 
-def _read_layer(path: Path) -> dict[str, Any]:
+def read_layer(path: Path) -> dict[str, Any]:
+    """The keys and values of one YAML file, without its `base`. Errors as `layered_yaml`."""
+    own = _read_whole(path)
+    own.pop("base", None)
+    return own
+
+
+def _read_whole(path: Path) -> dict[str, Any]:
     """The keys and values of one YAML file, its `base` among them."""
     text = read_text(path)
     try:
-        read = yaml.load(text, Loader=_Yaml)  # a SafeLoader
+        read = read_yaml(text)
+    except YamlRefused as error:
+        raise ValueError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from colar import files, progress
 
 DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
@@ -181,10 +179,7 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
-            try:
-                chosen[key] = yaml.safe_load(value)
-            except yaml.YAMLError as error:
-                raise ValueError(f"--options {pair}: the value is not valid YAML") from error
+            chosen[key] = files.yaml_value(f"--options {pair}", value)
     return chosen
 
 

@@ -227,7 +227,7 @@ def question_hash(question: str) -> str:
 def _named_fields(raw: Any) -> Mapping[str, Any]:
     if isinstance(raw, str):  # a line of a .jsonl file
         try:
-            raw = json.loads(raw)
+            raw = files.parse_json(raw)
         except json.JSONDecodeError as error:
             raise ValueError(f"not valid JSON: {error.msg}") from error
     if not isinstance(raw, Mapping):

@@ -17,7 +17,7 @@ from colar.data.example import Example
 from colar.evaluation import parts
 from colar.model import checkpoint
 
-REMEDY = "give this evaluation its own --output, or remove that folder"
+REMEDY = "give this evaluation its own --output"
 
 
 def claim(
@@ -43,7 +43,7 @@ def claim(
         earlier = files.read_json(path)
         earlier_models = earlier.pop("models")
         earlier_questions = earlier.pop("questions")
-        checks.check_same_run(output, earlier, settings, REMEDY)
+        checks.check_same_run(output, _in_order(earlier), _in_order(settings), REMEDY)
         _check_models(output, earlier_models, models)
         _check_questions(output, earlier_questions, questions)
         # Earlier records stay in the report, so their origin stays in the file.
@@ -52,6 +52,11 @@ def claim(
         for name, digests in earlier_questions.items():
             questions[name] = digests | questions.get(name, {})
     files.write_json(path, {**settings, "questions": questions, "models": models})
+
+
+def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the options of the sources in one order: they are the same in any."""
+    return {key: sorted(value) if key == "options" else value for key, value in settings.items()}
 
 
 def question_digests(examples: Sequence[Example]) -> dict[str, str]:

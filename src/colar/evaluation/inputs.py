@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from colar.data import sources
 from colar.data.reading import is_own_file
 from colar.model import checkpoint
 from colar.show.naming import AVERAGE
@@ -59,8 +60,8 @@ def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dic
 def name_sources(texts: Iterable[str]) -> dict[str, str]:
     """Sources of data by the name of their data set, from NAME=SOURCE or SOURCE.
 
-    A source names itself, a file by its stem. Raises ValueError for two of one name, and for the name of the report's
-    means.
+    A source names itself, a file by its stem, a folder of files by its name, however its path is written. Raises
+    ValueError for two of one name, and for the name of the report's means.
     """
     pairs = [_named_source(text) for text in texts]
     names = [name for name, _ in pairs]
@@ -78,7 +79,9 @@ def _named_source(text: str) -> tuple[str, str]:
     name, source = split_name(text)
     if name is not None:
         return name, source
-    # A whole path would be a wide head for a column.
+    # A whole path would be a wide head for a column, and may be written in several ways.
+    if Path(text).is_dir() and sources.own_file(text, "test") is not None:
+        return Path(text).resolve().name, text
     return (Path(text).stem if is_own_file(text) else text), text
 
 

@@ -16,8 +16,13 @@ becomes `model.lora.r must be a whole number, got x`.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
+import types
+import typing
 from collections.abc import Iterable
+from typing import Any
 
 from colar.checks import did_you_mean
 
@@ -51,6 +56,7 @@ KINDS = {
     "dict": "keys and values",
     "dot import path string": "keys and values",
     "tuple": "a list",
+    "list": "a list",
     "NoneType": "null",
 }
 """Python's types as a writer of YAML knows them."""
@@ -117,3 +123,51 @@ def _kind(type_name: str, section_class: str, choices: str) -> str:
 def _last_part(key: str) -> str:
     """training.seed -> seed"""
     return key.rpartition(".")[2]
+
+
+def blank(values: Any, section: type, above: str = "") -> str | None:
+    """`training.seed is blank (null): it must be a whole number; ...` for the first key without a value that needs one.
+
+    None where there is none. `section` is the dataclass of `values`; a key that it lacks is looked at elsewhere.
+    """
+    if not isinstance(values, dict):
+        return None
+    hints = typing.get_type_hints(section)
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    for name in values.keys() & fields.keys():
+        kinds = alternatives(hints[name])
+        found = None
+        if values[name] is None and type(None) not in kinds:
+            found = f"{above}{name} is blank (null): it must be {' or '.join(map(_name_of, kinds))}"
+            found += _default_of(fields[name])
+        for kind in kinds:
+            if dataclasses.is_dataclass(kind):
+                found = found or blank(values[name], typing.cast(type, kind), f"{above}{name}.")
+        if found:
+            return found
+    return None
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of `int | None`; of any other type, itself."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _name_of(kind: Any) -> str:
+    """A type as a writer of YAML knows it."""
+    if dataclasses.is_dataclass(kind):
+        return KINDS["dict"]
+    if typing.get_origin(kind) is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    name: str = (typing.get_origin(kind) or kind).__name__
+    return KINDS.get(name, name)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING and not dataclasses.is_dataclass(field.default):
+        return f"; leave it out for its default, {_in_yaml(field.default)}"
+    return "" if field.default_factory is dataclasses.MISSING else "; leave it out for its defaults"
+
+
+def _in_yaml(value: Any) -> str:
+    return json.dumps(value).strip('"') if value != "" else '""'

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import jsonargparse
+import yaml
 
 from colar import files, processes, recipes
 from colar.methods import registry
-from colar.methods.base import Method
+from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LoraSettings
 from colar.model.masks import MASKED
 from colar.recipe import explain
@@ -22,10 +24,17 @@ from colar.training.grpo.config import GrpoConfig
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
+YAML_MODE = "colar"
+"""Our reader of YAML among jsonargparse's: its own takes a quoted '1:30' for 90, and a key twice."""
+jsonargparse.set_loader(YAML_MODE, files.read_yaml, exceptions=(yaml.YAMLError,))
+
+
 def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
     """The parser of a recipe: `--config file.yaml` and a dotted option for every key."""
     # Errors are raised, for us to put in one line. Keys are never guessed from their first letters.
-    made = jsonargparse.ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False)
+    made = jsonargparse.ArgumentParser(
+        prog=prog, exit_on_error=False, allow_abbrev=False, parser_mode=YAML_MODE
+    )
     made.add_argument("--config", action="config", help="The recipe.")
     made.add_class_arguments(Recipe, fail_untyped=False)
     return made
@@ -42,8 +51,14 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 
     All that can be checked without data or weights is checked here. ValueError names the key and what it must be.
     """
-    text = files.layered_yaml(recipes.find(path))
+    file = recipes.find(path)
+    text = files.layered_yaml(file)
+    method = files.read_yaml(text).get("method")
+    config = _config_of(method)
+    for layer in files.yaml_layers(file):
+        _check_blank(str(layer), files.read_layer(layer), config)
     made = _parser_of_all()
+    _check_overrides(made, overrides or [], config)
     try:
         namespace = made.parse_args(["--config", text, *(overrides or [])])
         # An empty or mistyped section passes jsonargparse as the value that it is.
@@ -69,6 +84,55 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     if recipe.grpo is not None:
         check_grpo(recipe, recipe.grpo)
     return recipe
+
+
+def _config_of(method: Any) -> type:
+    """The config of the method that a recipe's `method` section names; one without keys where it names none."""
+    name = method.get("name") if isinstance(method, dict) else None
+    return registry.METHODS[name].Config if name in registry.METHODS else NoParams
+
+
+def _check_blank(where: str, values: Any, method: type) -> None:
+    """Reject a key without a value where its type takes no null: jsonargparse lets it pass. `method` is its config."""
+    found = explain.blank(values, Recipe)
+    if found is None and isinstance(values, dict):
+        section = values.get("method")
+        found = explain.blank(section, method, "method.")
+        if isinstance(section, dict) and "name" in section and section["name"] is None:
+            found = f"method.name is blank (null): it must be one of {', '.join(registry.METHODS)}"
+    if found is not None:
+        raise ValueError(f"{where}: {found}")
+
+
+def _check_overrides(made: jsonargparse.ArgumentParser, overrides: list[str], method: type) -> None:
+    """Reject a value of the command line that a recipe's file may not have either."""
+    texts = {
+        option
+        for action in made._actions
+        if str in explain.alternatives(getattr(action, "_typehint", None))
+        for option in action.option_strings
+    }
+    # --key value | --key=value
+    for place, word in enumerate(overrides):
+        option, equals, value = word.partition("=")
+        if not option.startswith("--"):
+            continue
+        if not equals:
+            if place + 1 == len(overrides) or overrides[place + 1].startswith("--"):
+                continue
+            value = overrides[place + 1]
+        if option in texts:
+            continue
+        try:
+            read = files.read_yaml(value)
+        except files.YamlRefused as error:
+            raise ValueError(f"{option} {value}: {str(error).removeprefix('line 1: ')}") from error
+        except yaml.YAMLError:
+            # A text with a colon, say, or a mistake: what it may be the parser knows.
+            continue
+        for name in reversed(option.removeprefix("--").split(".")):
+            read = {name: read}
+        _check_blank(f"{option} {value}".rstrip(), read, method)
 
 
 def _check_unused(recipe: Recipe, overrides: list[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -67,14 +69,22 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
             lm, method, examples, recipe.training, output,
             held_out=held_out, validate=validate, run_info=run_info, resume=resume, callbacks=watch,
         )  # fmt: skip
-    if page is not None and processes.is_main():
-        page.write(lm, method)
-    progress.say(
-        f"wrote {result.best} (the checkpoint), {output}/learning_curves.png, {output}/logs (TensorBoard)"
-    )
-    if page is not None and page.folder.page.exists():
-        progress.say(f"what it thinks: {page.folder.page}")
+    shows = page is not None and processes.is_main() and page.write(lm, method)
+    progress.say(f"wrote {', '.join(_written(recipe, result, RunFolder(output)))}")
+    if shows:
+        progress.say(f"what it thinks: {RunFolder(output).page}")
     return result
+
+
+def _written(recipe: Recipe, result: TrainResult, folder: RunFolder) -> list[str]:
+    """The files of a run that are worth a look, as far as it wrote them."""
+    written = [f"{result.best} (the checkpoint)"]
+    # A run that is shorter than its first log has nothing to draw.
+    if folder.curves.exists():
+        written.append(str(folder.curves))
+    if recipe.training.report_to == "tensorboard" and folder.logs.exists():
+        written.append(f"{folder.logs} (TensorBoard)")
+    return written
 
 
 def make_page(recipe: Recipe, held_out: list[Example], params: Sequence[Any], output: Path) -> RunPage | None:
@@ -91,29 +101,34 @@ def make_page(recipe: Recipe, held_out: list[Example], params: Sequence[Any], ou
 
 
 def claim(recipe: Recipe, output: Path) -> None:
-    """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix."""
-    path = output / "recipe.json"
+    """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix.
+
+    A folder or file that is named in other words, or was moved, is the same one: inputs.json has digests of the inputs.
+    """
+    path, inputs = output / "recipe.json", output / "inputs.json"
     now = to_json(recipe)
+    flat_now = _comparable(now)
     folder = RunFolder(output)
     # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
     if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
-        before = files.read_json(path)
-        # An older recipe.json lacks the keys that have come since: that run had their defaults. It may also have keys
-        # that are gone.
-        defaults = _flat(to_json(Recipe(output="")))
-        kept = {key: value for key, value in _flat(before).items() if key not in REMOVED}
+        before = _comparable(files.read_json(path))
+        known = files.read_json(inputs) if inputs.exists() else {}
+        for key in _inputs(before).keys() & _inputs(flat_now).keys():
+            if _is_same_input(before[key], flat_now[key], known.get(key)):
+                flat_now[key] = before[key]
         check_same_run(
-            output,
-            _lasting({**defaults, **kept}),
-            _lasting({**defaults, **_flat(now)}),
-            "give this run its own --output, or remove that folder",
+            output, before, flat_now, "give this run its own --output, or the values that it was begun with"
         )
     files.write_json(path, now)
+    found = {key: fingerprint(text) for key, text in _inputs(_comparable(now)).items()}
+    files.write_json(inputs, {key: digest for key, digest in found.items() if digest is not None})
 
 
 REMOVED = ("grpo.top_p",)
 """Keys that recipes once had, and that could have one value only: an older run folder may name them."""
 RESUMABLE = (
+    "output",
+    "data_dir",
     "num_train_epochs",
     "max_hours",
     "max_steps",
@@ -122,15 +137,77 @@ RESUMABLE = (
     "tokens_per_batch",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
+    "save_total_limit",
     "page_size",
 )
-"""Keys that may change when a run resumes: a longer budget, where it is logged, its page, a limit of memory, how an
-update's rows are divided. That their number stays the same is checked where it is known (`training/run.py`)."""
+"""Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged,
+what is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is
+checked where it is known (`training/run.py`), and so are the rows, by their digest."""
+INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_source")
+"""Keys that name a folder or a file of the user's, if they do not name one of ours or of the Hub."""
+PIECE, PIECES = 1 << 18, 64
+"""Bytes of a piece of a file that are digested, and the number of pieces."""
 
 
-def _lasting(flat: dict[str, Any]) -> dict[str, Any]:
-    """The keys that must stay as they are when a run resumes."""
-    return {key: value for key, value in flat.items() if key.rpartition(".")[2] not in RESUMABLE}
+def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe that must stay as they are when a run resumes, each by its dotted name.
+
+    An older recipe.json lacks the keys that have come since: that run had their defaults. It may also have keys that
+    are gone.
+    """
+    flat = {**_flat(to_json(Recipe(output=""))), **_flat(tree)}
+    for number, entry in enumerate(flat.pop("data.mixed_in")):
+        flat.update(_flat({"data": {"mixed_in": {str(number): entry}}}))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key.rpartition(".")[2] not in RESUMABLE and key not in REMOVED
+    }
+
+
+def _inputs(flat: dict[str, Any]) -> dict[str, str]:
+    """The keys that may name a folder or file of the user's, and do not say null."""
+    of_mixed = [key for key in flat if key.startswith("data.mixed_in.") and key.endswith(".source")]
+    return {key: flat[key] for key in (*INPUTS, *of_mixed) if isinstance(flat.get(key), str)}
+
+
+def _is_same_input(before: str, now: str, digest: str | None) -> bool:
+    """Whether two texts name one folder or file, or two with the same weights or rows.
+
+    `digest` is that of `before` when the run began; without one it is made now, if `before` is still there.
+    """
+    if os.path.normpath(before) == os.path.normpath(now):
+        return True
+    found = fingerprint(now)
+    return found is not None and found == (digest or fingerprint(before))
+
+
+def fingerprint(path: str | Path) -> str | None:
+    """16 hex digits of a file, or of the weights in a folder, or where it has none of its files; None for no path.
+
+    A file of more than 16 MiB by its size and 64 pieces of it: a model of 8B parameters takes a second.
+    """
+    path = Path(path)
+    paths = [path] if path.is_file() else []
+    if path.is_dir():
+        # The settings of a checkpoint name when it was written, and a run that is finished may publish it again.
+        paths = [*path.glob("*.safetensors"), *path.glob("*.bin")] or [
+            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
+        ]
+    if not paths:
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(paths):
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
+        starts: Iterable[int] = range(0, size, PIECE)
+        if size > PIECES * PIECE:
+            starts = [(size - PIECE) * number // (PIECES - 1) for number in range(PIECES)]
+        with open(file, "rb") as stream:
+            for start in starts:
+                stream.seek(start)
+                digest.update(stream.read(PIECE))
+    return digest.hexdigest()[:16]
 
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:

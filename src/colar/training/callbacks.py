@@ -6,6 +6,7 @@
       one update
     on_step_end         Evaluations, LogAtSaves and Clock set flags of `control`: evaluate, save, log, stop
       Trainer does what the flags say: log, evaluate, save, in this order
+    on_save             Checkpoints writes the digests of the files that were saved, and deletes old checkpoints
     on_train_end        Clock stops
 
 Each is a `TrainerCallback` of its own. None holds a state that a resumed run could miss, but for the clock, whose
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -24,6 +26,7 @@ from transformers.trainer_callback import ExportableState
 from colar import processes, progress
 from colar.methods.base import Method
 from colar.training.batches import Schedule
+from colar.training.run_folder import PREFIX, RunFolder, write_digests
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
@@ -95,6 +98,35 @@ class LogAtSaves(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if control.should_save:
             control.should_log = True
+
+
+class Checkpoints(TrainerCallback):  # type: ignore[misc]
+    """Writes a checkpoint's digests, and only then deletes the oldest of more than `limit` checkpoints.
+
+    `owner`: this process is the one that writes on its disk (`processes.owns`).
+    """
+
+    def __init__(self, folder: RunFolder, limit: int, owner: bool) -> None:
+        self.folder = folder
+        self.limit = limit
+        self.owner = owner
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        saved = self.folder.checkpoints / f"{PREFIX}{state.global_step}"
+        # Every process has saved its random numbers.
+        processes.wait()
+        if self.owner and not processes.is_main():
+            self._finish(saved)
+        # The main process is the last: its digests say that the other disks have theirs.
+        processes.wait()
+        if processes.is_main():
+            self._finish(saved)
+
+    def _finish(self, saved: Path) -> None:
+        write_digests(saved)
+        self.folder.keep_newest(self.limit)
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]

@@ -89,8 +89,9 @@ class TrainingConfig:
     the last ones, whatever validation says of them."""
     save_steps: float = 0.05
     """Updates between two checkpoints to resume from; below 1: a share of all. One more at the end."""
-    save_total_limit: int = 1
-    """Checkpoints to resume from that are kept."""
+    save_total_limit: int = 2
+    """Newest checkpoints to resume from that are kept: where the last one is damaged, the run resumes from the one
+    before it."""
     report_to: str = "tensorboard"
     """tensorboard | wandb | trackio | none. history.json is written in any case."""
     # Several processes.

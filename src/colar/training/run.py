@@ -7,7 +7,8 @@ uninterrupted run would have: rows, draws, order, optimiser and random numbers a
     checkpoint           save 20       save 40     X kill  resume 40     save 60
     best/                   published when validation improves                          loaded at the end
 
-At a save, `trainer_state.json` is written last: a folder without it was torn by a kill, and is dropped at the resume.
+At a save, `digests.json` is written last. A checkpoint that was torn by a kill, or whose files are no longer those that
+were saved, is dropped at the resume, and the one before it is taken (`training.save_total_limit` of them are kept).
 Updates after the last whole checkpoint are made again, with the same numbers.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +27,16 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
 
-from colar import checks, files, processes
+from colar import checks, files, processes, progress
 from colar.engine.request import NonFiniteError
 from colar.model import checkpoint, sharded
 from colar.training import preflight, recompute, run_folder
-from colar.training.callbacks import Bar, Clock, Epochs, Evaluations, LogAtSaves
+from colar.training.callbacks import Bar, Checkpoints, Clock, Epochs, Evaluations, LogAtSaves
 from colar.training.compiled_layers import compiled_layers
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.publish import KeepBest, Publisher
-from colar.training.run_folder import RunFolder
+from colar.training.run_folder import DIGESTS, RunFolder, fault, was_finished
 from colar.training.trainer import LatentTrainer
 
 NOT_TRAINERS = {
@@ -51,6 +53,7 @@ NOT_TRAINERS = {
     "device",
     "fsdp",
     "load_best_model_at_end",
+    "save_total_limit",
 }
 """Keys of `TrainingConfig` that are not handed to `TrainingArguments` under their name: they are ours to act on."""
 
@@ -103,6 +106,8 @@ def run_trainer(
         objective = trainer.objective
         clock = _clock(trainer, saved, config)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
+        # The first of them: what the others do at a save finds a checkpoint that is whole.
+        trainer.add_callback(Checkpoints(folder, config.save_total_limit, owner))
         for callback in callbacks:
             trainer.add_callback(callback)
         # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
@@ -119,19 +124,56 @@ def run_trainer(
 
 
 def _resume_point(folder: RunFolder, owner: bool) -> Path | None:
-    """The newest whole checkpoint of the main process, copied to every other disk; None where there is none."""
-    if processes.is_main():
-        folder.drop_torn()
-    last = processes.from_main(folder.last_checkpoint)
+    """The newest checkpoint that is whole on every disk, copied from the main process's to the others; None where there
+    is none.
+
+    Drops the newer ones. ValueError where all that there are were damaged after they had been saved: to start again
+    would throw away the run.
+    """
     # Paths may differ between machines; names do not.
-    name = None if last is None else last.name
+    names = processes.from_main(lambda: [path.name for path in folder.newest_first()])
+    torn: dict[str, str] = {}
+    for name in names:
+        here = folder.checkpoints / name
+        faults = [found for found in processes.everyones(_fault(here, owner)) if found is not None]
+        if faults:
+            torn[name] = faults[0]
+            continue
+        _drop(folder, torn, owner)
+        if owner and not processes.is_main():
+            folder.keep_only(name)
+        processes.mirror(here, owner)
+        return here
+    damaged = processes.from_main(lambda: [name for name in names if was_finished(folder.checkpoints / name)])
+    if damaged:
+        listed = ", ".join(f"{name}/{torn[name]}" for name in damaged)
+        raise ValueError(
+            f"{folder.checkpoints} has no whole checkpoint to resume from: {listed} cannot be used (missing, cut off "
+            "or damaged); put back a copy of such a file, or train into another --output"
+        )
+    _drop(folder, torn, owner)
     if owner and not processes.is_main():
-        folder.keep_only(name)
-    if name is None:
+        folder.keep_only(None)
+    return None
+
+
+def _fault(checkpoint: Path, owner: bool) -> str | None:
+    """The file of a checkpoint that is wrong on this process's disk; None where none is, or another process looks."""
+    if not owner:
         return None
-    here = folder.checkpoints / name
-    processes.mirror(here, owner)
-    return here
+    # What a disk lacks the main process sends; what it has of its own is known by digests.
+    if not processes.is_main() and not (checkpoint / DIGESTS).exists():
+        return None
+    return fault(checkpoint)
+
+
+def _drop(folder: RunFolder, torn: dict[str, str], owner: bool) -> None:
+    """Delete the checkpoints that have a file that is wrong, naming both."""
+    for name, file in torn.items():
+        here = folder.checkpoints / name
+        progress.say(f"dropped {here}, which is not whole: {file} is missing, cut off or damaged")
+        if owner:
+            shutil.rmtree(here, ignore_errors=True)
 
 
 def _train_or_load(

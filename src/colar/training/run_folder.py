@@ -2,29 +2,35 @@
 
 best/                 the published checkpoint: replaced as a whole when validation accuracy improves (or holding the
                       last weights, with load_best_model_at_end false)
-checkpoints/          Trainer's resume state; `trainer_state.json` is written last, so a folder with it is whole
+checkpoints/          Trainer's resume state, of the last steps that were saved; `digests.json` is written last and has
+                      the SHA-256 of every other file, so that a checkpoint that was cut or damaged is known
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inside.html, .json    what the model thinks (`run_page.py`), made of retrieval.jsonl and chains_before.json too
+recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/wiring.py`)
 .lock                 held by the process that trains here
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
-from colar import files, progress
+from colar import files
 from colar.show import curves
 
 STATE = "trainer_state.json"
+DIGESTS = "digests.json"
 PREFIX = "checkpoint-"
 
 
@@ -53,25 +59,19 @@ class RunFolder:
             file.unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that was written to its end; None where there is none."""
-        for folder in self._newest_first():
-            if is_whole(folder):
-                return folder
-        return None
-
-    def drop_torn(self) -> None:
-        """Delete checkpoints newer than the last whole one: a kill hit them while they were written."""
-        for folder in self._newest_first():
-            if is_whole(folder):
-                return
-            progress.say(f"{folder} was not written to its end: dropped")
-            shutil.rmtree(folder)
+        """The newest checkpoint that is whole; None where there is none."""
+        return next((folder for folder in self.newest_first() if fault(folder) is None), None)
 
     def keep_only(self, name: str | None) -> None:
         """Delete all checkpoints but this one: what an earlier run left of them on a disk that is not the main one."""
-        for folder in self._newest_first():
+        for folder in self.newest_first():
             if folder.name != name:
                 shutil.rmtree(folder)
+
+    def keep_newest(self, number: int) -> None:
+        """Delete all checkpoints but the newest `number` of them."""
+        for folder in self.newest_first()[number:]:
+            shutil.rmtree(folder)
 
     def write_history(self, history: list[dict[str, Any]], title: str) -> None:
         """Write history.json and the picture; numbers that are not finite become null."""
@@ -83,7 +83,8 @@ class RunFolder:
         if curves.has_curves(clean):
             curves.learning_curves(clean, self.curves, title)
 
-    def _newest_first(self) -> list[Path]:
+    def newest_first(self) -> list[Path]:
+        """The folders of all checkpoints, whole or not, by their step."""
         steps: dict[int, Path] = {}
         for path in self.checkpoints.glob(f"{PREFIX}*"):
             number = path.name.removeprefix(PREFIX)
@@ -92,14 +93,67 @@ class RunFolder:
         return [steps[step] for step in sorted(steps, reverse=True)]
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint's last file is there, and not cut off."""
+def write_digests(folder: Path) -> None:
+    """Write the SHA-256 of every file of a checkpoint beside them: the last file of a save."""
+    digests = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != DIGESTS and not path.name.startswith("."):
+            digests[path.name] = _sha256(path)
+    files.write_json(folder / DIGESTS, digests)
+
+
+def fault(folder: Path) -> str | None:
+    """The name of the first file of a checkpoint that is missing, cut or damaged; None where the checkpoint is whole.
+
+    A checkpoint without digests, of an earlier version or of a save that was killed at its very end, is known by the
+    formats of its files: each of them notices when its end is missing.
+    """
+    if not (folder / DIGESTS).exists():
+        if _json(folder / STATE) is None:
+            return STATE
+        return next((path.name for path in sorted(folder.iterdir()) if not _is_readable(path)), None)
+    digests = _json(folder / DIGESTS)
+    if digests is None:
+        return DIGESTS
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file() or _sha256(path) != digest:
+            return name
+    return None
+
+
+def was_finished(folder: Path) -> bool:
+    """Whether the save of a checkpoint came to its end: what is wrong with it now is damage, and no kill."""
+    return (folder / DIGESTS).exists() or _json(folder / STATE) is not None
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """The keys and values of a JSON file; None where it is missing, cut, or holds something else."""
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    # A write that was cut off may still be JSON, of another kind.
-    return isinstance(state, dict) and "global_step" in state
+        return None
+    return value if isinstance(value, dict) and value else None
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file of a checkpoint can be opened by its format; True for a format that is not one of a checkpoint."""
+    if path.suffix in (".pt", ".pth"):
+        # PyTorch writes a zip archive, whose table of contents is at its end.
+        return zipfile.is_zipfile(path)
+    if path.suffix == ".safetensors":
+        try:
+            # Compares the file's size with the table of contents at its beginning.
+            with safe_open(path, "pt"):
+                return True
+        except (SafetensorError, OSError):
+            return False
+    return path.suffix != ".json" or _json(path) is not None
 
 
 def read_state(folder: Path) -> TrainerState:

@@ -70,8 +70,8 @@ class RunPage:
                 shares: dict[str, Any] = {kind: by_kind[kind].in_set for kind in TABLE_KINDS}
                 write({"step": step, **key_of("", params), **shares})
 
-    def write(self, lm: LatentLM, method: Method) -> None:
-        """Write the page and its numbers."""
+    def write(self, lm: LatentLM, method: Method) -> bool:
+        """Write the page and its numbers; False where that failed, which a line on stderr has reported."""
         with progress.harmless("the page"), as_asked(lm):
             run = self.folder.path.resolve().name
             name = "after" if self.folder.before.exists() else run
@@ -81,6 +81,8 @@ class RunPage:
             inspection = Inspection(list(self.examples), systems, more)
             files.write_json(self.folder.numbers, inspection.to_json())
             inspection.save(self.folder.page)
+            return True
+        return False
 
     def _systems(self, lm: LatentLM, method: Method, name: str) -> list[System]:
         systems = []
