@@ -14,7 +14,7 @@ import yaml
 from colar import files, recipe, recipes
 from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
-from colar.recipe import explain, wiring
+from colar.recipe import explain, inputs
 from colar.recipe.check import check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -636,7 +636,7 @@ def test_weights_of_one_shape_are_told_apart(tmp_path):
     for changed in (slice(0, 0), slice(0, 1), slice(-1, None), slice(20_000_000, 21_000_000)):
         raw[changed] = b"1" * len(raw[changed])
         (tmp_path / "model.safetensors").write_bytes(raw)
-        found.add(wiring.fingerprint(tmp_path))
+        found.add(inputs.fingerprint(tmp_path))
     assert len(found) == 4
 
 

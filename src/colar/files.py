@@ -292,8 +292,13 @@ def layered_yaml(path: str | Path) -> str:
     """
     merged: Any = {}
     for layer in reversed(yaml_layers(path)):
-        merged = _over(merged, read_layer(layer))
-    return yaml.dump(merged, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        merged = laid_over(merged, read_layer(layer))
+    return to_yaml(merged)
+
+
+def to_yaml(tree: Any) -> str:
+    """A text of YAML that `read_yaml` reads as the same value."""
+    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def yaml_layers(path: str | Path) -> list[Path]:
@@ -337,13 +342,13 @@ def _read_whole(path: Path) -> dict[str, Any]:
     return read
 
 
-def _over(base: Any, own: Any) -> Any:
+def laid_over(base: Any, own: Any) -> Any:
     """`own` laid over `base`: dicts key by key, anything else replaced."""
     if not (isinstance(base, dict) and isinstance(own, dict)):
         return own
     merged = dict(base)
     for key, value in own.items():
-        merged[key] = _over(base.get(key), value)
+        merged[key] = laid_over(base.get(key), value)
     return merged
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from colar import progress, recipes
@@ -14,7 +15,7 @@ def add_parser(commands: Any) -> None:
         "train",
         help="train a recipe; the same command resumes",
         description="Train a recipe. Any key can be overridden by its full name: --training.learning_rate 1e-4. "
-        "The same command resumes a run that was stopped.",
+        "The same command resumes a run that was stopped, and skips stages that are finished.",
     )
     train.add_argument(
         "recipe", help="a shipped recipe, e.g. tiny/colar (see `colar recipes list`), or a YAML file"
@@ -23,6 +24,9 @@ def add_parser(commands: Any) -> None:
         "--no_resume",
         action="store_true",
         help="start the run again from the beginning, deleting its checkpoints",
+    )
+    train.add_argument(
+        "--stages", nargs="+", metavar="NAME", help="of a recipe with stages, these alone (default: all)"
     )
     train.add_argument(
         "--keys", action="store_true", help="list every key of a recipe with its meaning, and exit"
@@ -47,25 +51,30 @@ def run(args: argparse.Namespace) -> None:
         recipe.parser().print_help()
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
-    made = recipe.load(args.recipe, args.overrides)
+    stages = recipe.load_stages(args.recipe, args.overrides, args.stages)
     if args.check:
-        _check(made)
+        _check(stages)
         processes.leave()
         return
-    result = recipe.run(made, resume=not args.no_resume)
+    best = recipe.run_stages(stages, resume=not args.no_resume)
     # The path is printed when all processes are done.
     processes.leave()
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():
-        print(result.best)
+        print(best)
 
 
-def _check(made: Any) -> None:
-    """Print the table of what was measured."""
+def _check(stages: Any) -> None:
+    """Print the table of what was measured of each stage whose start is there."""
     from rich.console import Console
 
     from colar.recipe.check import check
 
-    found = check(made)
-    if progress.is_main():
-        Console().print(found)
+    for place, stage in enumerate(stages):
+        start = stage.recipe.model.init_from
+        if place > 0 and not Path(start).exists():
+            progress.say(f"stage {stage.name} starts from {start}: it can be checked when that is trained")
+            return
+        found = check(stage.recipe)
+        if progress.is_main():
+            Console().print(found)

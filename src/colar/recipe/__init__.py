@@ -4,18 +4,21 @@ overrides.
     colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
-`schema` has the keys, `parsing` reads them, `rows` loads the data, `wiring` runs it all.
+`schema` has the keys, `parsing` reads them, `rows` loads the data, `wiring` runs it all; `stages` are recipes that
+follow one another in one file.
 """
 
 from colar.recipe.parsing import build_method, check_grpo, load, parser
 from colar.recipe.rows import load_examples
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
+from colar.recipe.stages import Stage, load_stages, run_stages
 from colar.recipe.wiring import check_start, claim, load_model, make_validate, run
 
 __all__ = [
     "DataConfig",
     "ModelConfig",
     "Recipe",
+    "Stage",
     "ValidationConfig",
     "build_method",
     "check_grpo",
@@ -24,8 +27,10 @@ __all__ = [
     "load",
     "load_examples",
     "load_model",
+    "load_stages",
     "make_validate",
     "parser",
     "run",
+    "run_stages",
     "to_json",
 ]

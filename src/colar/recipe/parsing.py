@@ -53,14 +53,23 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """
     file = recipes.find(path)
     text = files.layered_yaml(file)
-    method = files.read_yaml(text).get("method")
-    config = _config_of(method)
+    tree = files.read_yaml(text)
+    if "stages" in tree:
+        raise ValueError(f"{path} has stages, each a run of its own: load_stages reads them")
     for layer in files.yaml_layers(file):
-        _check_blank(str(layer), files.read_layer(layer), config)
+        _check_blank(str(layer), files.read_layer(layer), _config_of(tree.get("method")))
+    return parse(str(path), text, overrides or [])
+
+
+def parse(path: str, text: str, overrides: list[str]) -> Recipe:
+    """The recipe in a text of YAML, called `path` in errors. Errors as `load`."""
+    tree = files.read_yaml(text)
+    config = _config_of(tree.get("method"))
+    _check_blank(path, tree, config)
     made = _parser_of_all()
-    _check_overrides(made, overrides or [], config)
+    _check_overrides(made, overrides, config)
     try:
-        namespace = made.parse_args(["--config", text, *(overrides or [])])
+        namespace = made.parse_args(["--config", text, *overrides])
         # An empty or mistyped section passes jsonargparse as the value that it is.
         for name in ("model", "template", "data", "training", "validation"):
             if not isinstance(namespace[name], jsonargparse.Namespace):
@@ -77,7 +86,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"{path}: {wrapped}") from error
 
     recipe = Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
-    _check_unused(recipe, overrides or [])
+    _check_unused(recipe, overrides)
     # Built for its checks alone: a run builds its method in `load_model`.
     build_method(recipe)
     check_attention(recipe)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
+from colar.recipe import inputs
 from colar.recipe.parsing import build_method
 from colar.recipe.rows import load_examples
 from colar.recipe.schema import ModelConfig, Recipe, plain, to_json
@@ -42,7 +41,12 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     with files.alone(output) if owner else nullcontext():
         if owner:
             claim(recipe, output)
-        return _run(recipe, output, resume)
+        result = _run(recipe, output, resume)
+        if owner:
+            files.write_json(
+                RunFolder(output).finished, {"steps": result.steps, "seconds": round(result.seconds, 1)}
+            )
+        return result
 
 
 def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
@@ -105,23 +109,24 @@ def claim(recipe: Recipe, output: Path) -> None:
 
     A folder or file that is named in other words, or was moved, is the same one: inputs.json has digests of the inputs.
     """
-    path, inputs = output / "recipe.json", output / "inputs.json"
+    path, digests = output / "recipe.json", output / "inputs.json"
     now = to_json(recipe)
     flat_now = _comparable(now)
     folder = RunFolder(output)
     # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
     if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
         before = _comparable(files.read_json(path))
-        known = files.read_json(inputs) if inputs.exists() else {}
-        for key in _inputs(before).keys() & _inputs(flat_now).keys():
-            if _is_same_input(before[key], flat_now[key], known.get(key)):
+        known = files.read_json(digests) if digests.exists() else {}
+        for key in inputs.named(before).keys() & inputs.named(flat_now).keys():
+            if inputs.is_same(before[key], flat_now[key], known.get(key)):
                 flat_now[key] = before[key]
         check_same_run(
             output, before, flat_now, "give this run its own --output, or the values that it was begun with"
         )
+    folder.finished.unlink(missing_ok=True)
     files.write_json(path, now)
-    found = {key: fingerprint(text) for key, text in _inputs(_comparable(now)).items()}
-    files.write_json(inputs, {key: digest for key, digest in found.items() if digest is not None})
+    found = {key: inputs.fingerprint(text) for key, text in inputs.named(_comparable(now)).items()}
+    files.write_json(digests, {key: digest for key, digest in found.items() if digest is not None})
 
 
 REMOVED = ("grpo.top_p",)
@@ -143,10 +148,6 @@ RESUMABLE = (
 """Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged,
 what is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is
 checked where it is known (`training/run.py`), and so are the rows, by their digest."""
-INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_source")
-"""Keys that name a folder or a file of the user's, if they do not name one of ours or of the Hub."""
-PIECE, PIECES = 1 << 18, 64
-"""Bytes of a piece of a file that are digested, and the number of pieces."""
 
 
 def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
@@ -163,51 +164,6 @@ def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
         for key, value in flat.items()
         if key.rpartition(".")[2] not in RESUMABLE and key not in REMOVED
     }
-
-
-def _inputs(flat: dict[str, Any]) -> dict[str, str]:
-    """The keys that may name a folder or file of the user's, and do not say null."""
-    of_mixed = [key for key in flat if key.startswith("data.mixed_in.") and key.endswith(".source")]
-    return {key: flat[key] for key in (*INPUTS, *of_mixed) if isinstance(flat.get(key), str)}
-
-
-def _is_same_input(before: str, now: str, digest: str | None) -> bool:
-    """Whether two texts name one folder or file, or two with the same weights or rows.
-
-    `digest` is that of `before` when the run began; without one it is made now, if `before` is still there.
-    """
-    if os.path.normpath(before) == os.path.normpath(now):
-        return True
-    found = fingerprint(now)
-    return found is not None and found == (digest or fingerprint(before))
-
-
-def fingerprint(path: str | Path) -> str | None:
-    """16 hex digits of a file, or of the weights in a folder, or where it has none of its files; None for no path.
-
-    A file of more than 16 MiB by its size and 64 pieces of it: a model of 8B parameters takes a second.
-    """
-    path = Path(path)
-    paths = [path] if path.is_file() else []
-    if path.is_dir():
-        # The settings of a checkpoint name when it was written, and a run that is finished may publish it again.
-        paths = [*path.glob("*.safetensors"), *path.glob("*.bin")] or [
-            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
-        ]
-    if not paths:
-        return None
-    digest = hashlib.sha256()
-    for file in sorted(paths):
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
-        starts: Iterable[int] = range(0, size, PIECE)
-        if size > PIECES * PIECE:
-            starts = [(size - PIECE) * number // (PIECES - 1) for number in range(PIECES)]
-        with open(file, "rb") as stream:
-            for start in starts:
-                stream.seek(start)
-                digest.update(stream.read(PIECE))
-    return digest.hexdigest()[:16]
 
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:

@@ -10,6 +10,7 @@ learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inside.html, .json    what the model thinks (`run_page.py`), made of retrieval.jsonl and chains_before.json too
 recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/wiring.py`)
+finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
 """
 
@@ -49,13 +50,14 @@ class RunFolder:
         self.numbers = self.path / "inside.json"
         self.retrieval = self.path / "retrieval.jsonl"
         self.before = self.path / "chains_before.json"
+        self.finished = self.path / "finished.json"
 
     def clear(self) -> None:
         """Remove the files of a run, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
         pictures = (self.curves, self.page, self.numbers, self.retrieval, self.before)
-        for file in (self.history, self.completions, *pictures):
+        for file in (self.history, self.completions, self.finished, *pictures):
             file.unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Path | None:
