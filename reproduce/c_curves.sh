@@ -19,7 +19,7 @@ source reproduce/jobs.sh
 
 train() { # NAME SEED LABEL FACTORS ASKED OPTION...
   local run=seed$2/$1
-  add "$run" colar train arena/colar --output "$out/$run" --training.seed "$2" --label "$3" \
+  add "$run" colar train lab/recipes/arena/colar.yaml --output "$out/$run" --training.seed "$2" --label "$3" \
     --method.compression_factors "$4" --validation.params "$5" --model.init_from "$(cot "$2")" "${@:6}" ${less[@]+"${less[@]}"}
 }
 
@@ -29,7 +29,7 @@ cot() { # SEED: its CoT weights
 
 for seed in "${seeds[@]}"; do
   if [[ $(cot "$seed") == "$out"/* ]]; then
-    add "seed$seed/cot-init" colar train arena/cot-init --output "$out/seed$seed/cot-init" \
+    add "seed$seed/cot-init" colar train lab/recipes/arena/cot-init.yaml --output "$out/seed$seed/cot-init" \
       --training.seed "$seed" ${less[@]+"${less[@]}"}
   fi
 done

@@ -13,7 +13,7 @@ cores=$(python3 -c 'import os; print(min(os.cpu_count() or 1, 4))')
 half=$(((cores + 1) / 2))
 
 echo "training no_cot (the control) in the background: $out/no_cot.log" >&2
-OMP_NUM_THREADS=$half colar train tiny/no_cot --output "$out/no_cot" >"$out/no_cot.log" 2>&1 &
+OMP_NUM_THREADS=$half colar train lab/recipes/tiny/no_cot.yaml --output "$out/no_cot" >"$out/no_cot.log" 2>&1 &
 control=$!
 trap 'kill $control 2>/dev/null || true' EXIT
 echo "training cot" >&2

@@ -23,7 +23,7 @@ source reproduce/jobs.sh
 short=(--max_latents 64 --max_completion_length 8)
 
 train() { # FOLDER RECIPE SEED OVERRIDE...
-  add "$1" colar train "$2" --output "$out/$1" --training.seed "$3" "${@:4}" ${less[@]+"${less[@]}"}
+  add "$1" colar train "lab/recipes/$2.yaml" --output "$out/$1" --training.seed "$3" "${@:4}" ${less[@]+"${less[@]}"}
 }
 
 cot_of() { # SEED: CoT weights of table1.sh, or those made here

@@ -25,7 +25,7 @@ for name in cot-0 nll-0 dl-0; do
 done
 
 soft() { # NAME ALPHA: SFT with a spread that is the same everywhere, sqrt(alpha / 2)
-  add "$1" colar train tiny/colar-nll --output "$out/$1" --model.init_from "$from/cot-0/best" --label "$1" \
+  add "$1" colar train lab/recipes/tiny/colar-nll.yaml --output "$out/$1" --model.init_from "$from/cot-0/best" --label "$1" \
     --method.latent_loss soft_mse --method.nll_beta 0 --method.latent_weight 1 --method.alpha "$2" ${less[@]+"${less[@]}"}
 }
 soft sft-narrow 0.02
@@ -34,7 +34,7 @@ run_all "fine-tuning two soft-MSE heads"
 
 tried=()
 try() { # NAME OVERRIDE...
-  add "$1" colar train tiny/grpo --output "$out/$1" --model.init_from "$from/nll-0/best" --label "$1" \
+  add "$1" colar train lab/recipes/tiny/grpo.yaml --output "$out/$1" --model.init_from "$from/nll-0/best" --label "$1" \
     --training.max_steps 60 "${@:2}" ${less[@]+"${less[@]}"}
   tried+=("$1")
 }

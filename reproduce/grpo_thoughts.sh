@@ -24,7 +24,7 @@ reinforce() {  # NAME-SEED FROM LABEL [OVERRIDES...]
     --training.max_steps "$updates" "$@"
 }
 
-for s in "${seeds[@]}"; do train "cot-$s" cot --data.options "$errs"; done
+for s in "${seeds[@]}"; do train "cot-$s" cot-overruns --data.options "$errs"; done
 run_all "training CoT"
 for s in "${seeds[@]}"; do
   train "seq-$s" colar-nll --model.init_from "$out/cot-$s/best" --data.options "$errs" --label sequential \

@@ -12,7 +12,7 @@ common=(--limit 100 --dtype float32 --max_latents 160 --max_completion_length 16
 stages() { # NAME...: each starts from the one before it
   local before=()
   for name in "$@"; do
-    colar train "logic-smollm2/$name" --output "$out/$name" ${before[@]+"${before[@]}"}
+    colar train "lab/recipes/logic-smollm2/$name.yaml" --output "$out/$name" ${before[@]+"${before[@]}"}
     before=(--model.init_from "$out/$name/best")
   done
 }

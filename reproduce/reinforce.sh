@@ -1,6 +1,6 @@
 # Sourced by the scripts of reinforcement beside it, which set out, results and perhaps committed: what they share.
 #
-#   train NAME-SEED RECIPE [OVERRIDES...]   queues a training of tiny/RECIPE
+#   train NAME-SEED RECIPE [OVERRIDES...]   queues a training of lab/recipes/tiny/RECIPE.yaml
 #   alone NAME-SEED FROM LABEL [OVERRIDES]  queues 20 updates with stops and tokens fixed: thoughts alone explore
 #   answer NAME...                          queues the test questions for these models of all seeds; cot* have no c
 #   write_results TITLE                     the report, the paired differences, the curves and all answers, in $results
@@ -17,7 +17,7 @@ source reproduce/jobs.sh
 train() {
   local name=$1 recipe=$2
   shift 2
-  add "$name" colar train "tiny/$recipe" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
+  add "$name" colar train "lab/recipes/tiny/$recipe.yaml" --output "$out/$name" --training.seed "${name##*-}" "$@" ${extra[@]+"${extra[@]}"}
 }
 
 alone() {

@@ -28,7 +28,7 @@ trained() { # SEED NAME: where that model of table1.sh is, or will be
 }
 
 train() { # SEED NAME RECIPE OPTION...
-  add "seed$1/$2" colar train "arena/$3" --output "$out/seed$1/$2" --training.seed "$1" "${@:4}" ${less[@]+"${less[@]}"}
+  add "seed$1/$2" colar train "lab/recipes/arena/$3.yaml" --output "$out/seed$1/$2" --training.seed "$1" "${@:4}" ${less[@]+"${less[@]}"}
 }
 
 for seed in "${seeds[@]}"; do

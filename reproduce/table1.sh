@@ -26,7 +26,7 @@ from_cot=(distill coconut tokenskip colar colar-dl colar-oc colar-mp colar-nll c
 
 train() { # NAME SEED [OVERRIDE...]
   local run=seed$2/$1
-  add "$run" colar train "arena/$1" --output "$out/$run" --training.seed "$2" "${@:3}" ${less[@]+"${less[@]}"}
+  add "$run" colar train "lab/recipes/arena/$1.yaml" --output "$out/$run" --training.seed "$2" "${@:3}" ${less[@]+"${less[@]}"}
 }
 
 for name in "${from_nothing[@]}"; do for seed in "${seeds[@]}"; do train "$name" "$seed"; done; done

@@ -19,7 +19,7 @@ export PROCS=${PROCS:-2}
 source reproduce/jobs.sh
 
 train() { # NAME OVERRIDE...
-  add "$1" colar train "arena-smollm2/$1" --output "$out/$1" "${@:2}" "${less[@]}"
+  add "$1" colar train "lab/recipes/arena-smollm2/$1.yaml" --output "$out/$1" "${@:2}" "${less[@]}"
 }
 
 train cot-init

@@ -16,7 +16,7 @@ out=${1:-$out}
 source reproduce/jobs.sh
 
 train() { # SEED NAME RECIPE OPTION...
-  add "seed$1/$2" colar train "tiny/$3" --output "$out/seed$1/$2" --training.seed "$1" "${@:4}" ${less[@]+"${less[@]}"}
+  add "seed$1/$2" colar train "lab/recipes/tiny/$3.yaml" --output "$out/seed$1/$2" --training.seed "$1" "${@:4}" ${less[@]+"${less[@]}"}
 }
 
 for seed in "${seeds[@]}"; do train "$seed" cot-init cot-digits; done

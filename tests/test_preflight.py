@@ -235,7 +235,9 @@ def test_a_check_of_reinforcement_samples_a_generation(tmp_path: Path) -> None:
         *made("colar", lora=None), EXAMPLES, TrainingConfig(report_to="none", max_steps=1), tmp_path / "sft"
     )
     keys = ["--model.init_from", str(started.best), "--training.per_device_train_batch_size", "32"]
-    table = check(recipe.load("tiny/grpo", [*SMALL[:4], *keys, "--output", str(tmp_path / "run")]))
+    words = [*SMALL[:4], *keys, "--output", str(tmp_path / "run")]
+    [stage] = recipe.load_stages("tiny/grpo", words, ["grpo"])
+    table = check(stage.recipe)
     assert "with its share of the sampling of a generation" in list(table.columns[2].cells)
     assert not (tmp_path / "run").exists()
 

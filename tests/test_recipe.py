@@ -34,32 +34,32 @@ def tiny(tmp_path):
 
 
 def test_there_are_recipes():
-    assert {"tiny/cot-overruns", "tiny/colar-nll", "smollm2-135m/grpo", "llama-3.2-1b/cot-math",
-            "llama-3.2-1b/colar-math", "llama-3.2-1b/grpo-math", "deepseek-qwen-1.5b/grpo-math",
-            "llama-3.1-8b/cot", "llama-3.1-8b/colar", "llama-3.1-8b/grpo", "tiny/cot", "tiny/no_cot", "tiny/colar", "tiny/grpo", "smollm2-135m/cot", "smollm2-135m/colar",
-            "llama-3.2-1b/cot", "llama-3.2-1b/colar", "deepseek-qwen-1.5b/cot-math",
-            "deepseek-qwen-1.5b/colar-math"} <= set(SHIPPED)  # fmt: skip
-    logic = {
-        f"logic-smollm2/{task}-{method}"
-        for task in ("prosqa", "prontoqa")
-        for method in ("cot", "no_cot", "colar")
-    }
-    assert logic <= set(SHIPPED)
+    """At most four for a family of backbones, and each of the methods that people train."""
+    assert {"tiny/cot", "tiny/colar", "tiny/sequential", "tiny/grpo", "smollm2-135m/cot", "smollm2-135m/colar",
+            "smollm2-135m/sequential", "smollm2-135m/grpo", "llama-3.2-1b/cot", "llama-3.2-1b/colar",
+            "llama-3.2-1b/cot-math", "llama-3.2-1b/colar-math", "llama-3.2-1b/grpo-math", "llama-3.2-3b/cot",
+            "llama-3.2-3b/colar", "llama-3.1-8b/cot", "llama-3.1-8b/colar", "llama-3.1-8b/grpo",
+            "deepseek-qwen-1.5b/cot-math", "deepseek-qwen-1.5b/colar-math", "deepseek-qwen-1.5b/grpo-math",
+            } == set(SHIPPED)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_recipe_loads_and_builds(name):
-    loaded = recipe.load(name)
-    method = recipe.build_method(loaded)
-    assert method.name == loaded.method["name"]
-    for values in loaded.validation.params:
-        assert method.trained(registry.make_params(method, values)) is None
-    if loaded.grpo is not None:
-        for param, drawn in loaded.grpo.drawn.items():
-            for value in drawn:
-                assert method.trained(registry.make_params(method, {param: value})) is None
-    assert loaded.output.startswith("runs/")
-    assert recipes.that_writes(loaded.output) == name
+LAB = sorted((ROOT / "lab" / "recipes").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, *LAB], ids=lambda name: getattr(name, "stem", name))
+def test_every_recipe_loads_and_builds(name):
+    for stage in recipe.load_stages(name):
+        loaded = stage.recipe
+        method = recipe.build_method(loaded)
+        assert method.name == loaded.method["name"]
+        for values in loaded.validation.params:
+            assert method.trained(registry.make_params(method, values)) is None
+        if loaded.grpo is not None:
+            for param, drawn in loaded.grpo.drawn.items():
+                for value in drawn:
+                    assert method.trained(registry.make_params(method, {param: value})) is None
+        assert loaded.output.startswith("runs/")
+        assert name in LAB or recipes.that_writes(loaded.output) == name
 
 
 def test_a_file_wins_over_a_shipped_recipe_and_an_unknown_name_has_a_nearest_one(tiny, tmp_path, monkeypatch):
@@ -90,23 +90,22 @@ def test_a_copied_recipe_is_the_same_recipe(name, tmp_path):
 
 
 def test_a_copy_does_not_overwrite(tmp_path):
-    own, *bases = recipes.copy("arena/icot", tmp_path)
-    assert [path.stem for path in bases] == ["cot", "cot-init"]
-    recipes.copy("arena/colar", tmp_path)  # on the same bases, which are there already
-    bases[-1].write_text("output: mine\n")
-    with pytest.raises(
-        ValueError, match="cot-init.yaml exists and is not the shipped recipe: nothing was copied"
-    ):
-        recipes.copy("arena/coconut", tmp_path)
-    assert not (tmp_path / "arena" / "coconut.yaml").exists()
-    with pytest.raises(ValueError, match="no shipped recipe is called arena/cott, did you mean 'arena/cot'"):
-        recipes.copy("arena/cott", tmp_path)
+    own, *bases = recipes.copy("llama-3.2-3b/cot", tmp_path)
+    assert bases == [tmp_path / "llama-3.2-1b" / "cot.yaml"]
+    recipes.copy("llama-3.2-1b/cot", tmp_path)  # the base itself, which is there already
+    bases[0].write_text("output: mine\n")
+    own.unlink()
+    with pytest.raises(ValueError, match="cot.yaml exists and is not the shipped recipe: nothing was copied"):
+        recipes.copy("llama-3.2-3b/cot", tmp_path)
+    assert not own.exists()
+    with pytest.raises(ValueError, match="no shipped recipe is called tiny/cott, did you mean 'tiny/cot'"):
+        recipes.copy("tiny/cott", tmp_path)
 
 
 @pytest.mark.parametrize("task", ["prosqa", "prontoqa"])
 def test_recipes_of_logic_train_and_validate_on_made_rows(task):
     for method in ("cot", "no_cot", "colar"):
-        loaded = recipe.load(f"logic-smollm2/{task}-{method}")
+        loaded = recipe.load(ROOT / f"lab/recipes/logic-smollm2/{task}-{method}.yaml")
         assert (loaded.data.source, loaded.data.validation_source) == (f"{task}-made", None)
         assert loaded.output == f"runs/logic-smollm2/{task}-{method}"
         assert loaded.model.backbone == "smollm2-135m"
@@ -141,10 +140,10 @@ def test_values_of_the_papers_recipes():
         "tokenskip",
         "pause",
     ):  # as the paper sets its baselines
-        made = recipe.load(f"llama-3.2-1b/{name}")
+        made = recipe.load(ROOT / f"lab/recipes/llama-3.2-1b/{name}.yaml")
         assert (made.model.lora.r, list(made.model.lora.target_modules)) == (128, ["q_proj", "v_proj"])
         assert (made.training.learning_rate, made.training.lr_scheduler_type) == (1e-4, "constant")
-    codi = recipe.load("llama-3.2-1b-authors/distill")
+    codi = recipe.load(ROOT / "lab/recipes/llama-3.2-1b-authors/distill.yaml")
     assert len(codi.model.lora.target_modules) == 7
     assert (codi.training.learning_rate, codi.training.lr_scheduler_type) == (8e-4, "cosine")
     assert (codi.model.init_from, codi.method["align_weight"]) == (None, 20)
@@ -157,7 +156,7 @@ def test_recipes_of_the_papers_models_are_ready_for_a_card():
     reinforcement is one batch."""
     papers = ("llama-3.2-1b/", "llama-3.2-3b/", "llama-3.1-8b/", "deepseek-qwen-1.5b/")
     names = [name for name in SHIPPED if name.startswith(papers)]
-    assert len(names) >= 19
+    assert len(names) == 13
     for name in names:
         made = recipe.load(name)
         assert made.data.skip_malformed, name
@@ -165,7 +164,7 @@ def test_recipes_of_the_papers_models_are_ready_for_a_card():
         assert made.training.tokens_per_batch is not None, name
         if made.grpo is not None:
             assert made.training.gradient_accumulation_steps == 1, name
-    assert recipe.load("llama-3.2-1b-authors/coconut").validation.decoding == "greedy"
+    assert recipe.load(ROOT / "lab/recipes/llama-3.2-1b-authors/coconut.yaml").validation.decoding == "greedy"
 
 
 def test_values_of_the_papers_reinforcement():
@@ -184,7 +183,7 @@ def test_values_of_the_papers_reinforcement():
 
 
 def test_tiny_reinforcement_starts_from_a_teacher_who_errs_and_is_rewarded_by_right_answers():
-    sft, grpo = (recipe.load(f"tiny/{name}") for name in ("colar-nll", "grpo"))
+    _, sft, grpo = (stage.recipe for stage in recipe.load_stages("tiny/grpo"))
     assert grpo.model.init_from == f"{sft.output}/best"
     assert sft.data.options["overruns"] > 0
     assert not grpo.data.options.get("overruns")
@@ -839,8 +838,8 @@ def test_a_backbone_beside_a_start_is_refused_on_the_command_line_alone(tiny):
         recipe.load(tiny, ["--model.init_from", "x", "--model.backbone=tiny-digits"])
     alone = recipe.load("tiny/colar", ["--model.backbone", "tiny-digits", "--model.init_from", "null"])
     assert alone.model.backbone == "tiny-digits"
-    # The base's, which this recipe does not take back.
-    inherited = recipe.load("smollm2-135m/colar-unsure-digits").model
+    # The file's own, or its base's, is left alone.
+    inherited = recipe.load(ROOT / "lab/recipes/smollm2-135m/colar-continued.yaml").model
     assert (inherited.backbone, bool(inherited.init_from)) == ("smollm2-135m", True)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from colar import recipe, recipes
+from colar import recipe
 from colar.cli import build_parser, underscored
 
 ROOT = Path(__file__).resolve().parent.parent
-ARENA = [name for name in recipes.names() if name.startswith("arena/")]
+LAB = ROOT / "lab" / "recipes"
+ARENA = sorted(path.stem for path in LAB.glob("arena/*.yaml"))
 STUB = """#!/bin/sh
 { for word in "$@"; do printf '%s\\037' "$word"; done; printf '\\036'; } >> "$ASKED"
 if [ "$FAIL_AT" ] && [ "$2" = "$FAIL_AT" ]; then echo "colar: error: no luck" >&2; exit 2; fi
@@ -55,17 +56,16 @@ SCRIPTS = (
 def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
     code, _, commands = run(script, tmp_path)
     assert code == 0
-    trained, written, answered, reported = set(), set(), set(), set()
+    trained, answered, reported = set(), set(), set()
     parser = build_parser()
     for words in commands:
         args, rest = parser.parse_known_args([underscored(word) for word in words])
         if words[0] == "train":
-            made = recipe.load(args.recipe, rest)
-            assert made.model.init_from is None or made.model.init_from in trained
-            if made.data.source.startswith(f"{tmp_path}"):
-                assert made.data.source in written
-            assert f"{made.output}/best" not in trained
-            trained.add(f"{made.output}/best")
+            for stage in recipe.load_stages(args.recipe, rest, args.stages):
+                made = stage.recipe
+                assert made.model.init_from is None or made.model.init_from in trained
+                assert f"{made.output}/best" not in trained
+                trained.add(f"{made.output}/best")
         elif words[0] == "evaluate":
             assert not rest
             assert {text.partition("=")[2] for text in args.checkpoints} <= trained
@@ -73,10 +73,6 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
         elif words[0] == "diagnose":
             assert not rest
             assert {text.partition("=")[2] for text in args.checkpoints} <= trained
-        elif words[:2] == ["data", "chains"]:
-            recipe.load(args.recipe, rest)
-            assert args.checkpoint in trained
-            written.update({args.output, f"{args.output}/control"})
         elif words[0] == "export":
             assert not rest
             assert args.checkpoint in trained
@@ -167,20 +163,20 @@ def test_the_curves_take_cot_weights_from_the_arena_where_they_are(tmp_path):
         words[words.index("--model.init_from") + 1] == f"{tmp_path}/arena/seed0/cot-init/best"
         for words in trained
     )
-    assert "arena/cot-init" not in {words[1] for words in trained}
+    assert "lab/recipes/arena/cot-init.yaml" not in {words[1] for words in trained}
 
 
 def test_a_script_goes_on_where_it_was_and_says_where_it_failed(tmp_path):
-    code, said, commands = run("table1.sh", tmp_path, "--smoke", fail_at="arena/coconut")
+    code, said, commands = run("table1.sh", tmp_path, "--smoke", fail_at="lab/recipes/arena/coconut.yaml")
     assert code != 0
     assert "failed: " in said
     assert "no luck" in said
     before = [words[1] for words in commands]
-    assert before[-1] == "arena/coconut"
+    assert before[-1] == "lab/recipes/arena/coconut.yaml"
     code, _, commands = run("table1.sh", tmp_path, "--smoke")
     assert code == 0
     after = [words[1] for words in commands if words[0] == "train"]
-    assert after[0] == "arena/coconut"
+    assert after[0] == "lab/recipes/arena/coconut.yaml"
     assert not set(before[:-1]) & set(after)
     _, _, commands = run("table1.sh", tmp_path, "--smoke")
     assert [words[0] for words in commands] == ["report"]
@@ -188,14 +184,14 @@ def test_a_script_goes_on_where_it_was_and_says_where_it_failed(tmp_path):
 
 def test_the_arenas_methods_see_the_same_problems_each_once():
     """70,000 of one source, those of the CoT weights counted in."""
-    init = recipe.load("arena/cot-init")
+    init = recipe.load(LAB / "arena/cot-init.yaml")
     assert len(ARENA) == 16
     for name in ARENA:
-        made = recipe.load(name)
+        made = recipe.load(LAB / f"arena/{name}.yaml")
         same = ("source", "options", "seed", "mixed_in", "validation_size")
         assert [getattr(made.data, key) for key in same] == [getattr(init.data, key) for key in same], name
         assert made.training.num_train_epochs == 1
-        if name != "arena/cot-init":
+        if name != "cot-init":
             from_cot = made.model.init_from == f"{init.output}/best"
             assert made.data.train_skip == (init.data.train_size if from_cot else 0), name
             assert made.data.train_skip + made.data.train_size == 70_000, name
@@ -203,7 +199,7 @@ def test_the_arenas_methods_see_the_same_problems_each_once():
 
 def test_the_arenas_curricula_end_in_time_and_forget_adams_moments():
     for name in ARENA:
-        made = recipe.load(name)
+        made = recipe.load(LAB / f"arena/{name}.yaml")
         method = recipe.build_method(made)
         assert method.stage(0.6) == method.last_stage(), name  # at least 40% of the rows train the last stage
         assert made.training.reset_optimizer_at_stage == (method.last_stage() > 0), name
@@ -217,9 +213,9 @@ def test_an_ablation_differs_from_colar_in_one_value():
         "MP": {"merge"},
         "NLL": {"latent_loss", "latent_weight"},
     }
-    colar = recipe.load("arena/colar")
+    colar = recipe.load(LAB / "arena/colar.yaml")
     for label, keys in differ.items():
-        made = recipe.load(f"arena/colar-{label.lower()}")
+        made = recipe.load(LAB / f"arena/colar-{label.lower()}.yaml")
         assert made.label == label
         assert (made.training, made.data, made.model) == (colar.training, colar.data, colar.model)
         assert {key for key in colar.method if made.method[key] != colar.method[key]} == keys
