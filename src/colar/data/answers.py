@@ -104,7 +104,7 @@ def extract(completion: str, answer_type: AnswerType) -> str | None:
 
 
 def understood(gold: str, answer_type: AnswerType) -> bool:
-    """Whether the judge reads all of a gold, and no part for the whole: "42", not "2 and 2 is 4. #### 4"."""
+    """True where the judge reads all of a gold, and no part for the whole: "42", not "2 and 2 is 4. #### 4"."""
     read = extract(gold, answer_type)
     if read is None or answer_type != "number":
         return read is not None

@@ -167,7 +167,7 @@ def _undelimited(text: str) -> str:
 
 
 def _ordered(expression: str) -> bool:
-    """Whether the expression is a list in parentheses or brackets: a pair or an interval, and no set of solutions."""
+    """True for a list in parentheses or brackets: a pair or an interval, and no set of solutions."""
     spelled = plain(expression)
     if not spelled.startswith(("(", "[")) or not spelled.endswith((")", "]")):
         return False

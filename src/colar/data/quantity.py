@@ -44,7 +44,7 @@ _UNITS = (
 )
 _UNIT_POWER = re.compile(
     rf"(?<=[0-9])(\s{{0,3}}(?:{_UNITS}|units?|inch(?:es)?|feet|met(?:er|re)s?))"
-    r"\s{0,3}\^?\s?(?:[23]|\{[23]\})(?![0-9\w])"
+    r"(?:\s{0,3}\^\s?(?:[23]|\{[23]\})|[23])(?![0-9\w])"
 )
 _FRACTION = re.compile(r"\\[dtc]?frac\s{0,3}(?:\{([^{}]{1,60})\}\s{0,3}\{([^{}]{1,60})\}|([0-9])([0-9]))")
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -103,10 +103,11 @@ _CHANGES = re.compile(
   | [-+*/×÷!—]\s*[(\[|] | [)\]|]\s*[-+*/×÷!—^]
   | [\w)\]}]\(\s*[\0\1] | \)\s*[\0\1] | [\0\1]\( | (?<![A-Za-z])[A-Za-z]\s+\x01    # f(5), (5)5, 5(5), x -5
   | [)\]]\s?[A-Za-z](?![A-Za-z]) | [)\]][A-Za-zͰ-Ͽ\(] | (?<![A-Za-z])[b-zB-HJ-Z]\s*\(
-  | (?<![A-Za-z'])[b-hj-zB-HJ-Z]\s+\0 | [\0\1]\s*[Ͱ-Ͽ] | [Ͱ-Ͽ]\s*[\0\1]
+  | (?<![A-Za-z'])[b-hj-zB-HJ-Z]\s+\0 | (?<![A-Za-z])(?!by|my|try)[b-df-hj-np-tv-z]{2,}\s+[\0\1]
+  | [\0\1]\s*[Ͱ-Ͽ] | [Ͱ-Ͽ]\s*[\0\1]
   | [\0\1](?!(?:UNITS)(?![A-Za-z]))[A-Za-z]{1,2}(?![A-Za-z])
   | [\0\1]\s*(?!(?:UNITS|by|my|try|dry|fly)(?![A-Za-z]))[b-df-hj-np-tv-zB-DF-HJ-NP-TV-Z]{2,}(?![A-Za-z])
-  | [\0\1]\s+(?!(?:UNITS|a|I)(?![A-Za-z]))[A-Za-z](?![A-Za-z])
+  | [\0\1]\s+(?!(?:UNITS|a|I)(?![A-Za-z])|[ap]\.\s?m\b)[A-Za-z](?![A-Za-z])
   | \b(?i:not|never|neither|cannot|hundreds?|thousands?|milli(?:on|ard)\w*|[bt]illion\w*|lakhs?|crores?|dozens?)\b
   | (?i:n't)\b | \b(?i:bn|mn|mio|mil|mln)\b | [\0\1](?i:bn|mn|mio|mil|mln)\b | [\0\1]\s*(?i:percent\s+of|%\s*of)\b
   | \b(?i:than|least|most|over|under|above|below|between|times|plus|minus|negative|(?:multiplied|divided)\s+by)
@@ -123,7 +124,7 @@ _CHANGES = re.compile(
 )
 _OPERANDS = re.compile(r"[-0-9.,+*/=<>]+")
 # What may stand between two statements of one value: "(5, 5)", "5 5" and "5% of 5" are more than one value.
-_RESTATED = re.compile(r"\n|=|>>|#|[.:;]\s")
+_RESTATED = re.compile(r"\n|=|>>|#|\.\s+[A-Za-z]")
 # The left side of an equation that is solved for a part of it only: "2x = 10", "-x = 5", "x^2 = 25", "√x = 5".
 _UNSOLVED = re.compile(
     r"(?:[0-9)][\s*×]{0,3}|[-+/][\s(]{0,3}|\|\s?)[b-zB-HJ-Z](?![A-Za-z])|(?<![A-Za-z])[b-zB-HJ-Z]\s?[\^*/+-]\s?[0-9(]"
