@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from colar.data import latex
 from colar.data.answers import Verdict, extract, extract_boxed, judge
 from colar.data.quantity import canonical, read_number, same_number
+from colar.data.sources import load
 
 TYPES = ("number", "latex", "choice", "text")
 
@@ -35,6 +38,16 @@ READ_AS_NUMBER = [
     ("The answer is $5 for Ann.\nBob gets $6.", "5"),
     ("Answer: 42! There are 3 left over", "42"),
     ("First 7. The answer is 8. No, the answer is 9", "9"),
+    # An answer ends where it is complete: what a model invents behind it is not read.
+    ("#### 4\nA pen costs 2. How much do 3 cost?\n#### 6", "4"),
+    ("#### 4\n\nQuestion: A pen costs 3.\nAnswer: 9", "4"),
+    ("So 2 + 2 = 4. #### 4 Question: How many?\n#### 3", "4"),
+    ("The answer is 8.\n\nQ: How many?\nA: The answer is 3", "8"),
+    ("4\n\nProblem 2: Tom has 3.\n#### 3", "4"),
+    ("\\boxed{4}\nUser: and now? \\boxed{5}", "4"),
+    ("#### 4. Wait: #### 5", "5"),  # reads as a numbered heading
+    ("#### 1. Add\n2 + 3\n#### 2. Say it\nThe answer is 5", "5"),
+    ("Let me restate:\nQuestion: how many?\nThe answer is 7", "7"),
     ("#### 42", "42"),
     (r"\boxed{42}", "42"),
     (r"2 then \boxed{41} then \boxed{42}", "42"),
@@ -66,9 +79,9 @@ READ_AS_NUMBER = [
     ("42\n42.0", "42"),
 ]
 NOT_A_NUMBER = [
-    "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2^10", "2**10", "12x",
+    "", "  ", "forty-two", "12 13 14", "3 apples and 4 pears", "10-5", "10 - 5", "5 * 3", "2**10", "12x",
     "1,2345", "12,13", "1,23", "3.14.15", "1/2/3", "1 / 2 / 3", "1/0", "3.5/4", "2020-01-05", "10:30", "COVID-19",
-    "x2", "1_000", "½", "٣", "the answer is", r"\boxed{}", r"\boxed{42", "1e999999999", "1e401", "nan", "inf", "(1,2)",
+    "x2", "1_000", "٣", "the answer is", r"\boxed{}", r"\boxed{42", "1e999999999", "1e401", "nan", "inf", "(1,2)",
 ]  # fmt: skip
 
 
@@ -176,6 +189,42 @@ def test_boxes_match_their_braces(solution: str, answer: str | None) -> None:
         ("(C)", r"\text{(C)}", True),
         ("C", r"\text{(C)}", True),
         ("5", "x=5", True),
+        # Bases and units: the same on both sides, or none on one.
+        ("4210_8", "4210_7", False),
+        ("4210_{7}", "4210_7", True),
+        ("4210", "4210_7", True),
+        (r"11_2, 101_3", "11_2, 101_2", False),
+        (r"5\text{ m}", r"5\text{ cm}", False),
+        ("5 centimeters", r"5\text{ cm}", True),
+        ("5 m", r"5\text{ m}", True),
+        ("5m", "5", False),  # a variable
+        ("5c", "5", False),
+        ("3s^2", "3", False),
+        ("5", r"5\text{ cm}", True),
+        ("5 meters", "5", True),
+        ("18.90 dollars", "18.90", True),
+        ("18.90 dollars", r"\$18.90", True),
+        ("18.90 euros", r"\$18.90", False),
+        (r"34\text{ units}^2", r"34\text{ sq. units}", True),
+        (r"440\text{ cm}^3", r"440\text{ cm}^2", False),
+        (r"2\pi", "2", False),
+        ("5 million", "5", False),
+        # Closed forms are exact however small; a decimal for one that never ends is not.
+        (r"\frac{1}{2006!}", r"\frac{1}{2004!}", False),
+        (r"2^{-99}", r"\frac{1}{2^{99}}", True),
+        (r"2^{-98}", r"\frac{1}{2^{99}}", False),
+        (r"(1, \frac{1}{2^{98}})", r"(1, \frac{1}{2^{99}})", False),
+        (r"\frac{x}{2^{98}}", r"\frac{x}{2^{99}}", False),
+        (r"\frac{\sqrt{2}}{2^{98}}", r"\frac{\sqrt{2}}{2^{99}}", False),
+        (r"\sqrt{5+2\sqrt{6}}", r"\sqrt{2}+\sqrt{3}", True),
+        ("3.141593", r"\pi", True),
+        ("3.1416", r"\pi", False),
+        ("0.0000002", r"\frac{\pi}{10000000}", False),
+        # Parentheses make an order.
+        ("3,4", "(3,4)", False),
+        ("(3,4)", "3,4", False),
+        (r"\{4,3\}", "3,4", True),
+        ("(1,2),(3,4)", "(3,4),(1,2)", True),
         ("90", r"90^\circ", True),
         (r"\boxed{5", "5", False),
         # A dollar sign in a formula ends none.
@@ -317,10 +366,48 @@ def test_choices_are_read(text: str, choice: str | None) -> None:
         ("Tom is a scrompus.", False),
         ("Tom is a lempus. Tom is a scrompus.", False),
         ("", False),
+        ("Ｔｏｍ is a\u00a0lempus．", True),
+        ("“Tom is a lempus”", True),
     ],
 )
 def test_texts_compare(completion: str, correct: bool) -> None:
     assert judge(completion, "Tom is a lempus.", "text").correct is correct
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "answer_type"),
+    [
+        ("caf\u00e9", "cafe\u0301", "text"), ("It isn’t", "it isn't", "text"), ("a—b", "a-b", "text"), ("co\u00adop", "coop", "text"),
+        ("１，２３４", "1234", "number"), ("‑12", "-12", "number"), ("12\u00a0km", "12", "number"), ("\ufeff12", "12", "number"),
+        ("（Ｂ）", "B", "choice"), ("Ｔｒｕｅ", "True", "choice"), ("x²", "x^2", "latex"), ("−½", r"-\frac{1}{2}", "latex"),
+    ],
+)  # fmt: skip
+def test_characters_that_look_alike_are_one(completion: str, gold: str, answer_type: str) -> None:
+    assert judge(completion, gold, answer_type).correct  # type: ignore[arg-type]
+
+
+def test_raised_and_circled_digits_are_not_digits() -> None:
+    """NFKC alone would make 10⁶ 106 and 5① 51."""
+    for text in ("10⁶", "5①"):
+        for answer_type in TYPES:
+            assert not judge(text, "106", answer_type).correct  # type: ignore[arg-type]
+            assert not judge(text, "51", answer_type).correct  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_no_gold_of_math_is_right_with_another_digit(real_data: Path, step: int) -> None:
+    """A sample of them: the golds with a subscript, a unit, a factorial or a power, where such a change has passed."""
+    golds = {example.answer for example in load("math", "test", data_dir=real_data)}
+    risky = sorted(
+        gold for gold in golds if re.search(r"[0-9]_|[0-9]!|(?:text|mbox)\{.*\^|\^\{?[0-9]{2}", gold)
+    )
+    assert len(risky) > 30
+    for gold in risky[step % 2 :: 2]:
+        assert judge(rf"\boxed{{{gold}}}", gold, "latex").correct
+        for place in re.finditer("[0-9]", gold):
+            other = str((int(place[0]) + step) % 10)
+            changed = gold[: place.start()] + other + gold[place.end() :]
+            assert not judge(rf"\boxed{{{changed}}}", gold, "latex").correct, (gold, changed)
 
 
 def test_an_unknown_type_is_refused() -> None:

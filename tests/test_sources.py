@@ -21,6 +21,7 @@ from colar.data.catalogue import SOURCES, SPLITS
 from colar.data.example import Example
 from colar.data.sources import load
 from colar.evaluation.inputs import name_sources
+from colar.training.grpo.rewards import accuracy
 
 ICOT = [
     "Ann has 3 bags of 4 pens. She finds 2 more. How many pens?||<<3*4=12>> <<12+2=14>> #### 14",
@@ -286,6 +287,55 @@ def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
         ValueError, match=r"own\.jsonl:1: answer '1000.*cannot be read as answer_type 'number'"
     ):
         load(str(path), "test")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "1.5 million",
+        "2\\pi",
+        "12 or 13",
+        "half of 12",
+        "2 and 2 is 4. The answer is 4",
+        "5 × x",
+        "4210_7",
+        "x > 5",
+        "5万",
+        "√2",
+    ],
+)
+def test_a_gold_that_is_not_understood_whole_is_an_error(tmp_path: Path, answer: str) -> None:
+    """Half of it would be taken for all of it, and every right answer would be wrong."""
+    rows = [{"question": "a", "answer": "4"}, {"question": "b", "answer": answer}]
+    put(tmp_path, "own.jsonl", rows)
+    with pytest.raises(
+        ValueError, match=r"own\.jsonl:2: answer .* cannot be read as answer_type 'number': write one"
+    ):
+        load(str(tmp_path / "own.jsonl"), "train")
+    put(tmp_path, "own.jsonl", [rows[0], {**rows[1], "answer_type": "text"}])
+    assert load(str(tmp_path / "own.jsonl"), "train")[1].answer == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "correct", "wrong"),
+    [("10^{6}", "1000000", "6"), ("3½", "3.5", "3"), ("\u201112", "-12", "12"), ("minus 4", "-4", "4"), ("-(-5)", "5", "-5"), ("10³", "1e3", "10")],
+)  # fmt: skip
+def test_a_gold_in_another_notation_has_its_value(
+    tmp_path: Path, answer: str, correct: str, wrong: str
+) -> None:
+    put(tmp_path, "own.jsonl", [{"question": "a", "answer": answer}])
+    (example,) = load(str(tmp_path / "own.jsonl"), "train")
+    columns = {"answer": [example.answer] * 2, "answer_type": [example.answer_type] * 2}
+    assert accuracy([correct, wrong], **columns) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("answer", ["She has 2 + 2 = <<2+2=4>>4.\n#### 4", "#### 4", "#### four"])
+def test_a_file_in_gsm8ks_layout_is_told_what_to_do(tmp_path: Path, answer: str) -> None:
+    put(tmp_path, "own.jsonl", [{"question": "q", "answer": answer}])
+    with pytest.raises(
+        ValueError, match=r"own\.jsonl:1: answer has GSM8K's '####': put .* into 'steps' .*gsm8k/train"
+    ):
+        load(str(tmp_path / "own.jsonl"), "train")
 
 
 @pytest.mark.parametrize(("name", "where"), [("own.jsonl", r"own\.jsonl:1"), ("own.json", r"own\.json")])

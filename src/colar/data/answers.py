@@ -1,20 +1,27 @@
 r"""The one judge, of RL rewards and of evaluation alike: is this completion the gold answer?
 
 Three steps, the same for the completion and for the gold: find where the answer is stated, read it as its type,
-compare. Where it is stated: in the last `\boxed{}`; else in the sentence after the last "####", "answer is" or
-"answer:"; else in the whole text. How it is read:
+compare. Where it is stated: in the last `\boxed{}`; else in the sentence after the last "answer is" or "answer:",
+because the last word of a model that corrects itself is what it means; else in the whole text.
+
+An answer ends where it is complete, and what a model invents behind it is not read: "#### 4" ends it (the first one,
+as in GSM8K's rows, so that it is final), and so does the next "Question:", "Problem:", "Q:" or "User:".
+
+Characters that look alike are one (`characters.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
+How it is read:
 
 | type | read as | compared |
 |---|---|---|
-| number | the single value stated there (`quantity.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
-| latex | the expression (the `$...$` where there is one, or a list of them) | spelling, then math-verify (`latex.py`) |
+| number | the one value stated there (`quantity.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
+| latex | the expression (the `$...$` where there is one, or a list of them) | units, then math-verify (`latex.py`) |
 | choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
 | text | all of the text but a marker that it begins with; case, white space, final punctuation dropped | identical |
 
 A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `quantity.py` has the source.
 
-Nothing is guessed: two different values ("12 13 14"), two letters, or nothing readable are unparsable, which is
-wrong and counted as such. Departure from the published code: no commas deleted, so (1,2) is not 12.
+Nothing is guessed: two different values ("12 13 14"), two letters, a number that something beside it changes ("2\pi",
+"1.5 million"), or nothing readable are unparsable, which is wrong and counted as such. Departure from the published
+code: no commas deleted, so (1,2) is not 12.
 """
 
 from __future__ import annotations
@@ -23,13 +30,22 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from colar.data.characters import folded
 from colar.data.example import ANSWER_TYPES, AnswerType
 from colar.data.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
-from colar.data.quantity import canonical, read_number, same_number
+from colar.data.quantity import PLAIN, canonical, read_number, same_number
 
-__all__ = ["Verdict", "extract", "extract_boxed", "judge"]
+__all__ = ["Verdict", "extract", "extract_boxed", "judge", "understood"]
 
 _MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
+# "#### 4", as GSM8K's rows end; not the heading "#### 1. Add the prices" or "#### Solution".
+_FINAL = re.compile(
+    r"(?:^####[ \t]*(?![0-9]+[.)][ \t]+\S)|(?<=[^\n#])####[ \t]*)"
+    r"(?:[-+$€£¥\\(]*[0-9.]|\$|\\|\(?[A-Ja-j][).]?[ \t]*$|(?:True|False)\b)",
+    re.MULTILINE,
+)
+_NEXT = re.compile(r"(?<=\s)(?:\*\*|#+\s*)?(?:Question|Problem|Exercise|Q|User|Human)(?:\s?[0-9]+)?\s?:")
+_SENTENCE = re.compile(r"\s+(?:[A-Z][a-z]|I\b)")
 _LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
 # What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends; the space
 # behind `\!` is LaTeX's.
@@ -65,7 +81,7 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
     if parsed == gold:
         return Verdict(True, parsed)
     if answer_type == "latex":
-        return Verdict(same_maths(_expression(answer), _expression(completion)), parsed)
+        return Verdict(same_maths(_expression(folded(answer)), _expression(folded(completion))), parsed)
     if answer_type == "number":
         # `canonical` writes what Fraction reads: "-0.75", "1/3".
         return Verdict(same_number(Fraction(gold), Fraction(parsed)), parsed)
@@ -74,8 +90,9 @@ def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
 
 def extract(completion: str, answer_type: AnswerType) -> str | None:
     """Extract the answer that `completion` states, in its canonical spelling; None where none can be read."""
+    completion = folded(completion)
     if answer_type == "number":
-        value = read_number(_stated(completion))
+        value = read_number(completion if PLAIN.fullmatch(completion) else _stated(completion))
         return None if value is None else canonical(value)
     if answer_type == "latex":
         return _latex(completion)
@@ -86,19 +103,53 @@ def extract(completion: str, answer_type: AnswerType) -> str | None:
     raise ValueError(f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {answer_type!r}")
 
 
+def understood(gold: str, answer_type: AnswerType) -> bool:
+    """True where the judge reads all of a gold, and no part for the whole: "42", not "2 and 2 is 4. #### 4"."""
+    read = extract(gold, answer_type)
+    if read is None or answer_type != "number":
+        return read is not None
+    boxed = re.fullmatch(r"\$?\s*\\boxed\s*\{(.*)\}\s*\$?\.?", gold.strip(), re.DOTALL)
+    value = read_number(boxed[1] if boxed else gold)
+    return value is not None and canonical(value) == read
+
+
 def _stated(text: str) -> str:
     """The part of `text` that states the answer."""
+    text = _own(text)
+    final = _FINAL.search(text) if "####" in text else None
+    if final:
+        text = text[: _sentence_end(text, text.index("####", final.start()) + 4)]
     if _has_box(text):
         return extract_boxed(text) or ""  # a box that never closes is a truncated answer: unparsable
     markers = list(_MARKER.finditer(text))
     if not markers:
         return text.strip()
     # The last one: a model that corrects itself means its last word. What follows the sentence is no answer.
-    after = text[markers[-1].end() :].lstrip()
-    for part in _SENTENCE_PART.finditer(after):
+    end = _sentence_end(text, markers[-1].end())
+    after = text[markers[-1].end() : end].strip()
+    # Behind "42! There are" the mark is a sentence's; in "5!" alone it may be a factorial.
+    return after.removesuffix("!") if _SENTENCE.match(text, end) else after
+
+
+def _sentence_end(text: str, start: int) -> int:
+    """The place where the first sentence behind `start` ends."""
+    begin = start + len(text[start:]) - len(text[start:].lstrip())
+    for part in _SENTENCE_PART.finditer(text, begin):
         if part["end"] is not None:
-            return after[: part.start()].strip()
-    return after.strip()
+            return part.start()
+    return len(text)
+
+
+def _own(text: str) -> str:
+    """`text` as far as the next question that a model invents behind its answer."""
+    if ":" not in text:
+        return text
+    for following in _NEXT.finditer(text):
+        own = text[: following.start()].strip()
+        # A question that is repeated before it is answered cuts nothing off.
+        if _MARKER.search(own) or _has_box(own) or (own and "\n" not in own and not own.endswith(":")):
+            return own
+    return text
 
 
 def _latex(completion: str) -> str | None:
@@ -141,11 +192,11 @@ def _choice(stated: str) -> str | None:
 
 
 def _text(completion: str) -> str | None:
-    text = " ".join(completion.split())
+    text = " ".join(_own(completion).replace("—", "-").split())
     leading = _LEADING_MARKER.match(text)
     if leading:
         text = text[leading.end() :]
-    folded = text.casefold()
-    bare = folded.strip("\"'“”` ").rstrip(".!?,;: ")
+    lower = folded(text.casefold())
+    bare = lower.strip("\"'` ").rstrip(".!?,;: ")
     # An answer of nothing but punctuation keeps it.
-    return bare or folded or None
+    return bare or lower or None

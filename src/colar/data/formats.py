@@ -126,6 +126,11 @@ def coconut(raw: Any) -> Fields:
     """
     row = _named_fields(raw)
     fields = _own_columns(row)
+    if "####" in fields.answer:
+        raise ValueError(
+            "answer has GSM8K's '####': put what stands before it into 'steps' (a list of texts) and leave only what "
+            "stands behind it in 'answer', or name the file FOLDER/gsm8k/train.jsonl and load source gsm8k from FOLDER"
+        )
     return Fields(fields.question, fields.steps, fields.answer, fields.key, row.get("answer_type"))
 
 

@@ -2,7 +2,9 @@ r"""LaTeX answers: the content of `\boxed{}`, a plain spelling, and whether two 
 
 Braces are matched: cutting at the last brace of a MATH solution corrupts a tenth of its answers. Two answers are
 the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
-so. math-verify is asked in a process of its own (`latex_worker.py`): its own timeouts use SIGALRM, which works in
+so; units and bases that differ make different answers (`units.py`). A list in parentheses or brackets is ordered, a
+bare list and one in braces is not: "(3,4)" is neither "3,4" nor "(4,3)", and "3,4" is "4,3" and "\{3,4\}".
+math-verify is asked in a process of its own (`latex_worker.py`): its own timeouts use SIGALRM, which works in
 the main thread only and cannot interrupt one long C call, and a model may write `9^{9^{9^9}}`. Here a question that
 takes longer than DEADLINE_S, or more memory than the worker is allowed, ends the worker and means "not the same". A
 worker that was ended by something else says nothing of a question, which a new one is asked. Replies are remembered;
@@ -24,6 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from colar.data.quantity import read_number
+from colar.data.units import measured
 
 DEADLINE_S = 5.0
 MAX_CHARACTERS = 1000
@@ -132,6 +135,14 @@ def same_maths(gold: str, answer: str) -> bool:
         return spelled.casefold().strip("()") == other.casefold().strip("()")
     if formula(gold) is None or formula(answer) is None:
         return False  # math-verify would take the last one
+    gold, answer = _undelimited(gold), _undelimited(answer)
+    expected, stated = measured(gold, answer), measured(answer, gold)
+    if not expected.compatible(stated) or _ordered(expected.expression) != _ordered(stated.expression):
+        return False
+    gold, answer = expected.expression, stated.expression
+    spelled, other = plain(gold), plain(answer)
+    if spelled == other:
+        return True
     if _PLAIN_NUMBER.fullmatch(spelled) and _PLAIN_NUMBER.fullmatch(other):
         # Plain numbers are compared exactly, and need no worker.
         gold_value = read_number(spelled)
@@ -147,6 +158,27 @@ def same_maths(gold: str, answer: str) -> bool:
             _NO_REPLY.clear()
         _NO_REPLY[gold, answer] += 1
         return False
+
+
+def _undelimited(text: str) -> str:
+    """The formula without its delimiters; a list of several as it is."""
+    spans = math_spans(text)
+    return spans[0] if len(spans) == 1 and _MATHS.fullmatch(text.strip().rstrip(".")) else text
+
+
+def _ordered(expression: str) -> bool:
+    """True for a list in parentheses or brackets: a pair or an interval, and no set of solutions."""
+    spelled = plain(expression)
+    if not spelled.startswith(("(", "[")) or not spelled.endswith((")", "]")):
+        return False
+    depth = 0
+    commas = 0
+    for position, character in enumerate(spelled):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and position < len(spelled) - 1:
+            return False  # "(1,2),(3,4)" is a list of pairs
+        commas += depth == 1 and character == ","
+    return commas > 0
 
 
 def _braced(text: str, start: int) -> str | None:

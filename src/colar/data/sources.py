@@ -50,6 +50,10 @@ __all__ = [
 
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
+_EXPECTED = {
+    "number": "write one number (42, -1,234.5, 3/4), or give the row answer_type latex or text",
+    "choice": "write one letter A-J, True or False, or give the row answer_type text",
+}
 _NAMED = 3  # malformed rows that a message names, of however many were left out
 _OWN_FILE = Source(about="", licence="", answer_type="number", splits={}, file_parser=formats.coconut)
 
@@ -262,8 +266,9 @@ class _Reader:
             self._id(fields, index, ids), fields.question, fields.steps, fields.answer, answer_type
         )
         # A gold that the judge cannot read would count every answer as wrong.
-        if answer_type in ("number", "choice") and answers.extract(example.answer, answer_type) is None:
-            raise ValueError(f"answer {example.answer[:40]!r} cannot be read as answer_type {answer_type!r}")
+        if answer_type in ("number", "choice") and not answers.understood(example.answer, answer_type):
+            found = f"answer {example.answer[:40]!r} cannot be read as answer_type {answer_type!r}"
+            raise ValueError(f"{found}: {_EXPECTED[answer_type]}")
         return example
 
     def _in_test_set(self, question: str) -> bool:
