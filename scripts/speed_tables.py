@@ -1,4 +1,4 @@
-"""Tables of the benchmarks: a folder with the JSON of one benchmark -> a table that `write_tables.py` puts into a page."""
+"""Tables of the benchmarks: the JSON of one benchmark -> a table that `write_tables.py` puts into a page."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from example_rows import report_row
 
+from colar import files
 from colar.data.example import Example
 from colar.evaluation.report import write as write_report
 from colar.methods import pretrained, registry
@@ -299,6 +300,27 @@ def test_a_line_a_factor_and_a_column_a_label_by_hand():
         ["5", "40.0", "–"],
     ]
     assert grid.rows[0][1].endswith("± 2.0")
+
+
+def test_times_are_shares_of_the_cot_that_was_timed_beside_them(tmp_path):
+    def cell(ms, thoughts=10):
+        return {"ms": ms, "thoughts": thoughts}
+
+    cells = {"cot/b1": cell(200, 20), "cot/b32": cell(40, 20.5)}
+    cells |= {"c=2/0/b1": cell(100), "c=2/0/b32": cell(30), "c=2/0/votes8": cell(500, 11)}
+    for threshold, ms in (("0.5", 1), ("0.8", 150), ("0.95", 1)):  # the first from 0.7 on is shown
+        cells |= {f"c=2/{threshold}/b1": cell(ms), f"c=2/{threshold}/b32": cell(ms)}
+    files.write_json(tmp_path / "report.json", {"cells": cells})
+    later = {"cot/b1": cell(400), "cot/b32": cell(40), "c=2/0/b1": cell(100), "c=2/0/b32": cell(10)}
+    files.write_json(tmp_path / "report_rl.json", {"cells": later})
+    assert module("scripts/speed_tables.py").times(tmp_path).rows == [
+        ["CoT", "200", "40", "100%", "100%", "20.5"],
+        ["c = 2", "100", "30", "50%", "75%", "10"],
+        ["c = 2, eight draws", "500", "–", "250%", "–", "11"],
+        ["c = 2, threshold 0.8", "150", "150", "75%", "375%", "10"],
+        ["CoT", "400", "40", "100%", "100%", "10"],
+        ["c = 2, after GRPO", "100", "10", "25%", "25%", "10"],
+    ]
 
 
 def write_clock(run, steps, seconds):
