@@ -1,7 +1,7 @@
 # make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 5 minutes, and the installation)
 # make test   lint, types and tests
 # make test-device DEVICE=cuda   engine, SFT, GRPO and checkpoints on a device, in float32 and bfloat16 (DTYPE=... for one)
-# make table1, make c-curves, make table1-smollm2   all methods at one budget: results/arena-tiny (hours)
+# make table1, make c-curves, make table1-smollm2   all methods at one budget: results/toy/arena (hours)
 #
 # Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
 PYTHON ?= python3

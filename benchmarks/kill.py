@@ -1,6 +1,6 @@
 """Killed at random: does a run of two processes come to its end, and to the same end, however often one is killed?
 
-    python benchmarks/kill.py --output results/bench-kill
+    python benchmarks/kill.py --output results/speed/kill
 
 Three commands on the toy backbone, each by two processes on the CPU (gloo): SFT, GRPO, evaluation. Each is run once
 without a kill. Then in a new folder one of the two processes, drawn at random, gets kill -9 at a random moment of that
@@ -154,7 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", default="results/bench-kill", help="folder for report.json")
+    parser.add_argument("--output", default="results/speed/kill", help="folder for report.json")
     parser.add_argument("--work", default="runs/bench-kill", help="folder for the runs, emptied first")
     parser.add_argument("--kills", type=int, default=10, help="kills of each run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")

@@ -1,7 +1,7 @@
 """A reference from outside: llama.cpp's decode of the same model, in bfloat16, beside our CoT and CoLaR, in one run.
 
     pip install xllamacpp gguf        # llama.cpp as a wheel; `make smollm2` brings the model
-    python benchmarks/llama_cpp.py --output results/bench-llama-cpp
+    python benchmarks/llama_cpp.py --output results/speed/llama-cpp
 
 The work is that of `benchmarks/generate.py` (cells b1/100 and b32/100: GSM8K questions, chains of 100 tokens, or 20
 latents at c = 5, then 4 tokens of an answer). The packaged model is a quantised GGUF file; it is written again with

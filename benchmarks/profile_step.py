@@ -1,6 +1,6 @@
 """Where a decode step's time goes: the torch profiler's self times by kind of work, at several numbers of rows.
 
-    python benchmarks/profile_step.py --output results/bench-generate
+    python benchmarks/profile_step.py --output results/speed/generate
 
 SmolLM2-135M in bfloat16 thinking in latents at c = 5 over real GSM8K questions, compiled as `colar evaluate --compile`
 runs it; with `--eager`, not compiled. The profiler itself takes a little time, so read the shares. Table to stdout,
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", default="results/bench-generate", help="folder for the JSON file")
+    parser.add_argument("--output", default="results/speed/generate", help="folder for the JSON file")
     parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
     parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])

@@ -1,6 +1,6 @@
 """Chaos: does every request end exactly once, with the answer of a quiet engine, whatever happens around it?
 
-    python benchmarks/soak.py --output results/bench-soak
+    python benchmarks/soak.py --output results/speed/soak
 
 `CLIENTS` callers share one `AsyncEngine` over the toy backbone (random weights, float64: rounding decides no token).
 Their requests differ in factor, limits, question and seed. Of these
@@ -380,7 +380,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", default="results/bench-soak", help="folder for report.json")
+    parser.add_argument("--output", default="results/speed/soak", help="folder for report.json")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument(
         "--minutes", type=float, default=10, help="half for the chaos, half for the quiet engine"

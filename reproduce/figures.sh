@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The paper's figures: their data, SVG and PNG in results/figures; docs/figures.md says what they show. Curves over c
+# The paper's figures: their data, SVG and PNG in results/figures; results/figures/README.md says what they show. Curves over c
 # and reinforcement are drawn from committed records. Made here: a look into thoughts (retrieval, norms), and the toy in
-# four sizes, its records in results/toy-sizes. Everything else is left in runs/figures (or the folder given). Stopped
+# four sizes, its records in results/toy/sizes. Everything else is left in runs/figures (or the folder given). Stopped
 # and run again, it resumes.
 #
 #   bash reproduce/figures.sh [--smoke] [FOLDER]   --smoke: a few updates of each; to see that all of it works
@@ -67,7 +67,7 @@ sizes() {
   declare -A rate=([0.1m]=5.3e-3 [0.4m]=2.7e-3 [1.8m]=1.3e-3 [6m]=0.9e-3) # 2e-3 at tiny's width, by 1 / width
   declare -A head_rate=([0.1m]=16e-3 [0.4m]=8e-3 [1.8m]=4e-3 [6m]=2.7e-3) # three times that, as there
   local seed size at first=16000 more=20000 answered=()
-  local table=${results%/*}/toy-sizes # beside the figures' folder
+  local table=${results%/*}/toy/sizes # beside the figures' folder
   mkdir -p "$table"
   python scripts/toy_backbones.py --sizes "${sizes[@]}" --seeds "${seeds[@]}" --output "$out/backbones" \
     --parameters "$table/parameters.json" >&2

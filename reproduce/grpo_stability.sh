@@ -6,7 +6,7 @@
 #   bash reproduce/grpo_stability.sh [--smoke] [FOLDER [TABLE2]]     runs/grpo-stability, runs/table2; it resumes
 #   PROCS=2                                                          trainings at a time, a thread each
 #
-# Ends with results/grpo-stability (RESULTS): a table, the curves, and every logged value.
+# Ends with results/toy/grpo-stability (RESULTS): a table, the curves, and every logged value.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 less=() out=runs/grpo-stability
@@ -15,7 +15,7 @@ if [[ ${1:-} == --smoke ]]; then
   less=(--training.max_steps 2) out=runs/grpo-stability-smoke
 fi
 out=${1:-$out} from=${2:-runs/table2}
-results=${RESULTS:-results/grpo-stability}
+results=${RESULTS:-results/toy/grpo-stability}
 source reproduce/jobs.sh
 for name in cot-0 nll-0 dl-0; do
   if [[ ! -d $from/$name/best ]]; then

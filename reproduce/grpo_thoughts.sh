@@ -7,11 +7,11 @@
 #   UPDATES=60                                 of reinforcement
 #   EXTRA="--training.max_steps 3"             more overrides, of every training: to see whether it all runs
 #
-# Ends with results/grpo-thoughts (RESULTS): the report, the paired differences, and reward and length over the seeds.
+# Ends with results/toy/grpo-thoughts (RESULTS): the report, the paired differences, and reward and length over the seeds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/thoughts}
-results=${RESULTS:-results/grpo-thoughts}
+results=${RESULTS:-results/toy/grpo-thoughts}
 updates=${UPDATES:-60}
 errs='{"slips": 0.75}'
 source reproduce/reinforce.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ProsQA and ProntoQA, small: SmolLM2-135M learns from generated rows that grow from stage to stage, first in words, then in
 # compressed latents, and is asked 100 published test questions and 100 generated ones of each size.
-# results/smollm2-135m-prosqa and -prontoqa have such a run. About two hours each, with evaluation, on a core with AVX2.
+# results/smollm2/prosqa and results/smollm2/prontoqa have such a run. About two hours each, with evaluation, on a core with AVX2.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/logic-smollm2 (or $1).
 # Stopped and run again, it resumes.
 set -euo pipefail

@@ -2,7 +2,7 @@
 # The sequential head at the tiny scale, beside CoT and the paper's head: the rows, updates, test sets and seeds of
 # table1.sh. Three ways to train it: c drawn from 1 to 5; any real c from 1 to 5; groups that the model's own confidence
 # ends. Narrower ranges of c, up to 2 or 3, say what a wide one costs. CoT weights and CoT are taken from runs/arena
-# (ARENA) where table1.sh has trained them, the paper's head from the committed records of results/arena-tiny. Everything
+# (ARENA) where table1.sh has trained them, the paper's head from the committed records of results/toy/arena. Everything
 # is left in runs/sequential (or the folder given). Stopped and run again, it resumes.
 #
 #   reproduce/sequential.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
@@ -87,7 +87,7 @@ run_all "answering the test questions"
 # The paper's head answered the same questions in table1.sh: its greedy records are committed.
 if [[ $limit == 500 ]]; then
   mkdir -p "$out/eval/paper"
-  zcat results/arena-tiny/records.jsonl.gz | grep '"method": "colar", "label": "", ' | grep '"decoding": "greedy"' \
+  zcat results/toy/arena/records.jsonl.gz | grep '"method": "colar", "label": "", ' | grep '"decoding": "greedy"' \
     >"$out/eval/paper/records.jsonl"
   answered+=("$out/eval/paper")
 fi

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SmolLM2-135M on real grade-school mathematics with the sequential head: CoT-SFT on more rows than there are, CoLaR-SFT
 # from its weights in four stages and a fifth for c = 3 and 5, CoT once more from the first of them as the baseline and
-# for longer, reinforcement of both (of CoLaR in three stages) and more SFT as its control, the four whole test sets, votes over draws, and where it loses. It has not been run as a whole: results/smollm2-135m/details.md, results/smollm2-135m-rl/README.md and
-# results/smollm2-135m-speeds/README.md say what of it was. About eighteen hours on 2 cores, reckoned: nine for SFT and its
+# for longer, reinforcement of both (of CoLaR in three stages) and more SFT as its control, the four whole test sets,
+# votes over draws, and where it loses. It has not been run as a whole: results/smollm2/README.md says what of it was.
+# About eighteen hours on 2 cores, reckoned: nine for SFT and its
 # test sets; the three stages took 130, 96 and 106 minutes and CoT's reinforcement 84, each on one core of an EPYC in float32.
 # Needs `make smollm2`, and the data: $COLAR_DATA_DIR, else the Hub. Everything is left in runs/smollm2-135m (or $1).
 # Stopped and run again, it resumes.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The paper's Table 1 at the tiny scale: every method of docs/methods.md on the same 70,000 problems, three training seeds,
-# then in-domain problems and three shifts, greedy and sampled, with controls. About two hours on 2 cores; the lab report
-# is results/arena-tiny/README.md. Everything is left in runs/arena (or the folder given). Stopped and run again, it resumes.
+# then in-domain problems and three shifts, greedy and sampled, with controls. About two hours on 2 cores; the page
+# is results/toy/README.md. Everything is left in runs/arena (or the folder given). Stopped and run again, it resumes.
 #
 #   reproduce/table1.sh [--smoke] [OUTPUT]       --smoke: two updates of each, 8 questions; to see that all of it works
 #   SEEDS="0" PROCS=4 reproduce/table1.sh        other training seeds (0 1 2), another number of commands at a time

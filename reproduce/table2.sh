@@ -7,11 +7,11 @@
 #   SEEDS="0 1 2" PROCS=2 LIMIT=1000         training seeds, commands at a time (one thread each), test questions
 #   EXTRA="--training.max_steps 3"           more overrides, of every training: to see whether it all runs
 #
-# Ends with results/grpo-tiny (RESULTS): the report, the paired differences, and reward and length over the seeds.
+# Ends with results/toy/grpo (RESULTS): the report, the paired differences, and reward and length over the seeds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/table2}
-results=${RESULTS:-results/grpo-tiny}
+results=${RESULTS:-results/toy/grpo}
 source reproduce/reinforce.sh
 
 # The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. As

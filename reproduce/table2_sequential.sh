@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Table 2 at the tiny scale with one more system under the same reinforcement: the sequential head. The teacher, rows,
 # updates, rewards and test questions are those of reproduce/table2.sh, whose committed answers stand beside the new ones
-# (COMMITTED: results/grpo-tiny/records.jsonl.gz).
+# (COMMITTED: results/toy/grpo/records.jsonl.gz).
 #
 #   bash reproduce/table2_sequential.sh [FOLDER]   runs/table2-sequential; stopped and run again, it resumes
 #   SEEDS="0 1 2" PROCS=2 LIMIT=1000               training seeds, commands at a time (one thread each), test questions
 #   EXTRA="--training.max_steps 3"                 more overrides, of every training: to see whether it all runs
 #
-# Ends with results/grpo-sequential (RESULTS): the report, the paired differences, and reward and length over the seeds.
+# Ends with results/toy/grpo-sequential (RESULTS): the report, the paired differences, and reward and length over the seeds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/table2-sequential}
-results=${RESULTS:-results/grpo-sequential}
-committed=${COMMITTED:-results/grpo-tiny/records.jsonl.gz}
+results=${RESULTS:-results/toy/grpo-sequential}
+committed=${COMMITTED:-results/toy/grpo/records.jsonl.gz}
 source reproduce/reinforce.sh
 
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done

@@ -1,6 +1,6 @@
 """Validation accuracy against problems seen, for every method of an arena: where each was when its budget ended.
 
-    python scripts/arena_curves.py runs/arena --output results/arena-tiny
+    python scripts/arena_curves.py runs/arena --output results/toy/arena
 
 Reads what reproduce/table1.sh leaves (`seed*/NAME`). Problems that the CoT weights saw count. Writes
 learning_curves.png (a curve a method and speed, its mean over training seeds with the least and the most of them

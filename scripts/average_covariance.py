@@ -1,6 +1,6 @@
 """How much larger is the interval of an average over GSM8k and GSM-Hard, which ask the same questions?
 
-    python scripts/average_covariance.py results/smollm2-135m --data_dir shared/data
+    python scripts/average_covariance.py results/smollm2/mathematics --data_dir shared/data
 
 GSM-Hard is GSM8k's test set with other numbers, in another order. `stats.average` takes data sets as independent: this
 adds the covariance of the two. Needs the texts of both sets (--data_dir or $COLAR_DATA_DIR, else the Hub), and records

@@ -3,8 +3,8 @@
     python scripts/figures.py                          # those with committed records
     python scripts/figures.py --runs runs/figures      # the others as well: what reproduce/figures.sh left
 
-A figure whose records are not there is drawn again from its data in the output folder. docs/figures.md says what the
-figures show.
+A figure whose records are not there is drawn again from its data in the output folder. results/figures/README.md says
+what the figures show.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def report_of(path: Path) -> Report:
 
 def committed() -> dict[str, Any]:
     """Data of the figures whose records are in results/."""
-    curves = report_of(RESULTS / "c-curves" / "report.json")
-    pretrained = report_of(RESULTS / "c-curves-smollm2" / "report.json")
+    curves = report_of(RESULTS / "toy" / "factors" / "report.json")
+    pretrained = report_of(RESULTS / "smollm2" / "factors" / "report.json")
     return {
         "factors": factors.data_of(curves),
         "left_out": {
@@ -54,16 +54,16 @@ def committed() -> dict[str, Any]:
             f"{SMOLLM2}, pretrained": left_out.data_of(pretrained, [1, 2, 3, 5], "smollm2", "snap"),
         },
         "reinforcement": reinforced(),
-        **scaled(RESULTS / "toy-sizes"),
+        **scaled(RESULTS / "toy" / "sizes"),
     }
 
 
 def reinforced() -> dict[str, Any]:
-    """Two tasks: a teacher who goes a step too far (grpo-tiny), and one who slips in the chain (grpo-thoughts)."""
-    tiny = files.read_json(RESULTS / "grpo-tiny" / "differences.json")
-    sequential = files.read_json(RESULTS / "grpo-sequential" / "differences.json")["reinforced"]
-    slips = files.read_json(RESULTS / "grpo-thoughts" / "differences.json")["reinforced"]
-    histories = files.read_json(RESULTS / "grpo-stability" / "report.json")["histories"]
+    """Two tasks: a teacher who goes a step too far (toy/grpo), and one who slips in the chain (toy/grpo-thoughts)."""
+    tiny = files.read_json(RESULTS / "toy" / "grpo" / "differences.json")
+    sequential = files.read_json(RESULTS / "toy" / "grpo-sequential" / "differences.json")["reinforced"]
+    slips = files.read_json(RESULTS / "toy" / "grpo-thoughts" / "differences.json")["reinforced"]
+    histories = files.read_json(RESULTS / "toy" / "grpo-stability" / "report.json")["histories"]
 
     long = reinforcement.logged(histories["long-constant"], "eval_accuracy")
     updates = [update for update, _ in long[0]["points"]]
@@ -122,12 +122,12 @@ def scaled(folder: Path) -> dict[str, Any]:
     if not report.exists():
         return {}
     sizes = scaling.data_of(report_of(report), files.read_json(folder / "parameters.json"))
-    pairs = report_of(RESULTS / "smollm2-135m-pairs" / "report.json")
-    of = {"cot": ("cot", ""), "colar": ("colar", "snap")}
-    beside = scaling.beside(pairs, of, trained=(None, 1, 2), parameters=SMOLLM2_PARAMETERS)
+    mathematics = report_of(RESULTS / "smollm2" / "mathematics" / "report.json")
+    of = {"cot": ("cot", ""), "colar": ("smollm2-135m", "sequential")}
+    beside = scaling.beside(mathematics, of, trained=(None, 1, 2), parameters=SMOLLM2_PARAMETERS)
     panels = [
         {"title": "Toy models, equal rows", "curves": sizes},
-        {"title": "SmolLM2, other data", "curves": beside},
+        {"title": "SmolLM2, our head, other data", "curves": beside},
     ]
     return {"scaling": {"panels": panels}}
 
@@ -144,7 +144,7 @@ def main() -> None:
     output = files.require_writable(args.output)
     made = committed()
     if args.runs:
-        made |= inspected(args.runs / "inside") | scaled(output.parent / "toy-sizes")
+        made |= inspected(args.runs / "inside") | scaled(output.parent / "toy" / "sizes")
     for name, draw in DRAWN.items():
         path = output / f"{name}.json"
         if name in made:

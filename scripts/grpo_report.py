@@ -1,6 +1,6 @@
 """What reinforcement gained over its controls, and how reward and length went, over training seeds.
 
-    python scripts/grpo_report.py runs/table2 --seeds 0 1 2 --output results/grpo-tiny
+    python scripts/grpo_report.py runs/table2 --seeds 0 1 2 --output results/toy/grpo
 
 Reads what reproduce/table2.sh, table2_sequential.sh or grpo_thoughts.sh leaves in its folder: the records of each
 system's test (`test/<name>-<seed>`) and the history of each run that was reinforced. Writes differences.json and

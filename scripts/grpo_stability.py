@@ -1,9 +1,9 @@
 """Reinforced runs side by side: where each began, where it was best and where it ended, and what its metrics said.
 
-    python scripts/grpo_stability.py runs/grpo-stability/* --output results/grpo-stability
+    python scripts/grpo_stability.py runs/grpo-stability/* --output results/toy/grpo-stability
 
-Reads the history of each run folder. Writes report.md, report.json (every logged value, six digits) and curves.png (a
-panel a run).
+Reads the history of each run folder. Writes report.md, report.json (the logged values that tables and pictures need, to
+six digits) and curves.png (a panel for each run).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ METRICS = (
     "grad_norm",
     "sampling/logp_difference",
 )
+LOGGED = {"step", "eval_accuracy", "eval_length", "reward", "kl", *METRICS}
+"""What report.json keeps of a history."""
 LINES = {
     "eval_accuracy": "validation, greedy (grey: of the first run)",
     "reward": "reward, sampled",
@@ -114,7 +116,7 @@ def main() -> None:
     histories = {run.name: files.read_json(run / "history.json") for run in args.runs}
     rows = [summary(name, history) for name, history in histories.items()]
     short = {
-        name: [{key: _six_digits(value) for key, value in row.items()} for row in history]
+        name: [{key: _six_digits(value) for key, value in row.items() if key in LOGGED} for row in history]
         for name, history in histories.items()
     }
     found = {"provenance": files.provenance(), "runs": rows, "histories": short}

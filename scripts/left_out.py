@@ -4,7 +4,7 @@
 
 Writes `lengths.md` and `lengths.json`: for each c asked for, the share of questions whose chain is as long as c asks
 (the reference's tokens by c, rounded up), and the share whose chain is as long as the same model's at each trained c.
-`--label` takes one model's answers out of a file of many: results/c-curves/records.jsonl.gz --label "c in 1 3 5 7".
+`--label` takes one model's answers out of a file of many: results/toy/factors/records.jsonl.gz --label "c in 1 3 5 7".
 """
 
 from __future__ import annotations

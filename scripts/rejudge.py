@@ -1,6 +1,6 @@
 """Judge the answers in committed results again, and fold their reports again, after a change of the judge.
 
-    COLAR_DATA_DIR=data python scripts/rejudge.py results/arena-smollm2 results/smollm2-135m-pairs
+    COLAR_DATA_DIR=data python scripts/rejudge.py results/smollm2/mathematics results/smollm2/grpo
 
 Each folder holds `records.jsonl.gz` and the report folded from it. The records of the data sets in `--data` get
 today's verdict (`parsed`, `correct`) and today's cluster; what the model wrote, and all other records, stay as they

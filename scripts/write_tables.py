@@ -1,15 +1,23 @@
-"""Write the tables in README, docs and lab reports that come from committed results, each between its own marks:
+"""Write the tables in README, docs and the pages of results that come from committed records, each between its marks:
 
-    <!-- results/arena-tiny accuracy -->
+    <!-- results/toy/arena averages -->
     ...
     <!-- end -->
 
     python scripts/write_tables.py             `tests/test_results.py` checks that they are up to date
 
-`accuracy` is a line a system (controls left out), `factors` a line a factor and a column a label, `gates` a line a
-factor and a column a confidence threshold, `controls` the controls beside what they were made from, `pairs` the paired
-differences that were asked for, `samples` what several samples of a question gain. Any other word is the name of a file
-there: `<!-- results/grpo-tiny differences -->` has the first table of its differences.md.
+| word | table |
+|---|---|
+| `averages` | a line for each system, the best first: #L, the average over the data sets, controls left out |
+| `datasets` | a line for each system in the report's order: #L, each data set, the average over all of them |
+| `factors` | a line for each factor and a column for each label |
+| `gates` | a line for each factor and a column for each confidence threshold |
+| `controls` | the controls beside what they were made from |
+| `pairs` | the paired differences that the report was asked for |
+| `samples` | what several samples of a question gain |
+| those of `speed_tables.py` | the benchmarks |
+| any other | the first table of that file: `<!-- results/toy/grpo differences -->` has that of its differences.md |
+
 `<!-- results/* headline -->` is README's table: a few rows of several reports.
 """
 
@@ -17,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,83 +47,47 @@ from colar.show.naming import AVERAGE, is_control, system_name, without_control
 from colar.show.report_rows import PairDifference, Report, ReportRow, datasets_of, systems_of
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+# Beside this script, which is no package.
+import speed_tables  # noqa: E402
+
 MARK = re.compile(r"<!-- (results/\S+) (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 PAGES = ("README.md", "docs/*.md", "results/*/README.md")
 
 ACCURACIES = {
-    "arena-tiny": (
-        "All methods, one budget (toy model)",
+    "toy/arena": (
+        "Toy model, one budget for all methods",
+        "all-methods-at-one-budget",
         {
             "cot": "CoT",
-            "tokenskip (ratio=0.7)": "TokenSkip, ratio 0.7",
-            "colar c=2": "CoLaR, c = 2",
-            "colar c=4": "CoLaR, c = 4",
+            "colar c=2": "CoLaR, the paper's Gaussian head, c = 2",
             "distill (from scratch)": "Distill (CODI)",
-            "coconut (from scratch)": "Coconut",
-            "pause": "pause tokens",
-            "icot": "iCoT",
             "no_cot": "no chain",
         },
     ),
-    "sequential-tiny": (
-        "Our sequential head, the same budget (toy model)",
-        {
-            "colar c=2 (sequential)": "c = 2",
-            "colar c=3 (sequential)": "c = 3",
-            "colar c=5 (sequential)": "c = 5",
-        },
+    "toy/sequential": (
+        "The same budget, our head",
+        "the-sequential-head",
+        {"colar c=2 (sequential)": "sequential (ours), c = 2"},
     ),
-    "sequential-gates": (
-        "The same, c up to 3, unsure groups end early (toy model)",
-        {
-            "colar c=1.5 (sequential, gated, with 1.5, confidence_threshold=0.7)": "c at most 1.5",
-            "colar c=2 (sequential, gated, with 1.5, confidence_threshold=0.7)": "c at most 2",
-        },
+    "toy/grpo": (
+        "Toy model, a teacher who errs, c = 2",
+        "reinforcement",
+        {"colar c=2": "Gaussian head (the paper's): SFT", "colar c=2 (RL)": "Gaussian head: GRPO"},
     ),
-    "grpo-tiny": (
-        "Reinforcement, from a teacher who errs (toy model)",
+    "smollm2/mathematics": (
+        "School mathematics, SmolLM2-135M",
+        "school-mathematics",
         {
-            "colar c=2": "CoLaR, c = 2: SFT",
-            "colar c=2 (SFT continued)": "SFT continued",
-            "colar c=2 (RL)": "GRPO",
-        },
-    ),
-    "smollm2-135m": (
-        "School mathematics (SmolLM2-135M)",
-        {
-            "cot": "CoT",
             "cot (SFT continued)": "CoT, trained for longer",
-            "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
-            "smollm2-135m c=2 (sequential, confidence_threshold=0.8)": "c = 2, unsure digits apart",
-            "smollm2-135m c=2 (sequential)": "c = 2",
-        },
-    ),
-    "smollm2-135m-rl": (
-        "The same after GRPO at c = 2",
-        {
-            "smollm2-135m c=2 (sequential-RL at 480, confidence_threshold=0.8)": "c = 2, unsure digits apart",
-            "smollm2-135m c=2 (sequential-RL at 480)": "c = 2",
-        },
-    ),
-    "smollm2-135m-prontoqa": (
-        "Deduction in sentences, ProntoQA, few rows (SmolLM2-135M)",
-        {
-            "smollm2-135m c=1 (sequential)": "CoLaR, c = 1",
-            "smollm2-135m c=2 (sequential)": "c = 2",
-            "smollm2-135m c=5 (sequential, confidence_threshold=0.8)": "c at most 5, unsure tokens apart",
-            "smollm2-135m c=5 (sequential)": "c = 5",
-            "no_cot": "no chain",
+            "smollm2-135m c=2 (sequential, confidence_threshold=0.8)": "sequential (ours), c = 2, threshold 0.8",
+            "smollm2-135m c=2 (sequential)": "sequential (ours), c = 2",
         },
     ),
 }
-"""Of README's table: folder -> title of the experiment, and its systems with the names that README gives them."""
+"""Of README's table: folder -> title of the experiment, its heading in the page, its systems with README's names."""
 SPEED_CELL = "b32/mixed"
-SPEEDS = {
-    "hf-cot": "transformers `generate`, static batch, CoT",
-    "published": "latent loop as published, c = 5",
-    "cot": "ours, CoT",
-    "colar5": "ours, CoLaR, c = 5",
-}
+SPEEDS = {"hf-cot": "transformers `generate`, CoT", "colar5": "ours, Gaussian head (the paper's), c = 5"}
 """Of README's table: systems of the benchmark of thinking, 32 rows at a time, chains of the data's own lengths."""
 
 
@@ -135,23 +108,34 @@ def difference(row: PairDifference | None) -> str:
     return points(None if row is None else row.difference)
 
 
-def accuracy(report: Report) -> Grid:
-    """How right is each system, on each data set and on average? Greedy; the sampled average beside it."""
-    datasets = datasets_of(report.shown_rows)
+def averages(report: Report) -> Grid:
+    """How right is each system on average? Greedy, the best first."""
+    body = []
+    for name, rows in by_name(report).items():
+        average = rows.get(("greedy", AVERAGE))
+        if average is not None and not is_control(average.system.label):
+            body.append([name, number(average.length), accuracy_of(average), half_runs(average)])
+    # The best average first: `52.0 ± 3.9`.
+    return Grid(
+        "", ["system", "#L", "average", "runs"], sorted(body, key=lambda line: -float(line[2].split()[0]))
+    )
+
+
+def datasets(report: Report) -> Grid:
+    """How right is each system on each data set? Greedy; the average where the system was asked on all of them."""
+    names = datasets_of(report.shown_rows)
     body = []
     for name, rows in by_name(report).items():
         average = rows.get(("greedy", AVERAGE))
         if average is None or is_control(average.system.label):
             continue
         line = [name, number(average.length)]
-        for dataset in datasets:
+        for dataset in names:
             row = rows.get(("greedy", dataset))
             line.append(BLANK if row is None else percent(row.accuracy))
-        sampled = accuracy_of(rows.get(("sampled", AVERAGE)))
-        body.append([*line, accuracy_of(average), half_runs(average), sampled])
-    head = ["system", "#L", *datasets, "average", "runs", "average, sampled"]
-    # The best average first: `52.0 ± 3.9`.
-    return Grid("", head, sorted(body, key=lambda line: -float(line[-3].split()[0])))
+        whole = _averaged(average, rows) == tuple(sorted(names))
+        body.append([*line, accuracy_of(average if whole else None)])
+    return Grid("", ["system", "#L", *names, "average"], body)
 
 
 def factors(report: Report) -> Grid:
@@ -167,7 +151,7 @@ def factors(report: Report) -> Grid:
         line = [str(factor)]
         for label in labels:
             row = found.get((factor, label))
-            line.append(BLANK if row is None else f"{accuracy_of(row)} ({half_runs(row)})")
+            line.append(accuracy_of(row))
         body.append(line)
     return Grid("", ["c asked for", *(label or "random c" for label in labels)], body)
 
@@ -274,18 +258,17 @@ def samples(report: Report) -> Grid:
 
 
 def headline() -> Grid:
-    """What has been found, in short? Greedy averages of the main systems of three experiments, and the speed."""
+    """What has been found, in short? Greedy averages of the main systems of some experiments, and the speed."""
     body = []
-    for folder, (title, names) in ACCURACIES.items():
+    for folder, (title, heading, names) in ACCURACIES.items():
         found = by_name(Report.from_json(files.read_json(ROOT / "results" / folder / "report.json")))
-        experiment = f"[{title}](results/{folder}/README.md)"
+        experiment = f"[{title}](results/{folder.partition('/')[0]}/README.md#{heading})"
         for system, name in names.items():
             row = found[system]["greedy", AVERAGE]
             body.append([experiment, name, accuracy_of(row), number(row.length), BLANK])
             experiment = ""  # named once, in its first row
-    cells = files.read_json(ROOT / "results" / "bench-generate" / "report.json")["cells"]
-    title = "Speed on two CPU cores (SmolLM2-135M, untrained head, forced lengths)"
-    experiment = f"[{title}](results/bench-generate/README.md)"
+    cells = speed_tables.report(ROOT / "results" / "speed" / "generate")["cells"]
+    experiment = "[Speed on two CPU cores, SmolLM2-135M](results/speed/README.md#thinking)"
     for system, name in SPEEDS.items():
         rate = cells[system][SPEED_CELL]["questions_per_second"]
         body.append([experiment, name, BLANK, BLANK, number(rate)])
@@ -294,7 +277,8 @@ def headline() -> Grid:
 
 
 TABLES: dict[str, Callable[[Report], Grid]] = {
-    "accuracy": accuracy,
+    "averages": averages,
+    "datasets": datasets,
     "factors": factors,
     "gates": gates,
     "controls": controls,
@@ -319,6 +303,8 @@ def filled(text: str) -> str:
             grid = without_blank_columns(TABLES[kind](report))
             # The page has a heading of its own: the table alone is put in.
             body = markdown(grid).partition("\n\n")[2]
+        elif kind in speed_tables.TABLES:
+            body = markdown(speed_tables.TABLES[kind](ROOT / folder)).partition("\n\n")[2]
         elif kind == "headline":
             body = markdown(headline()).partition("\n\n")[2]
         else:

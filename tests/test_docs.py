@@ -26,13 +26,15 @@ from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS_OF_PAGES = (".", "docs", "results/*", "checkpoints/*")
+FOLDERS_OF_PAGES = (".", "docs", "results/*", "results/*/*", "checkpoints/*")
 PAGES = []
 for folder in FOLDERS_OF_PAGES:
     PAGES += sorted(ROOT.glob(f"{folder}/*.md"))
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 PICTURE = re.compile(r"(?:src|srcset|href)=\"(?!https?:)([^\"]+)\"")
-MENTION = re.compile(r"\b(?:docs|scripts|reproduce|benchmarks|tests|results/[\w.-]+)/[\w.-]+\.(?:md|py|sh)\b")
+MENTION = re.compile(
+    r"\b(?:docs|scripts|reproduce|benchmarks|tests|results(?:/[\w.-]+)+)/[\w.-]+\.(?:md|py|sh)\b"
+)
 """A file of this repository as comments, help and docstrings name it."""
 ELSEWHERE = {"scripts/gsm_eval.py"}
 """Files of other repositories that are named here (PAL's evaluation of GSM-Hard)."""
@@ -72,7 +74,7 @@ def script(name, monkeypatch):
 
 def test_there_are_pages():
     names = {str(path.relative_to(ROOT)) for path in PAGES}
-    assert {"README.md", "CONTRIBUTING.md", "docs/method.md", "results/demo/README.md"} <= names
+    assert {"README.md", "CONTRIBUTING.md", "docs/method.md", "results/toy/README.md"} <= names
 
 
 def test_anchors_are_githubs(tmp_path):
@@ -116,14 +118,16 @@ def test_nobody_is_told_to_install_colar_by_its_name_from_an_index():
     assert wrong == []
 
 
-def test_every_manual_and_lab_report_is_in_the_index():
+def test_every_manual_and_page_of_results_is_in_the_index_and_every_folder_of_records_in_its_page():
     index = ROOT / "docs" / "README.md"
     linked = {
         (index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())
     }
     wanted = {*ROOT.glob("docs/*.md"), *ROOT.glob("results/*/README.md")} - {index}
     assert wanted <= linked
-    assert {path.parent for path in ROOT.glob("results/*/report.json")} <= {path.parent for path in linked}
+    for report in ROOT.glob("results/*/*/report.json"):
+        page = report.parent.parent / "README.md"
+        assert f"`{report.parent.name}`" in page.read_text(), f"{page} does not say where {report} is from"
 
 
 # README
@@ -167,7 +171,7 @@ def test_readmes_answers_are_those_of_the_demo():
     shown = re.findall(r"^c = (\d): (\d+) thoughts, answer (\S+)$", text, flags=re.MULTILINE)
     assert len(shown) == 3
     expected = {}
-    with gzip.open(ROOT / "results" / "demo" / "records.jsonl.gz", "rt") as stream:
+    with gzip.open(ROOT / "results" / "toy" / "demo" / "records.jsonl.gz", "rt") as stream:
         for line in stream:
             record = json.loads(line)
             if (record["model"], record["decoding"], record["id"]) == (

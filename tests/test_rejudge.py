@@ -138,7 +138,9 @@ def published_in(folder):
     return {row["dataset"] for row in rows} & PUBLISHED
 
 
-RESULTS = sorted(path.parent for path in ROOT.glob("results/*/records.jsonl.gz") if published_in(path.parent))
+RESULTS = sorted(
+    path.parent for path in ROOT.glob("results/*/*/records.jsonl.gz") if published_in(path.parent)
+)
 
 
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda path: path.name)

@@ -80,7 +80,7 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
             assert words[0] == "report"
             # A script may put what was committed before, or some of its own answers again, beside its answers.
             folder = f"{tmp_path}/out/eval"
-            committed = {"results/grpo-tiny/records.jsonl.gz", f"{folder}/paper", f"{folder}/beside"}
+            committed = {"results/toy/grpo/records.jsonl.gz", f"{folder}/paper", f"{folder}/beside"}
             own = set(args.records) - committed
             assert own <= answered
             reported |= own

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,14 @@ from colar.evaluation import report
 from colar.show.report_rows import Report
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORTS = sorted(path.parent / "report.json" for path in ROOT.glob("results/*/records.jsonl.gz"))
+REPORTS = sorted(path.parent / "report.json" for path in ROOT.glob("results/*/*/records.jsonl.gz"))
 
 
 def test_there_are_results():
     assert len(REPORTS) >= 2
 
 
-@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: f"{path.parts[-3]}/{path.parts[-2]}")
 def test_a_report_is_the_fold_over_its_records(path):
     saved = files.read_json(path)
     records = report.RecordFiles([path.parent / "records.jsonl.gz"])
@@ -32,26 +33,48 @@ def test_a_report_is_the_fold_over_its_records(path):
     assert saved["provenance"]["command"].startswith("colar ")
 
 
-def write_tables():
-    """scripts/write_tables.py as a module."""
-    spec = importlib.util.spec_from_file_location("write_tables", ROOT / "scripts" / "write_tables.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def module(name):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
-PAGES = write_tables().pages()
+PAGES = module("write_tables").pages()
 
 
 def test_pages_with_tables_are_found():
     with_tables = [path.relative_to(ROOT).as_posix() for path in PAGES if "<!-- results/" in path.read_text()]
-    assert {"README.md", "results/arena-tiny/README.md", "results/grpo-tiny/README.md"} <= set(with_tables)
+    assert {
+        "README.md",
+        "results/toy/README.md",
+        "results/smollm2/README.md",
+        "results/speed/README.md",
+    } <= set(with_tables)
     assert {path.parent for path in ROOT.glob("docs/*.md")} <= {path.parent for path in PAGES}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_tables_in_pages_are_those_of_the_results(path):
-    assert write_tables().filled(path.read_text()) == path.read_text(), "run scripts/write_tables.py"
+    assert module("write_tables").filled(path.read_text()) == path.read_text(), "run scripts/write_tables.py"
+
+
+def test_the_pages_of_results_are_four_and_can_be_read_in_ten_minutes():
+    pages = {path.parent.name: path for path in ROOT.glob("results/*/README.md")}
+    assert set(pages) == {"toy", "smollm2", "speed", "figures"}
+    for page in pages.values():
+        words = re.sub(r"<!--.*?-->", "", page.read_text()).split()
+        assert len(words) <= 2500, page
+    assert sum(path.stat().st_size for path in ROOT.glob("results/**/*") if path.is_file()) < 20e6
+
+
+def test_the_table_of_reinforced_runs_is_that_of_their_histories():
+    folder = ROOT / "results" / "toy" / "grpo-stability"
+    script = module("grpo_stability")
+    histories = files.read_json(folder / "report.json")["histories"]
+    rows = [script.summary(name, history) for name, history in histories.items()]
+    assert script.markdown(rows) == (folder / "report.md").read_text()
 
 
 def test_the_table_in_readme_is_the_demos():
@@ -59,6 +82,6 @@ def test_the_table_in_readme_is_the_demos():
         (ROOT / "README.md").read_text().partition("<!-- demo:begin -->")[2].partition("<!-- demo:end -->")[0]
     )
     table = [line for line in lines.splitlines() if line.startswith("| ") and "±" in line]
-    source = (ROOT / "results" / "demo" / "report.md").read_text().splitlines()
+    source = (ROOT / "results" / "toy" / "demo" / "report.md").read_text().splitlines()
     assert len(table) >= 7
     assert [line for line in table if line not in source] == []

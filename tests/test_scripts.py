@@ -1,22 +1,16 @@
 """What the scripts and benchmarks beside the package compute, and that they run."""
 
-import dataclasses
 import importlib.util
 import json
-import math
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from example_rows import report_row
-from families import EXAMPLES
-from sequential import made
 
-from colar import files, recipe
-from colar.data import sources
+from colar import files
 from colar.data.example import Example
-from colar.evaluation.evaluate import Limits, score
 from colar.evaluation.report import write as write_report
 from colar.methods import pretrained, registry
 from colar.model import backbones
@@ -185,7 +179,7 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     write_report(tmp_path / "results" / "here", records, provenance={}, pairs=[("cot", "fast")])
     page = "before\n" + "".join(
         f"<!-- results/here {kind} -->\nstale\n<!-- end -->\nbetween\n"
-        for kind in ("accuracy", "controls", "pairs", "notes")
+        for kind in ("averages", "datasets", "controls", "pairs", "notes")
     )
     (tmp_path / "results" / "here" / "notes.md").write_text(
         "# A page\n\n| as | it |\n| --- | --- |\n| is | – |\n\n| no |\n"
@@ -195,10 +189,14 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     assert "stale" not in filled
     lines = [line for line in filled.splitlines() if line.startswith("|") and "---" not in line]
     assert lines == [
-        "| system | #L | sums | average | runs |",
-        "| cot | 4.0 | 75.0 | 75.0 ± 49.0 | ± 0.0 |",
-        "| fast | 4.0 | 37.5 | 37.5 ± 46.9 | ± 158.8 |",
-        "| snappy (snap) | 4.0 | 25.0 | 25.0 ± 49.0 | ± 0.0 |",
+        "| system | #L | average | runs |",
+        "| cot | 4.0 | 75.0 ± 49.0 | ± 0.0 |",
+        "| fast | 4.0 | 37.5 ± 46.9 | ± 158.8 |",
+        "| snappy (snap) | 4.0 | 25.0 ± 49.0 | ± 0.0 |",
+        "| system | #L | sums | average |",
+        "| cot | 4.0 | 75.0 | 75.0 ± 49.0 |",
+        "| fast | 4.0 | 37.5 | 37.5 ± 46.9 |",
+        "| snappy (snap) | 4.0 | 25.0 | 25.0 ± 49.0 |",
         "| system | #L | its own | zeroed |",
         "| fast | 4.0 | 37.5 ± 46.9 | 0.0 ± 0.0 (0.0) |",
         "| snappy (snap) | 4.0 | 25.0 ± 49.0 | 25.0 ± 49.0 (25.0) |",
@@ -301,7 +299,28 @@ def test_a_line_a_factor_and_a_column_a_label_by_hand():
         ["1", "90.0", "95.0"],
         ["5", "40.0", "–"],
     ]
-    assert grid.rows[0][1].endswith("(± 2.0)")
+    assert grid.rows[0][1].endswith("± 2.0")
+
+
+def test_times_are_shares_of_the_cot_that_was_timed_beside_them(tmp_path):
+    def cell(ms, thoughts=10):
+        return {"ms": ms, "thoughts": thoughts}
+
+    cells = {"cot/b1": cell(200, 20), "cot/b32": cell(40, 20.5)}
+    cells |= {"c=2/0/b1": cell(100), "c=2/0/b32": cell(30), "c=2/0/votes8": cell(500, 11)}
+    for threshold, ms in (("0.5", 1), ("0.8", 150), ("0.95", 1)):  # the first from 0.7 on is shown
+        cells |= {f"c=2/{threshold}/b1": cell(ms), f"c=2/{threshold}/b32": cell(ms)}
+    files.write_json(tmp_path / "report.json", {"cells": cells})
+    later = {"cot/b1": cell(400), "cot/b32": cell(40), "c=2/0/b1": cell(100), "c=2/0/b32": cell(10)}
+    files.write_json(tmp_path / "report_rl.json", {"cells": later})
+    assert module("scripts/speed_tables.py").times(tmp_path).rows == [
+        ["CoT", "200", "40", "100%", "100%", "20.5"],
+        ["c = 2", "100", "30", "50%", "75%", "10"],
+        ["c = 2, eight draws", "500", "–", "250%", "–", "11"],
+        ["c = 2, threshold 0.8", "150", "150", "75%", "375%", "10"],
+        ["CoT", "400", "40", "100%", "100%", "10"],
+        ["c = 2, after GRPO", "100", "10", "25%", "25%", "10"],
+    ]
 
 
 def write_clock(run, steps, seconds):
@@ -412,123 +431,6 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
     assert "c=2/1/b32" in capsys.readouterr().out
 
 
-def test_every_checkpoint_of_a_run_is_tested_and_drawn(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(
-        f"output: {tmp_path / 'run'}\n"
-        "data: {source: arithmetic, train_size: 16, validation_size: 4}\n"
-        "method: {name: colar}\n"
-        "training: {max_steps: 4, per_device_train_batch_size: 4, save_steps: 2, save_total_limit: 2}\n"
-        "validation: {params: [{compression_factor: 1}, {compression_factor: 2, snap: true}],"
-        " limits: {max_latents: 4, max_completion_length: 3}}\n"
-    )
-    result = recipe.run(recipe.load(path))
-    script = module("scripts/checkpoint_accuracy.py")
-    command = ["", str(tmp_path / "run"), "--data", "arithmetic", "--limit", "3"]
-    monkeypatch.setattr(sys, "argv", command)
-    script.main()
-    found = json.loads((tmp_path / "run" / "checkpoint_accuracy.json").read_text())
-    assert set(found["arithmetic"]) == {"c = 1", "c = 2, snap"}
-    points = [(point["step"], point["rows"], point["questions"]) for point in found["arithmetic"]["c = 1"]]
-    assert points == [(2, 8, 3), (4, 16, 3)]
-
-    # The last checkpoint is what the run ended with: the same questions, the same answers.
-    lm, method = pretrained.load(result.best)
-    examples = sources.load("arithmetic", "test", limit=3)
-    params = [registry.make_params(method, {"compression_factor": 1})]
-    scores = score(lm, method, examples, params, "greedy", Limits(max_latents=4, max_completion_length=3))
-    assert found["arithmetic"]["c = 1"][1]["accuracy"] == scores["accuracy"]
-
-    monkeypatch.setattr(script, "measure", None)  # all of it is known: nothing is measured again
-    script.main()
-    assert json.loads((tmp_path / "run" / "checkpoint_accuracy.json").read_text()) == found
-    monkeypatch.setattr(sys, "argv", [*command[:-1], "2"])
-    with pytest.raises(SystemExit, match="measured with 3 questions"):
-        script.main()
-
-    monkeypatch.setattr(
-        sys, "argv", ["", f"toy={tmp_path}/run/checkpoint_accuracy.json", "--output", str(tmp_path / "out")]
-    )
-    module("scripts/accuracy_vs_rows.py").main()
-    assert set(json.loads((tmp_path / "out" / "accuracy_vs_rows.json").read_text())) == {"toy, arithmetic"}
-    assert (tmp_path / "out" / "accuracy_vs_rows.png").stat().st_size > 5000
-
-
-def test_accuracy_over_stages_counts_what_every_stage_was_asked(tmp_path, monkeypatch):
-    def answer(dataset, number, right, label, **changes):
-        row = {
-            "model": "m", "method": "colar", "label": label, "dataset": dataset, "compression_factor": 2, "decoding": "greedy",
-            "train_seed": 0, "seed": 0, "id": f"{dataset}/{number}", "completion": "1", "parsed": "1", "correct": right,
-            "truncated": False, "length": 4, "forward_passes": 5, "seconds": 0.1,
-        }  # fmt: skip
-        return {**row, **changes}
-
-    # The second stage has not been asked a/2, which the first one got right; draws are other answers.
-    first = [answer("a", i, i in (0, 2), "first") for i in range(3)]
-    first += [answer("b", i, i == 0, "first") for i in range(4)]
-    first += [answer("a", 0, False, "first", decoding="sampled")]
-    second = [answer("a", i, True, "") for i in range(2)] + [answer("b", i, i < 3, "") for i in range(4)]
-    files.write_jsonl(tmp_path / "one" / "records.jsonl", first)
-    files.write_jsonl(tmp_path / "two" / "records.jsonl", second)
-    stages = [
-        {"examples": 10, "records": "one", "system": {"label": "first", "compression_factor": 2}},
-        {"examples": 30, "records": "two", "system": {"label": ""}},
-    ]
-    files.write_json(tmp_path / "stages.json", {"curves": {"c = 2": stages}})
-    script = module("scripts/accuracy_vs_examples.py")
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "stages.json"), "--output", str(tmp_path / "out")])
-    script.main()
-    found = json.loads((tmp_path / "out" / "accuracy_vs_examples.json").read_text())
-    assert found["questions"] == {"a": 2, "b": 4}
-    points = found["curves"]["c = 2"]
-    assert [(point["examples"], point["accuracy"]) for point in points] == [
-        (10, (1 / 2 + 1 / 4) / 2),
-        (30, (1 + 3 / 4) / 2),
-    ]
-    # Standard errors of a and b: sd 1 / sqrt(2) of 2, sd 1 / 2 of 4; of their mean, half the root of the squares' sum.
-    assert points[0]["half_interval"] == pytest.approx(1.96 * math.sqrt(1 / 4 + 1 / 16) / 2)
-    assert (tmp_path / "out" / "accuracy_vs_examples.png").stat().st_size > 5000
-
-    stages[1]["system"] = {"label": "third"}
-    files.write_json(tmp_path / "stages.json", {"curves": {"c = 2": stages}})
-    with pytest.raises(SystemExit, match="two has no answers of .*third"):
-        script.main()
-    files.write_json(tmp_path / "stages.json", {"curves": {"c = 2": [{"examples": 10}]}})
-    with pytest.raises(SystemExit, match=r"a point of 'c = 2' has \['examples'\], it needs"):
-        script.main()
-
-
-def test_the_stages_of_smollm2_are_those_of_their_answers():
-    script = module("scripts/accuracy_vs_examples.py")
-    path = ROOT / "results" / "smollm2-135m" / "stages.json"
-    committed = json.loads((path.parent / "accuracy_vs_examples.json").read_text())
-    found = script.measure(script.read(path), path)
-    assert found["questions"] == committed["questions"]
-    assert list(found["curves"]) == list(committed["curves"])
-    for name, points in found["curves"].items():
-        for point, other in zip(points, committed["curves"][name], strict=True):
-            assert point == pytest.approx(other)
-
-
-def test_a_method_without_params_has_one_curve(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(
-        f"output: {tmp_path / 'run'}\n"
-        "data: {source: arithmetic, train_size: 8, validation_size: 0}\n"
-        "method: {name: cot}\n"
-        "training: {max_steps: 1, per_device_train_batch_size: 4, save_steps: 1}\n"
-        "validation: {limits: {max_latents: 4, max_completion_length: 3}}\n"
-    )
-    run = recipe.load(path)
-    recipe.run(run)
-    script = module("scripts/checkpoint_accuracy.py")
-    tests = {"arithmetic": sources.load("arithmetic", "test", limit=2)}
-    found = script.measure(run, tmp_path / "run" / "checkpoints" / "checkpoint-1", tests)
-    assert list(found["arithmetic"]) == ["accuracy"]
-    assert script.label("accuracy") == "accuracy"
-    assert script.label("accuracy/compression_factor=2/snap") == "c = 2, snap"
-
-
 def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
     found = module("scripts/left_out.py")
     lengths = {1: [4, 6, 8], 3: [2, 2, 3], 2: [2, 3, 8]}  # at c = 2: as at 3, as asked, as at 1
@@ -545,7 +447,7 @@ def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
     ]
     without = [row for row in rows if (row["id"], row["compression_factor"]) != ("q2", 3)]  # unanswered there
     assert found.shares(without, [1, 3])[1] == {"asked": 2, "expected": 1.0, "as_at": {1: 0.0, 3: 0.5}}
-    committed = ROOT / "results/c-curves"
+    committed = ROOT / "results/toy/factors"
     given = [committed / "records.jsonl.gz", "--label", "c in 1 3 5 7", "--trained", 1, 3, 5, 7]
     monkeypatch.setattr(sys, "argv", ["left_out.py", *map(str, given), "--output", str(tmp_path)])
     found.main()
@@ -570,71 +472,6 @@ def test_the_toys_of_other_sizes_load_and_are_drawn_from_their_seed(tmp_path, mo
     (tmp_path / "0.1m-0" / "mark").touch()
     toys.main()
     assert (tmp_path / "0.1m-0" / "mark").exists()
-
-
-def test_a_mean_of_checkpoints_averages_what_maps_do(tmp_path):
-    """Factors are stored up to a sign, or any other change of basis: the mean goes by their products."""
-    mean_checkpoint = module("scripts/mean_checkpoint.py")
-    torch.manual_seed(0)
-    up, down = torch.randn(2, 6, 3), torch.randn(2, 3, 6)
-    basis = torch.linalg.qr(torch.randn(3, 3))[0]
-    one = {"place_maps.up": up, "place_maps.down": down, "norm": torch.tensor([1.0, 2.0])}
-    other = {
-        "place_maps.up": -up @ basis,
-        "place_maps.down": -basis.T @ down,
-        "norm": torch.tensor([3.0, 6.0]),
-    }
-    found = mean_checkpoint.mean([one, other], "modules.safetensors")
-    assert found["norm"].tolist() == [2.0, 4.0]
-    torch.testing.assert_close(
-        found["place_maps.up"] @ found["place_maps.down"], up @ down, rtol=1e-4, atol=1e-4
-    )
-    # Two different maps of rank 3: the nearest of rank 3 to their mean, no further from it than either is.
-    other["place_maps.up"] = torch.randn(2, 6, 3)
-    found = mean_checkpoint.mean([one, other], "modules.safetensors")
-    wanted = (up @ down + other["place_maps.up"] @ other["place_maps.down"]) / 2
-    off = (found["place_maps.up"] @ found["place_maps.down"] - wanted).norm()
-    assert off < (up @ down - wanted).norm()
-    with pytest.raises(SystemExit, match=r"modules.safetensors: the checkpoints have other weights"):
-        mean_checkpoint.mean([one, {"norm": torch.zeros(2)}], "modules.safetensors")
-
-
-def test_a_mean_of_a_checkpoint_and_itself_answers_as_it_does(tmp_path, monkeypatch, capsys):
-    mean_checkpoint = module("scripts/mean_checkpoint.py")
-    lm, method = made(compression_factors=[2], merge="ordered", merge_rank=4)
-    pretrained.save(lm, method, tmp_path / "model", {"metrics": {"accuracy": 1.0}}, "")
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["", str(tmp_path / "model"), str(tmp_path / "model"), "--output", str(tmp_path / "mean")],
-    )
-    mean_checkpoint.main()
-    assert capsys.readouterr().out.strip() == str(tmp_path / "mean")
-    again, _ = pretrained.load(tmp_path / "mean")
-    question = lm.template.question(EXAMPLES[0].question, "")
-    ids = torch.tensor([question])
-    torch.testing.assert_close(again.hidden(again.embed(ids)), lm.hidden(lm.embed(ids)))
-    torch.testing.assert_close(
-        again.extra["place_maps"].matrices(), lm.extra["place_maps"].matrices(), rtol=1e-4, atol=1e-5
-    )
-    run = json.loads((tmp_path / "mean" / "colar.json").read_text())["run"]
-    assert (run["metrics"], run["label"]) == ({}, "mean")
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "mean")])
-    with pytest.raises(SystemExit, match="is no checkpoint: it has no colar.json"):
-        mean_checkpoint.main()
-
-
-def test_questions_of_two_recipes_are_counted_by_their_text(monkeypatch, capsys):
-    counts = module("scripts/shared_questions.py").counts
-    plain, new = EXAMPLES[0], dataclasses.replace(EXAMPLES[1], id="t/1~1")
-    assert counts([plain, new], {new.question}) == {
-        "questions": 2, "shared": 1, "renumbered": 1, "renumbered and shared": 1,
-    }  # fmt: skip
-    sizes = ["--data.train_size", "40", "--data.validation_size", "0"]
-    monkeypatch.setattr(sys, "argv", ["", "tiny/cot", "tiny/cot", *sizes])
-    module("scripts/shared_questions.py").main()
-    expected = {"questions": 40, "shared": 40, "renumbered": 0, "renumbered and shared": 0}
-    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_an_average_with_the_covariance_of_two_sets_by_hand():

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import families
-import pytest
 
 from colar import files, progress
 from colar.methods import pretrained, registry

@@ -43,7 +43,7 @@ class Engine:
     `max_waiting` bounds the queue (None: no bound). Rows that run wait for at most `prefill_chunk` positions of
     questions before their next step. With `compile` forwards are compiled when they are first taken, which lasts a
     minute or two (less when it was done before), and bfloat16 weights on a CPU are kept twice, the second time as
-    its matrix units read them; it pays from some thousand steps on, results/bench-generate has figures. With
+    its matrix units read them; it pays from some thousand steps on, results/speed/generate has figures. With
     `cuda_graphs` steps are recorded as CUDA graphs (`graphs.py`): no GPU has run that, and a CPU gains nothing by it.
     Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose
     attention the engine does not know.

@@ -2,7 +2,7 @@
 
 A plain product rearranges the weights it reads on every call, which at a few rows takes a third of its time.
 oneDNN can be given them rearranged. That costs a second copy of the weights in memory, so it comes with
-`Engine(compile=True)`; results/bench-generate has figures.
+`Engine(compile=True)`; results/speed/generate has figures.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Colar(base.Method):
     def trained(self, params: ColarParams) -> str | None:
         warnings = []
         c, factors = params.compression_factor, self.config.factors
-        # A pretrained model's chains interpolate between its factors, a small model's do not (results/c-curves): the
+        # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy/factors): the
         # caller is warned.
         if c not in factors:
             warnings.append(f"compression_factor {c:g} was not trained (trained: {factors}): expect less")
