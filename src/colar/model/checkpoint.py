@@ -24,7 +24,7 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from colar import files
 from colar.checks import check_choice
@@ -151,20 +151,27 @@ def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) ->
         _check_adapter(lm.lm, set(state), folder / ADAPTER)
         set_peft_model_state_dict(lm.lm, state)
     else:
-        names = sorted(folder.glob("model*.safetensors"))
-        if not names:
-            raise ValueError(f"{folder} lacks model.safetensors")
-        # Large models are saved in several files, each with its own tensors.
-        state = {}
-        for name in names:
-            state.update(_load(name))
-        missing, unexpected = lm.causal_lm.load_state_dict(state, strict=False)
-        # A tied weight is stored once, so its other name is missing by right.
-        lm.causal_lm.tie_weights()
-        tied = set(lm.causal_lm.all_tied_weights_keys or {})
-        if unexpected or set(missing) - tied:
-            raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
+        _load_all(lm.causal_lm, folder)
     load_modules(lm.extra, folder, leave_out)
+
+
+def _load_all(lm: PreTrainedModel, folder: Path) -> None:
+    """Put all weights of a folder into a model of the same shape, in place.
+
+    The names in a file are not those of the model: `save_pretrained` renames, splits and stacks the weights of many
+    families. Only `from_pretrained` knows the way back, and it makes new parameters, of which an optimiser would know
+    nothing. So they are copied.
+    """
+    if not list(folder.glob("model*.safetensors")):
+        raise ValueError(f"{folder} lacks model.safetensors")
+    try:
+        stored, loading = type(lm).from_pretrained(folder, dtype=lm.dtype, output_loading_info=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{folder}: weights do not fit: {' '.join(str(error).split())}") from error
+    missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
+    if missing or unexpected:
+        raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
+    lm.load_state_dict(stored.state_dict())
 
 
 @runtime_checkable

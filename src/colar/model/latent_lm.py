@@ -313,10 +313,8 @@ class LatentLM(nn.Module):
         if isinstance(self.lm, PeftModel):
             # Weights read from a file are mapped into memory. To write into them is to copy them page by page, which
             # takes eight times as long as to copy them first.
-            for module in self.lm.modules():
-                if isinstance(module, BaseTunerLayer):
-                    weight = module.get_base_layer().weight
-                    weight.data = weight.data.clone()
+            for weight in _adapted_weights(self.lm):
+                weight.data = weight.data.clone()
             self.lm = self.lm.merge_and_unload()
 
     @contextlib.contextmanager
@@ -325,13 +323,8 @@ class LatentLM(nn.Module):
         if not isinstance(self.lm, PeftModel):
             yield
             return
-        # A weight may have two adapted layers: a tied embedding is read by one and chosen by the other.
-        weights: dict[int, nn.Parameter] = {}
-        for module in self.lm.modules():
-            if isinstance(module, BaseTunerLayer):
-                for weight in module.get_base_layer().parameters(recurse=False):
-                    weights[id(weight)] = weight
-        kept = {key: weight.detach().clone() for key, weight in weights.items()}
+        weights = _adapted_weights(self.lm)
+        kept = [weight.detach().clone() for weight in weights]
         try:
             self.lm.merge_adapter()
             yield
@@ -339,8 +332,8 @@ class LatentLM(nn.Module):
             # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
             # and a larger one each time. So the copies go back over the result.
             self.lm.unmerge_adapter()
-            for key, weight in weights.items():
-                weight.data.copy_(kept[key])
+            for weight, before in zip(weights, kept, strict=True):
+                weight.data.copy_(before)
 
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's row stays trainable.
@@ -358,6 +351,20 @@ class LatentLM(nn.Module):
                 added_rows.train_only(rows.weight_ND, places)
             return
         added_rows.train_only(self.causal_lm.get_input_embeddings().weight, kept)
+
+
+def _adapted_weights(lm: PeftModel) -> list[nn.Parameter]:
+    """The weights under an adapter, each once.
+
+    One weight may have two adapted layers (a tied embedding is read by one and chosen by the other), and one layer two
+    adapted weights, neither of them called `weight` (the stacked experts of a mixture).
+    """
+    weights: dict[int, nn.Parameter] = {}
+    for module in lm.modules():
+        if isinstance(module, BaseTunerLayer):
+            for weight in module.get_base_layer().parameters(recurse=False):
+                weights[id(weight)] = weight
+    return list(weights.values())
 
 
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
