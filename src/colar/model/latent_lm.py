@@ -19,13 +19,14 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
@@ -109,7 +110,7 @@ class LatentLM(nn.Module):
         self._takes_trees = mask_check.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
-            self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
+            self.lm = with_adapter(backbone.lm, lora, template)
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
@@ -367,11 +368,50 @@ def _adapted_weights(lm: PeftModel) -> list[nn.Parameter]:
     return list(weights.values())
 
 
+def with_adapter(lm: PreTrainedModel, lora: LoraSettings, template: Template) -> PeftModel:
+    """The model with a fresh adapter. ValueError for settings that peft refuses, or that the model cannot work with."""
+    config = lora_config(lora, template, lm)
+    try:
+        adapted = get_peft_model(lm, config)
+    # peft raises what it comes across: a pattern that is none, a module that it does not know.
+    except (ValueError, TypeError, NotImplementedError, re.error) as error:
+        raise ValueError(
+            f"model.lora with target_modules {_shown(lora.target_modules)} does not fit {type(lm).__name__}: "
+            f"{' '.join(str(error).split())[:300]}"
+        ) from error
+    _check_forward(adapted, lora)
+    return adapted
+
+
+@torch.no_grad()
+def _check_forward(adapted: PeftModel, lora: LoraSettings) -> None:
+    """Reject an adapter that the model's forward does not survive.
+
+    Some modules are linear layers by their type alone: the router of a mixture may return several tensors.
+    """
+    lm = adapted.get_base_model()
+    if lm.device.type == "meta":
+        return
+    try:
+        # Dropout may draw: a run has the random numbers that it would have had.
+        with torch.random.fork_rng(devices=[]):
+            lm.base_model(input_ids=torch.tensor([[0, 1]], device=lm.device), use_cache=False)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"model.lora with target_modules {_shown(lora.target_modules)} does not fit {type(lm).__name__}, which "
+            f"cannot compute with such an adapter: {error}. Name the layers that get one"
+        ) from error
+
+
+def _shown(targets: tuple[str, ...] | str) -> str:
+    return targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
+
+
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
     """peft's config; rows of added tokens are trained where they are read and where they are chosen."""
     targets = lora.target_modules
     rows = added_rows.to_train(lm, template.added_ids) if template.added_ids else None
-    return LoraConfig(
+    config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
         lora_alpha=lora.lora_alpha,
@@ -379,6 +419,32 @@ def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> 
         target_modules=targets if isinstance(targets, str) else list(targets),
         trainable_token_indices=rows,
     )
+    if rows is not None:
+        _check_rows(lm, template, config)
+    return config
+
+
+def _check_rows(lm: PreTrainedModel, template: Template, config: LoraConfig) -> None:
+    """Reject an adapter on the embedding or the LM head where rows of these are trained for added tokens.
+
+    peft refuses both in one layer. With a tied head it does not, but the head would not see the rows.
+    """
+    wanted = (lm.get_input_embeddings(), lm.get_output_embeddings())
+    for name, module in lm.named_modules():
+        if any(module is one for one in wanted) and _has_adapter(config, name):
+            raise ValueError(
+                f"model.lora.target_modules names {name}, of which the row of the added separator "
+                f"{template.config.separator!r} is trained: leave {name} out, or set template.separator to one token "
+                "of the tokenizer"
+            )
+
+
+def _has_adapter(config: LoraConfig, name: str) -> bool:
+    try:
+        return bool(check_target_module_exists(config, name))
+    # A pattern that is none: peft says so when it lays the adapter on.
+    except re.error:
+        return False
 
 
 def head_logits(
