@@ -19,6 +19,7 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.pytorch_utils import Conv1D
 
 from colar.checks import check_holds
 from colar.model import added_rows, chunks, mask_check, masks
@@ -37,9 +37,6 @@ from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import devices, trees
 from colar.prompts import Template, TemplateConfig
-
-ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the LM head."""
 
 
 @dataclass(frozen=True)
@@ -62,33 +59,37 @@ class LoraSettings:
     def check_same(self, lm: PeftModel, where: object) -> None:
         """Reject a model whose adapter was made with other settings than these: ValueError."""
         trained: Any = lm.peft_config["default"]
-        mine: dict[str, Any] = {}
-        theirs: dict[str, Any] = {}
-        for name in ("r", "lora_alpha", "lora_dropout"):
-            mine[name], theirs[name] = getattr(self, name), getattr(trained, name)
-        mine["target_modules"] = _names(self.target_modules)
-        theirs["target_modules"] = _names(trained.target_modules)
-        # peft stores "all-linear" as the names that it found.
-        if self.target_modules == ALL_LINEAR and _all_linears_have_one(lm):
-            theirs["target_modules"] = ALL_LINEAR
-        if mine != theirs:
+        names = ("r", "lora_alpha", "lora_dropout")
+        mine = {name: getattr(self, name) for name in names}
+        theirs = {name: getattr(trained, name) for name in names}
+        # peft stores what it has made of the targets: names, patterns and "all-linear" may mean the same, and those of
+        # stacked experts become parameters. So the weights are compared that it makes of them.
+        if mine != theirs or self._weights_on(lm.get_base_model()) != _lora_weights(lm):
+            mine["target_modules"], theirs["target_modules"] = self.target_modules, trained.target_modules
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
 
+    def _weights_on(self, lm: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+        # A model of shapes: its weights take no memory.
+        with torch.device("meta"):
+            twin = type(lm)(copy.deepcopy(lm.config))
+        return _lora_weights(_adapt(twin, self, self.to_peft()))
 
-def _names(targets: Any) -> Any:
-    """peft's target modules, comparable: a text is a pattern, or "all-linear", and anything else a set of names."""
-    return targets if isinstance(targets, str) else set(targets)
+    def to_peft(self, rows: dict[str, list[int]] | None = None) -> LoraConfig:
+        """peft's config; `rows` of modules are trained too."""
+        targets = self.target_modules
+        return LoraConfig(
+            task_type="CAUSAL_LM",
+            r=self.r,
+            lora_alpha=self.lora_alpha,
+            lora_dropout=self.lora_dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            trainable_token_indices=rows,
+        )
 
 
-def _all_linears_have_one(lm: PeftModel) -> bool:
-    """Whether every linear layer has an adapter but the LM head, which "all-linear" leaves out."""
-    causal_lm = lm.get_base_model()
-    passed: set[nn.Module] = set(causal_lm.get_output_embeddings().modules())
-    for module in causal_lm.modules():
-        if isinstance(module, BaseTunerLayer):
-            passed.update(module.modules())
-    linears = (module for module in causal_lm.modules() if isinstance(module, nn.Linear | Conv1D))
-    return all(module in passed for module in linears)
+def _lora_weights(lm: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The weights of a low-rank adapter, by name, with their shapes."""
+    return {name: tuple(weight.shape) for name, weight in lm.named_parameters() if ".lora_" in name}
 
 
 Reduce = Callable[..., tuple[Tensor, ...]]
@@ -370,17 +371,20 @@ def _adapted_weights(lm: PeftModel) -> list[nn.Parameter]:
 
 def with_adapter(lm: PreTrainedModel, lora: LoraSettings, template: Template) -> PeftModel:
     """The model with a fresh adapter. ValueError for settings that peft refuses, or that the model cannot work with."""
-    config = lora_config(lora, template, lm)
+    adapted = _adapt(lm, lora, lora_config(lora, template, lm))
+    _check_forward(adapted, lora)
+    return adapted
+
+
+def _adapt(lm: PreTrainedModel, lora: LoraSettings, config: LoraConfig) -> PeftModel:
     try:
-        adapted = get_peft_model(lm, config)
+        return get_peft_model(lm, config)
     # peft raises what it comes across: a pattern that is none, a module that it does not know.
     except (ValueError, TypeError, NotImplementedError, re.error) as error:
         raise ValueError(
             f"model.lora with target_modules {_shown(lora.target_modules)} does not fit {type(lm).__name__}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
-    _check_forward(adapted, lora)
-    return adapted
 
 
 @torch.no_grad()
@@ -409,16 +413,8 @@ def _shown(targets: tuple[str, ...] | str) -> str:
 
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
     """peft's config; rows of added tokens are trained where they are read and where they are chosen."""
-    targets = lora.target_modules
     rows = added_rows.to_train(lm, template.added_ids) if template.added_ids else None
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        trainable_token_indices=rows,
-    )
+    config = lora.to_peft(rows)
     if rows is not None:
         _check_rows(lm, template, config)
     return config
