@@ -64,7 +64,7 @@ LEFT_OUT = {
     "emu3": "an image tokenizer of its own: no tiny config",
     "gemma4_unified": "sizes differ from layer to layer: no tiny config",
     "kimi_linear": "its tiny config has no shapes that fit one another",
-    "mllama": "colar refuses it: AutoModelForCausalLM does not read the config that it saves",
+    "mllama": "AutoModelForCausalLM does not read the config that it saves",
     "nemotron_h": "half a million weights at the least",
     "qwen4_exp_text": "no tiny config",
 }

@@ -65,7 +65,10 @@ class LoraSettings:
         # peft stores what it has made of the targets: names, patterns and "all-linear" may mean the same, and those of
         # stacked experts become parameters. So the weights are compared that it makes of them.
         if mine != theirs or self._weights_on(lm.get_base_model()) != _lora_weights(lm):
-            mine["target_modules"], theirs["target_modules"] = self.target_modules, trained.target_modules
+            mine["target_modules"], theirs["target_modules"] = (
+                targets if isinstance(targets, str) else set(targets)
+                for targets in (self.target_modules, trained.target_modules)
+            )
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
 
     def _weights_on(self, lm: PreTrainedModel) -> dict[str, tuple[int, ...]]:
