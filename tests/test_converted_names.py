@@ -204,6 +204,22 @@ def test_weights_of_every_conversion_come_back(tmp_path: Path, family: str) -> N
         assert_same(back, wanted)
 
 
+@pytest.mark.parametrize("family", ["gemma3", "gpt_neox", "mixtral"])
+def test_weights_that_were_gathered_come_back(tmp_path: Path, family: str) -> None:
+    """As `sharded.gathered` gives them: copies by the model's names, a tied weight under both of its own."""
+    lm = LatentLM.from_backbone(backbones.load(save_backbone(family, tmp_path / "base")))
+    wanted = state(lm)
+    move(lm)
+    checkpoint.save(lm, tmp_path / "saved", {"name": "cot", "config": {}}, RUN, "card", gathered=wanted)
+    checkpoint.load_weights(lm, tmp_path / "saved")
+    assert_same(lm, wanted)
+    back, _ = checkpoint.load(tmp_path / "saved")
+    assert_same(back, wanted)
+    for each in (lm, back):
+        tied = each.causal_lm.get_input_embeddings().weight is each.causal_lm.get_output_embeddings().weight
+        assert tied == (family == "gemma3")
+
+
 @pytest.mark.parametrize("family", ["gpt_neox", "mixtral"])
 def test_a_run_of_all_weights_ends_and_resumes(tmp_path: Path, family: str) -> None:
     base = save_backbone(family, tmp_path / "base")
