@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import added_rows, backbones, card, checkpoint
+from colar.model import added_rows, backbones, card, checkpoint, rehearsal
 from colar.model.latent_lm import LatentLM, LoraSettings
 
 
@@ -31,10 +31,21 @@ def save(
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write model and method as a checkpoint folder; `gathered` as for `checkpoint.save_weights`."""
-    # Through JSON at once: tuples are lists here, as they are when the folder is read.
-    config = json.loads(json.dumps(dataclasses.asdict(method.config)))
-    saved = {"name": method.name, "config": config}
+    saved = _entry(method)
     return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
+
+
+def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> None:
+    """Write and read back all of a checkpoint but its weights: ValueError for a model that `save` could not save."""
+    saved = _entry(method)
+    registry.rebuild(saved, Path("colar.json"))
+    rehearsal.rehearse(lm, saved, run, card, leave_out=method.training_only)
+
+
+def _entry(method: Method) -> dict[str, Any]:
+    """The method in colar.json."""
+    # Through JSON at once: tuples are lists here, as they are when the folder is read.
+    return {"name": method.name, "config": json.loads(json.dumps(dataclasses.asdict(method.config)))}
 
 
 def save_pretrained(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:

@@ -19,13 +19,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from colar import files
 from colar.checks import check_choice
@@ -66,20 +72,34 @@ def save(
     folder = Path(folder)
     with _replacing(folder) as partial:
         save_weights(lm, partial, leave_out, gathered)
-        lm.tokenizer.save_pretrained(partial)
-        files.write_json(partial / "template.json", lm.template.to_json())
-        files.write_text(partial / "README.md", card)
-        info = {
-            "format": FORMAT,
-            "method": method,
-            "backbone": lm.name,
-            "fingerprint": lm.fingerprint,
-            "weights": "adapter" if lm.has_adapter else "full",
-            "modules": sorted(lm.extra.keys() - set(leave_out)),
-            "run": run,
-        }
-        files.write_json(partial / "colar.json", info)
+        save_rest(lm, partial, method, run, card, leave_out)
     return folder
+
+
+def save_rest(
+    lm: LatentLM,
+    folder: Path,
+    method: dict[str, Any],
+    run: dict[str, Any],
+    card: str,
+    leave_out: Collection[str],
+) -> None:
+    """Write all of a checkpoint but its weights."""
+    # Which files those are is the tokenizer's own: many have no tokenizer.json. It names some that it has not written.
+    written = [Path(path) for path in lm.tokenizer.save_pretrained(folder)]
+    files.write_json(folder / "template.json", lm.template.to_json())
+    files.write_text(folder / "README.md", card)
+    info = {
+        "format": FORMAT,
+        "method": method,
+        "backbone": lm.name,
+        "fingerprint": lm.fingerprint,
+        "weights": "adapter" if lm.has_adapter else "full",
+        "modules": sorted(lm.extra.keys() - set(leave_out)),
+        "tokenizer": sorted(path.name for path in written if path.is_file()),
+        "run": run,
+    }
+    files.write_json(folder / "colar.json", info)
 
 
 def check_replaceable(folder: str | Path) -> None:
@@ -126,6 +146,7 @@ def save_weights(
             str(folder), safe_serialization=True, save_embedding_layers=False, state_dict=weights
         )
     else:
+        _forget_what_cannot_be_saved(lm.causal_lm)
         lm.causal_lm.save_pretrained(folder, state_dict=weights)
     state = {}
     modules = lm.extra.state_dict() if gathered is None else _under("extra.", gathered)
@@ -135,6 +156,16 @@ def save_weights(
             state[key] = value.contiguous()
     if state:
         save_file(state, folder / MODULES, metadata={"format": "pt"})
+
+
+def _forget_what_cannot_be_saved(lm: PreTrainedModel) -> None:
+    """Drop settings of `generate` that transformers loads with a warning and refuses to save; colar uses none."""
+    if not lm.can_generate():
+        return
+    try:
+        lm.generation_config.validate(strict=True)
+    except ValueError:
+        lm.generation_config = GenerationConfig.from_model_config(lm.config)
 
 
 def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -148,24 +179,29 @@ def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) ->
     Modules named in `leave_out` keep the weights that they have.
     """
     if isinstance(lm.lm, PeftModel):
-        state = _load(folder / ADAPTER)
-        _check_adapter(lm.lm, set(state), folder / ADAPTER)
-        set_peft_model_state_dict(lm.lm, state)
+        _load_adapter(lm.lm, folder / ADAPTER)
     else:
-        names = sorted(folder.glob("model*.safetensors"))
-        if not names:
-            raise ValueError(f"{folder} lacks model.safetensors")
-        # Large models are saved in several files, each with its own tensors.
-        state = {}
-        for name in names:
-            state.update(_load(name))
-        missing, unexpected = lm.causal_lm.load_state_dict(state, strict=False)
-        # A tied weight is stored once, so its other name is missing by right.
-        lm.causal_lm.tie_weights()
-        tied = set(lm.causal_lm.all_tied_weights_keys or {})
-        if unexpected or set(missing) - tied:
-            raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
+        _load_all(lm.causal_lm, folder)
     load_modules(lm.extra, folder, leave_out)
+
+
+def _load_all(lm: PreTrainedModel, folder: Path) -> None:
+    """Put all weights of a folder into a model of the same shape, in place.
+
+    The names in a file are not those of the model: `save_pretrained` renames, splits and stacks the weights of many
+    families. Only `from_pretrained` knows the way back, and it makes new parameters, of which an optimiser would know
+    nothing. So they are copied.
+    """
+    if not list(folder.glob("model*.safetensors")):
+        raise ValueError(f"{folder} lacks model.safetensors")
+    try:
+        stored, loading = type(lm).from_pretrained(folder, dtype=lm.dtype, output_loading_info=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{folder}: weights do not fit: {' '.join(str(error).split())}") from error
+    missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
+    if missing or unexpected:
+        raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
+    lm.load_state_dict(stored.state_dict())
 
 
 @runtime_checkable
@@ -235,7 +271,8 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
     _require(info, INFO_KEYS, folder / "colar.json")
 
-    wanted = ["template.json", "tokenizer.json", "tokenizer_config.json"]
+    # Checkpoints of earlier versions do not name their tokenizer's files: those that could be read had these.
+    wanted = ["template.json", *info.get("tokenizer", [TOKENIZER, "tokenizer_config.json"])]
     if info["weights"] == "adapter":
         wanted += ["adapter_config.json", ADAPTER]
     else:
@@ -312,7 +349,7 @@ def load(
     for path in sorted(folder.iterdir()):
         if path.name != TOKENIZER:
             _check_readable(path)
-    tokenizer = _load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     saved = files.read_json(folder / "template.json")
     _require(saved, TEMPLATE_KEYS, folder / "template.json")
     template = Template.from_json(saved, tokenizer)
@@ -336,10 +373,8 @@ def load(
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
         )
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
-    # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
-    lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True, low_cpu_mem_usage=True)
-    with safe_open(folder / ADAPTER, framework="pt") as stored:
-        _check_adapter(lm.lm, set(stored.keys()), folder / ADAPTER)
+    lm.lm = with_empty_adapter(lm.causal_lm, folder)
+    _load_adapter(lm.lm, folder / ADAPTER)
     return lm, info
 
 
@@ -389,13 +424,14 @@ def push_to_hub(folder: str | Path, repo_id: str, private: bool = True) -> str:
     )
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint. ValueError where its file is damaged."""
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception:
         # Its file holds the whole vocabulary, and reading it twice takes a while: it is checked when it has failed.
-        _check_readable(folder / TOKENIZER)
+        if (folder / TOKENIZER).exists():
+            _check_readable(folder / TOKENIZER)
         raise
 
 
@@ -411,16 +447,39 @@ def _check_readable(path: Path) -> None:
             raise ValueError(f"{path} is corrupt: {error}") from error
 
 
-def _check_adapter(lm: PeftModel, stored: set[str], path: Path) -> None:
-    """Reject an adapter that peft would load by half.
+def with_empty_adapter(lm: PreTrainedModel, folder: Path) -> PeftModel:
+    """The model with an adapter of a checkpoint's settings, whose weights hold nothing yet."""
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = False
+    # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
+    adapted = get_peft_model(lm, config, low_cpu_mem_usage=True)
+    for module in adapted.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.is_meta:
+                empty = torch.empty_like(weight, device=lm.device)
+                setattr(module, name, nn.Parameter(empty, weight.requires_grad))
+    return adapted
 
-    It only warns of weights that are missing, and ignores those that it does not know.
+
+def _load_adapter(lm: PeftModel, path: Path) -> None:
+    """Put an adapter's weights into a model that has one of the same shape, in place.
+
+    Not by `set_peft_model_state_dict`: it only warns of weights that are missing, and it applies the renamings
+    of old files to the names in this one, which turns some (Laguna's) into names that it then ignores.
     """
-    wanted = set(get_peft_model_state_dict(lm, save_embedding_layers=False))
-    if wanted != stored:
-        missing = sorted(wanted - stored)
-        unexpected = sorted(stored - wanted)
+    stored = _load(path)
+    # The tensors under the names of a file are the model's own.
+    own = get_peft_model_state_dict(lm, save_embedding_layers=False)
+    if own.keys() != stored.keys():
+        missing = sorted(own.keys() - stored.keys())
+        unexpected = sorted(stored.keys() - own.keys())
         raise ValueError(f"{path}: weights do not fit: missing {missing}, unexpected {unexpected}")
+    for name, value in stored.items():
+        if own[name].shape != value.shape:
+            raise ValueError(
+                f"{path}: weights do not fit: {name} has shape {tuple(value.shape)}, not {tuple(own[name].shape)}"
+            )
+        own[name].detach().copy_(value)
 
 
 def _require(saved: Any, keys: tuple[str, ...], path: Path) -> None:

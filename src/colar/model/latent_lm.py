@@ -19,16 +19,17 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.pytorch_utils import Conv1D
 
 from colar.checks import check_holds
 from colar.model import added_rows, chunks, context, input_check, mask_check, masks
@@ -36,9 +37,6 @@ from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import devices, trees
 from colar.prompts import Template, TemplateConfig
-
-ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the LM head."""
 
 
 @dataclass(frozen=True)
@@ -61,33 +59,40 @@ class LoraSettings:
     def check_same(self, lm: PeftModel, where: object) -> None:
         """Reject a model whose adapter was made with other settings than these: ValueError."""
         trained: Any = lm.peft_config["default"]
-        mine: dict[str, Any] = {}
-        theirs: dict[str, Any] = {}
-        for name in ("r", "lora_alpha", "lora_dropout"):
-            mine[name], theirs[name] = getattr(self, name), getattr(trained, name)
-        mine["target_modules"] = _names(self.target_modules)
-        theirs["target_modules"] = _names(trained.target_modules)
-        # peft stores "all-linear" as the names that it found.
-        if self.target_modules == ALL_LINEAR and _all_linears_have_one(lm):
-            theirs["target_modules"] = ALL_LINEAR
-        if mine != theirs:
+        names = ("r", "lora_alpha", "lora_dropout")
+        mine = {name: getattr(self, name) for name in names}
+        theirs = {name: getattr(trained, name) for name in names}
+        # peft stores what it has made of the targets: names, patterns and "all-linear" may mean the same, and those of
+        # stacked experts become parameters. So the weights are compared that it makes of them.
+        if mine != theirs or self._weights_on(lm.get_base_model()) != _lora_weights(lm):
+            mine["target_modules"], theirs["target_modules"] = (
+                targets if isinstance(targets, str) else set(targets)
+                for targets in (self.target_modules, trained.target_modules)
+            )
             raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
 
+    def _weights_on(self, lm: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+        # A model of shapes: its weights take no memory.
+        with torch.device("meta"):
+            twin = type(lm)(copy.deepcopy(lm.config))
+        return _lora_weights(_adapt(twin, self, self.to_peft()))
 
-def _names(targets: Any) -> Any:
-    """peft's target modules, comparable: a text is a pattern, or "all-linear", and anything else a set of names."""
-    return targets if isinstance(targets, str) else set(targets)
+    def to_peft(self, rows: dict[str, list[int]] | None = None) -> LoraConfig:
+        """peft's config; `rows` of modules are trained too."""
+        targets = self.target_modules
+        return LoraConfig(
+            task_type="CAUSAL_LM",
+            r=self.r,
+            lora_alpha=self.lora_alpha,
+            lora_dropout=self.lora_dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            trainable_token_indices=rows,
+        )
 
 
-def _all_linears_have_one(lm: PeftModel) -> bool:
-    """Whether every linear layer has an adapter but the LM head, which "all-linear" leaves out."""
-    causal_lm = lm.get_base_model()
-    passed: set[nn.Module] = set(causal_lm.get_output_embeddings().modules())
-    for module in causal_lm.modules():
-        if isinstance(module, BaseTunerLayer):
-            passed.update(module.modules())
-    linears = (module for module in causal_lm.modules() if isinstance(module, nn.Linear | Conv1D))
-    return all(module in passed for module in linears)
+def _lora_weights(lm: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The weights of a low-rank adapter, by name, with their shapes."""
+    return {name: tuple(weight.shape) for name, weight in lm.named_parameters() if ".lora_" in name}
 
 
 Reduce = Callable[..., tuple[Tensor, ...]]
@@ -109,7 +114,7 @@ class LatentLM(nn.Module):
         self._takes_trees = mask_check.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
-            self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
+            self.lm = with_adapter(backbone.lm, lora, template)
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
@@ -318,10 +323,8 @@ class LatentLM(nn.Module):
         if isinstance(self.lm, PeftModel):
             # Weights read from a file are mapped into memory. To write into them is to copy them page by page, which
             # takes eight times as long as to copy them first.
-            for module in self.lm.modules():
-                if isinstance(module, BaseTunerLayer):
-                    weight = module.get_base_layer().weight
-                    weight.data = weight.data.clone()
+            for weight in _adapted_weights(self.lm):
+                weight.data = weight.data.clone()
             self.lm = self.lm.merge_and_unload()
 
     @contextlib.contextmanager
@@ -330,13 +333,8 @@ class LatentLM(nn.Module):
         if not isinstance(self.lm, PeftModel):
             yield
             return
-        # A weight may have two adapted layers: a tied embedding is read by one and chosen by the other.
-        weights: dict[int, nn.Parameter] = {}
-        for module in self.lm.modules():
-            if isinstance(module, BaseTunerLayer):
-                for weight in module.get_base_layer().parameters(recurse=False):
-                    weights[id(weight)] = weight
-        kept = {key: weight.detach().clone() for key, weight in weights.items()}
+        weights = _adapted_weights(self.lm)
+        kept = [weight.detach().clone() for weight in weights]
         try:
             self.lm.merge_adapter()
             yield
@@ -344,8 +342,8 @@ class LatentLM(nn.Module):
             # peft takes the adapter out by subtraction, which leaves a rounding error of their dtype in the weights,
             # and a larger one each time. So the copies go back over the result.
             self.lm.unmerge_adapter()
-            for key, weight in weights.items():
-                weight.data.copy_(kept[key])
+            for weight, before in zip(weights, kept, strict=True):
+                weight.data.copy_(before)
 
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's row stays trainable.
@@ -365,18 +363,92 @@ class LatentLM(nn.Module):
         added_rows.train_only(self.causal_lm.get_input_embeddings().weight, kept)
 
 
+def _adapted_weights(lm: PeftModel) -> list[nn.Parameter]:
+    """The weights under an adapter, each once.
+
+    One weight may have two adapted layers (a tied embedding is read by one and chosen by the other), and one layer two
+    adapted weights, neither of them called `weight` (the stacked experts of a mixture).
+    """
+    weights: dict[int, nn.Parameter] = {}
+    for module in lm.modules():
+        if isinstance(module, BaseTunerLayer):
+            for weight in module.get_base_layer().parameters(recurse=False):
+                weights[id(weight)] = weight
+    return list(weights.values())
+
+
+def with_adapter(lm: PreTrainedModel, lora: LoraSettings, template: Template) -> PeftModel:
+    """The model with a fresh adapter. ValueError for settings that peft refuses, or that the model cannot work with."""
+    adapted = _adapt(lm, lora, lora_config(lora, template, lm))
+    _check_forward(adapted, lora)
+    return adapted
+
+
+def _adapt(lm: PreTrainedModel, lora: LoraSettings, config: LoraConfig) -> PeftModel:
+    try:
+        return get_peft_model(lm, config)
+    # peft raises what it comes across: a pattern that is none, a module that it does not know.
+    except (ValueError, TypeError, NotImplementedError, re.error) as error:
+        raise ValueError(
+            f"model.lora with target_modules {_shown(lora.target_modules)} does not fit {type(lm).__name__}: "
+            f"{' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+@torch.no_grad()
+def _check_forward(adapted: PeftModel, lora: LoraSettings) -> None:
+    """Reject an adapter that the model's forward does not survive.
+
+    Some modules are linear layers by their type alone: the router of a mixture may return several tensors.
+    """
+    lm = adapted.get_base_model()
+    if lm.device.type == "meta":
+        return
+    try:
+        # Dropout may draw: a run has the random numbers that it would have had.
+        with torch.random.fork_rng(devices=[]):
+            lm.base_model(input_ids=torch.tensor([[0, 1]], device=lm.device), use_cache=False)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"model.lora with target_modules {_shown(lora.target_modules)} does not fit {type(lm).__name__}, which "
+            f"cannot compute with such an adapter: {error}. Name the layers that get one"
+        ) from error
+
+
+def _shown(targets: tuple[str, ...] | str) -> str:
+    return targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
+
+
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
     """peft's config; rows of added tokens are trained where they are read and where they are chosen."""
-    targets = lora.target_modules
     rows = added_rows.to_train(lm, template.added_ids) if template.added_ids else None
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        trainable_token_indices=rows,
-    )
+    config = lora.to_peft(rows)
+    if rows is not None:
+        _check_rows(lm, template, config)
+    return config
+
+
+def _check_rows(lm: PreTrainedModel, template: Template, config: LoraConfig) -> None:
+    """Reject an adapter on the embedding or the LM head where rows of these are trained for added tokens.
+
+    peft refuses both in one layer. With a tied head it does not, but the head would not see the rows.
+    """
+    wanted = (lm.get_input_embeddings(), lm.get_output_embeddings())
+    for name, module in lm.named_modules():
+        if any(module is one for one in wanted) and _has_adapter(config, name):
+            raise ValueError(
+                f"model.lora.target_modules names {name}, of which the row of the added separator "
+                f"{template.config.separator!r} is trained: leave {name} out, or set template.separator to one token "
+                "of the tokenizer"
+            )
+
+
+def _has_adapter(config: LoraConfig, name: str) -> bool:
+    try:
+        return bool(check_target_module_exists(config, name))
+    # A pattern that is none: peft says so when it lays the adapter on.
+    except re.error:
+        return False
 
 
 def head_logits(

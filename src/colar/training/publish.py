@@ -44,7 +44,16 @@ class Publisher:
 
         `gathered` are the weights where the model has only a share of each.
         """
-        # Enough to say later where these weights come from.
+        run, text = self._describe(state)
+        pretrained.save(self.lm, self.method, self.folder.best, run, text, gathered)
+
+    def rehearse(self) -> None:
+        """Publish an empty model, and read it back: ValueError before the first step for one that cannot be saved."""
+        run, text = self._describe(TrainerState())
+        pretrained.rehearse(self.lm, self.method, run, text)
+
+    def _describe(self, state: TrainerState) -> tuple[dict[str, Any], str]:
+        """What colar.json holds of a run, enough to say later where these weights come from; and the model card."""
         run = {
             **self.info,
             "metrics": evaluation_metrics(state),
@@ -53,8 +62,7 @@ class Publisher:
             "seconds": round(self.clock.seconds, 1),
             "provenance": files.provenance(),
         }
-        text = card.text(self.lm, self.method.chosen(), run, asdict(self.method.Params()))
-        pretrained.save(self.lm, self.method, self.folder.best, run, text, gathered)
+        return run, card.text(self.lm, self.method.chosen(), run, asdict(self.method.Params()))
 
     def load(self) -> dict[str, float]:
         """Put the published weights into the model of every process, and return their metrics. All call it together.

@@ -91,6 +91,11 @@ def run_trainer(
         raise ValueError(
             "training runs on one device, by DDP (torchrun), or by training.fsdp; not by accelerate's FSDP or DeepSpeed"
         )
+    objective = trainer.objective
+    # Before a file of an earlier run is touched.
+    Publisher(
+        objective.lm, objective.method, folder, info, _clock(trainer, TrainerState(), config)
+    ).rehearse()
     writes = trainer.args.should_save
     # One process for each disk: where the folder is shared, the main process alone.
     owner = processes.owns(folder.path)
@@ -103,7 +108,6 @@ def run_trainer(
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated once more: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
-        objective = trainer.objective
         clock = _clock(trainer, saved, config)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         # The first of them: what the others do at a save finds a checkpoint that is whole.

@@ -1,0 +1,249 @@
+"""What cannot be published is refused before the first step; what can, is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, backbone, tiny_lm
+from test_checkpoint import completions, logits
+from test_training import QUICK
+from transformers import (
+    ByT5Tokenizer,
+    CTRLTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+    PreTrainedTokenizerBase,
+)
+
+from colar.methods import pretrained, registry
+from colar.model import checkpoint
+from colar.model.backbones import Backbone
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training.config import TrainingConfig
+from colar.training.sft import train
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LORA = LoraSettings(r=2)
+
+
+def byt5(folder: Path) -> PreTrainedTokenizerBase:
+    return ByT5Tokenizer()
+
+
+def ctrl(folder: Path) -> PreTrainedTokenizerBase:
+    """One of words and merges, in files of its own."""
+    letters = sorted({letter for example in EXAMPLES for letter in f"{example.question} {example.steps}#"})
+    names = ["<unk>", "<eos>", *letters, *(f"{letter}</w>" for letter in letters)]
+    (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(dict.fromkeys(names))}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), eos_token="<eos>")
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+
+
+def llama(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **ids_of(tokenizer), pad_token_id=None))
+
+
+def go(lm: LatentLM, folder: Path) -> None:
+    method = registry.build("cot", {})
+    pretrained.attach(lm, method, 0)
+    train(lm, method, EXAMPLES, TrainingConfig(**QUICK, max_steps=1), folder)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "adapter"])
+@pytest.mark.parametrize("make", [byt5, ctrl])
+def test_a_tokenizer_without_tokenizer_json_comes_back(tmp_path: Path, make: Any, lora: Any) -> None:
+    """The separator is added to both: their saved files say so."""
+    tokenizer = make(tmp_path)
+    llama(tokenizer).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    made = Backbone(str(tmp_path / "base"), llama(tokenizer), tokenizer)
+    lm = LatentLM.from_backbone(made, lora=lora)
+    go(lm, tmp_path / "run")
+    folder = tmp_path / "run" / "best"
+    assert not (folder / "tokenizer.json").exists()
+    back, method = pretrained.load(folder)
+    torch.testing.assert_close(logits(back), logits(lm))
+    assert completions(back, method) == completions(lm, method)
+    converted, _ = pretrained.load(checkpoint.convert(folder, tmp_path / "converted", "float32"))
+    torch.testing.assert_close(logits(converted), logits(lm))
+    # What the folder holds is known, and so is what it lacks.
+    lost = checkpoint.read_info(folder)["tokenizer"][0]
+    (folder / lost).unlink()
+    with pytest.raises(ValueError, match=f"lacks {lost}"):
+        pretrained.load(folder)
+
+
+class Unwritten(ByT5Tokenizer):  # type: ignore[misc]
+    """A tokenizer whose files do not say which it is."""
+
+
+class Forgetful(ByT5Tokenizer):  # type: ignore[misc]
+    """A tokenizer whose tokens are other ones after a load."""
+
+    def _tokenize(self, text: str) -> list[str]:
+        return list(super()._tokenize(text[::-1]))
+
+
+class Own(LlamaForCausalLM):  # type: ignore[misc]
+    """A class that the config does not lead to."""
+
+
+def own_class() -> LatentLM:
+    made = backbone("llama")
+    return LatentLM.from_backbone(Backbone("own", Own(made.lm.config), made.tokenizer))
+
+
+def with_a_bias() -> LatentLM:
+    """A head with a weight of which the config knows nothing."""
+    lm = tiny_lm("llama")
+    head = lm.causal_lm.get_output_embeddings()
+    head.bias = torch.nn.Parameter(torch.zeros(head.out_features))
+    return lm
+
+
+def with_tokenizer(kind: type[ByT5Tokenizer]) -> LatentLM:
+    tokenizer = kind()
+    tokenizer.add_tokens(["###"])
+    return LatentLM.from_backbone(Backbone("slow", llama(tokenizer), tokenizer), lora=LORA)
+
+
+REFUSED = {
+    "a tokenizer of an unknown class": (
+        lambda: with_tokenizer(Unwritten),
+        r"the tokenizer of slow \(Unwritten\) cannot be read back from the files that it saves",
+    ),
+    "a tokenizer that comes back as another": (
+        lambda: with_tokenizer(Forgetful),
+        r"the tokenizer of slow \(Forgetful\) cannot be read back from the files that it saves",
+    ),
+    "a class that no config leads to": (
+        own_class,
+        "own cannot be saved with all weights: transformers would load a LlamaForCausalLM, not a Own",
+    ),
+    "a weight that the config does not know": (
+        with_a_bias,
+        r"tiny-llama cannot be saved: lm_head.bias has shape \(\d+,\) in this model and None",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_published_is_refused_before_the_first_step(tmp_path: Path, case: str) -> None:
+    make, message = REFUSED[case]
+    lm = make()
+    before = {name: value.clone() for name, value in lm.state_dict().items()}
+    with pytest.raises(ValueError, match=message) as error:
+        go(lm, tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(value, before[name]) for name, value in lm.state_dict().items())
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_settings_of_generate_that_transformers_refuses_to_save_are_dropped(tmp_path: Path) -> None:
+    """Models of the Hub have such: they are loaded with a warning."""
+    lm = tiny_lm("llama")
+    lm.causal_lm.generation_config.temperature = 0.5
+    go(lm, tmp_path / "run")
+    back, _ = pretrained.load(tmp_path / "run" / "best")
+    torch.testing.assert_close(logits(back), logits(lm))
+
+
+def test_the_rehearsal_changes_nothing(tmp_path: Path) -> None:
+    """Neither weights nor random numbers: a run with it is the run without it."""
+    method = registry.build("colar", {})
+    lm = tiny_lm("gemma3", lora=LORA)
+    pretrained.attach(lm, method, 0)
+    before, drawn = lm.causal_lm.config.to_dict(), torch.get_rng_state()
+    weights = {name: value.clone() for name, value in lm.state_dict().items()}
+    pretrained.rehearse(lm, method, {"seed": 0}, "card")
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert lm.causal_lm.config.to_dict() == before
+    assert all(torch.equal(value, weights[name]) for name, value in lm.state_dict().items())
+
+
+ADAPTERS = {
+    # family, is the separator in the vocabulary, tied, target_modules, message
+    "head": (
+        "llama",
+        False,
+        False,
+        ("q_proj", "lm_head"),
+        "names lm_head, of which the row of the added separator",
+    ),
+    "embedding": ("llama", False, False, ("embed_tokens",), "names model.embed_tokens, of which the row"),
+    "tied head": (
+        "qwen2",
+        False,
+        True,
+        ("lm_head",),
+        "names lm_head, of which the row of the added separator",
+    ),
+    "a pattern": (
+        "gpt2",
+        False,
+        True,
+        r".*(wte|c_attn)",
+        "names transformer.wte, of which the row of the added",
+    ),
+    "no layer": (
+        "llama",
+        True,
+        False,
+        ("nope",),
+        r"model.lora with target_modules \[nope\] does not fit Llama",
+    ),
+    "no pattern": (
+        "llama",
+        True,
+        False,
+        "*",
+        r"model.lora with target_modules \* does not fit Llama.*repeat",
+    ),
+    "a norm": (
+        "llama",
+        True,
+        False,
+        ("norm",),
+        r"model.lora with target_modules \[norm\] does not fit Llama",
+    ),
+    "nothing": ("llama", True, False, (), r"model.lora with target_modules \[\] does not fit Llama"),
+}
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_an_adapter_that_peft_refuses_is_named(case: str) -> None:
+    family, known, tied, targets, message = ADAPTERS[case]
+    lora = LoraSettings(r=2, target_modules=targets)
+    with pytest.raises(ValueError, match=message) as error:
+        tiny_lm(family, separator=known, tied=tied, lora=lora)
+    assert "\n" not in str(error.value)
+    # The remedy that the message names.
+    if not known:
+        tiny_lm(family, separator=True, tied=tied, lora=lora)
+
+
+def test_an_adapter_that_the_forward_does_not_survive_is_refused() -> None:
+    """Phi-MoE's router is a linear layer by its type, and returns two tensors."""
+    made = backbone("llama")
+    config = PhimoeConfig(**SIZES, **ids_of(made.tokenizer), pad_token_id=None, num_local_experts=2)
+    whole = Backbone("phimoe", PhimoeForCausalLM(config), made.tokenizer)
+    with pytest.raises(ValueError, match="all-linear does not fit PhimoeForCausalLM, which cannot compute"):
+        LatentLM.from_backbone(whole, lora=LoraSettings(r=2, target_modules="all-linear"))
