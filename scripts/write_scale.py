@@ -7,6 +7,7 @@ Computed as `colar plan` computes: from shapes, for a batch of one size.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,14 +28,20 @@ GPU = hardware.GPUS["h100"]
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="only these")
+    parser.add_argument("--output", type=Path, default=TARGET, help="file to write")
+    args = parser.parse_args()
     lines = []
     examples = []
-    for name in MODELS:
+    for name in args.models:
         shown, example = of_model(name)
         lines += shown
         examples.append(example)
-    TARGET.write_text(page(lines, examples), encoding="utf-8")
-    print(f"wrote {TARGET}")
+    args.output.write_text(page(lines, examples), encoding="utf-8")
+    print(f"wrote {args.output}")
 
 
 def of_model(name: str) -> tuple[list[str], str]:

@@ -1,0 +1,434 @@
+"""The surfaces that `test_fuzz.py` mutates: each draws cases, which are data, and runs them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import http.client
+import io
+import json
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import huggingface_hub.constants
+import yaml
+from families import EXAMPLES, backbone, liven
+from fuzzing import ODD_TEXTS, changed, command, damaged, failure, odd
+from serving import DECODING, QUESTION, colar_model, cot_model, running, sequential_model, serve_model
+
+import colar
+from colar import cli, files, recipe
+from colar.data import formats, sources
+from colar.methods import pretrained, registry
+from colar.model import backbones, checkpoint
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.recipe.parsing import _keys, parser
+
+SHORT = ["--max_latents", "2", "--max_completion_length", "2"]
+METHODS = ("cot", "no_cot", "colar", "icot", "coconut", "distill", "pause", "tokenskip")
+
+
+class Surface:
+    """Something that a user gives."""
+
+    seconds = 5.0
+    """What a case may take."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # A name that no folder has would be asked of the Hub.
+        self.online = huggingface_hub.constants.HF_HUB_OFFLINE
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+    def draw(self, random: Random) -> Any:
+        raise NotImplementedError
+
+    def run(self, case: Any) -> None:
+        raise NotImplementedError
+
+    def failure(self, case: Any) -> str | None:
+        """What is wrong with how a case ends."""
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return failure(lambda: self.run(case), self.seconds)
+
+    def close(self) -> None:
+        huggingface_hub.constants.HF_HUB_OFFLINE = self.online
+
+
+def checkpoints(folder: Path) -> dict[str, Path]:
+    """Tiny ones: all weights, and an adapter with a sequential head."""
+    lm, method = colar_model()
+    full = pretrained.save(lm, method, folder / "full", {"seed": 0, "label": ""}, "# card\n")
+    made = backbone("qwen2")
+    made.lm.save_pretrained(folder / "backbone")
+    made.tokenizer.save_pretrained(folder / "backbone")
+    loaded = backbones.load(str(folder / "backbone"))
+    lm = LatentLM.from_backbone(loaded, lora=LoraSettings(r=2))
+    method = registry.build("colar", {"head": "sequential"})
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    adapter = pretrained.save(lm, method, folder / "adapter", {"seed": 0, "label": ""}, "# card\n")
+    return {"full": full, "adapter": adapter}
+
+
+class Recipe(Surface):
+    """One key of a recipe; where it is accepted, the run."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.start = checkpoints(folder)["full"]
+        self.keys = [key for key in _keys(parser()) if not key.startswith(("config", "help", "h"))]
+        self.keys = [key for key in self.keys if key.startswith(("output", "label", "model", "template", "data", "training", "validation"))]
+
+    def draw(self, random: Random) -> Any:
+        name = random.choice(METHODS)
+        grpo = random.random() < 0.15
+        if random.random() < 0.3:
+            config = [field.name for field in dataclasses.fields(registry.METHODS[name].Config)]
+            key = f"method.{random.choice([*config, 'name'])}"
+        elif grpo and random.random() < 0.6:
+            key = random.choice([key for key in _keys(parser()) if key.startswith("grpo")])
+        else:
+            key = random.choice(self.keys)
+        return ["colar" if grpo else name, grpo, key, odd(random)]
+
+    def run(self, case: Any) -> None:
+        name, grpo, key, value = case
+        run = self.folder / "run"
+        made: dict[str, Any] = {
+            "output": str(run),
+            "model": {"backbone": "tiny"},
+            "data": {"source": "arithmetic", "train_size": 4, "validation_size": 2},
+            "method": {"name": name},
+            "training": {"num_train_epochs": 1, "per_device_train_batch_size": 2},
+            "validation": {"page_size": 0, "limits": {"max_latents": 2, "max_completion_length": 2}},
+        }
+        if grpo:
+            made["model"] = {"init_from": str(self.start)}
+            made["grpo"] = {"num_generations": 2}
+        *sections, last = key.split(".")
+        place = made
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                return
+        place[last] = value
+        path = self.folder / "recipe.yaml"
+        path.write_text(yaml.safe_dump(made))
+        found = recipe.load(path)
+        if key != "output":
+            shutil.rmtree(run, ignore_errors=True)
+            recipe.run(found, resume=False)
+
+
+ROWS: dict[str, Any] = {
+    "own.jsonl": {"id": "a", "question": "1 + 2?", "steps": ["<<1+2=3>>"], "answer": "3", "answer_type": "number"},
+    "own.json": {"question": "1 + 2?", "steps": ["<<1+2=3>>", "x"], "answer": 3},
+    "own.parquet": {"question": "1 + 2?", "steps": ["<<1+2=3>>"], "answer": "3"},
+    "gsm8k/test.jsonl": {"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"},
+    "gsm_hard/gsmhardv2.jsonl": {"input": "1 + 2?", "target": 3.5},
+    "svamp/SVAMP.json": {"ID": "a", "Body": "One.", "Question": "Two?", "Answer": 3.0},
+    "multiarith/MultiArith.json": {"sQuestion": "1 + 2?", "lSolutions": [3.0]},
+    "math500/test500.jsonl": {"problem": "x?", "solution": "It is\n\n\\boxed{3}", "answer": "3", "unique_id": "test/a/1.json"},
+    "math/test.parquet": {"problem": "x?", "solution": "It is\n\n\\boxed{3}"},
+    "prosqa/prosqa_test.json": {"question": "Is it?", "steps": ["a"], "answer": "yes"},
+    "gsm8k_aug/test.txt": "1+2?||<<1+2=3>> #### 3",
+    "questions.jsonl": {"id": "a", "question": "1 + 2?", "answer": "3"},
+    "records.jsonl": {
+        "model": "m", "method": "cot", "label": "", "dataset": "sums", "compression_factor": None, "seed": 0, "decoding": "greedy",
+        "train_seed": 0, "id": "0", "completion": "7", "parsed": "7", "correct": True, "truncated": False, "length": 4,
+        "forward_passes": 9, "seconds": 0.5,
+    },
+}  # fmt: skip
+NAMED = {
+    "gsm8k": "gsm8k", "gsm_hard": "gsm-hard", "svamp": "svamp", "multiarith": "multiarith", "math500": "math-500", "math": "math",
+    "prosqa": "prosqa", "gsm8k_aug": "gsm8k-aug",
+}  # fmt: skip
+
+
+class Rows(Surface):
+    """A row of a data file, in every format, and of what commands write and read again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.model = checkpoints(folder)["full"]
+
+    def draw(self, random: Random) -> Any:
+        """The file's name, and what is in it."""
+        name = random.choice(sorted(ROWS))
+        row = ROWS[name]
+        rows = [row] * random.choice([1, 1, 2])
+        if name.endswith(".parquet"):
+            return [name, "", changed(random, rows)]
+        if name.endswith(".txt"):
+            text = "\n".join(rows) + "\n"
+        elif name.endswith(".json"):
+            text = json.dumps(changed(random, rows))
+        else:
+            text = "".join(json.dumps(each) + "\n" for each in [*rows[1:], changed(random, row)])
+        content = text.encode()
+        if name.endswith(".txt") or random.random() < 0.25:
+            content = damaged(random, content)
+        return [name, content.decode("latin-1"), None]
+
+    def run(self, case: Any) -> None:
+        name, text, table = case
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        if table is None:
+            path.write_bytes(text.encode("latin-1"))
+        else:
+            import pyarrow
+            from pyarrow import parquet
+
+            try:
+                parquet.write_table(pyarrow.Table.from_pylist(table), path)
+            except Exception:  # no such table can be written
+                return
+        if name == "questions.jsonl":
+            command(["generate", str(self.model), "--input", str(path), *SHORT])
+        elif name == "records.jsonl":
+            command(["report", str(path), "--output", str(self.folder / "report")])
+        elif name.startswith("own."):
+            found = sources.load(str(path), "train")
+            command(["data", "show", str(path), "--renumber", "1"])
+            lm_rows = [formats.collapsed(example.question) for example in found]
+            assert lm_rows
+        else:
+            sources.load(NAMED[path.parent.name], "test", data_dir=self.folder)
+
+
+class Folder(Surface):
+    """A checkpoint, one of whose files is gone, damaged, or has another value somewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.made = checkpoints(folder)
+        self.files = {name: sorted(path.name for path in made.iterdir()) for name, made in self.made.items()}
+
+    def draw(self, random: Random) -> Any:
+        """The checkpoint, the file, its content (None: gone), and what is done with it."""
+        name = random.choice(sorted(self.made))
+        file = random.choice(self.files[name])
+        content = (self.made[name] / file).read_bytes()
+        kind = random.random()
+        use = random.choice(["load", "load", "load", "export", "merge", "train"])
+        if kind < 0.1:
+            return [name, file, None, use]
+        if file.endswith(".json") and kind < 0.7:
+            text = json.dumps(changed(random, json.loads(content)))
+            return [name, file, text, use]
+        return [name, file, damaged(random, content).decode("latin-1"), use]
+
+    def run(self, case: Any) -> None:
+        name, file, text, use = case
+        copy = self.folder / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.made[name], copy)
+        (copy / file).unlink()
+        if text is not None:
+            (copy / file).write_bytes(text.encode("latin-1"))
+        target = self.folder / "target"
+        shutil.rmtree(target, ignore_errors=True)
+        if use == "export":
+            checkpoint.convert(copy, target, "bfloat16")
+        elif use == "merge":
+            pretrained.merge(copy, target, "float32")
+        elif use == "train":
+            method = registry.build("colar", {"head": "sequential" if name == "adapter" else "gaussian"})
+            pretrained.load_for_training(copy, method, LoraSettings(r=2) if name == "adapter" else None, "float32", 0)
+        else:
+            lm, method = colar.from_pretrained(copy)
+            request = colar.Request("a", QUESTION, method.Params(), DECODING, keep_latents=True)
+            list(colar.Engine(lm, method, 1).generate([request]))
+
+
+def chat_body() -> dict[str, Any]:
+    return {
+        "model": "colar", "messages": [{"role": "user", "content": QUESTION}], "n": 1, "stop": ["x"], "max_tokens": 4, "temperature": 0.5,
+        "top_p": 0.9, "latent_temperature": 0.5, "seed": 1, "thinking_token_budget": 3, "reasoning_effort": "low", "stream": False,
+        "stream_options": {"include_usage": True}, "include_reasoning": True, "return_thoughts": True, "logprobs": True, "top_logprobs": 2,
+        "compression_factor": 2, "snap": False, "user": "u", "metadata": {"a": "b"}, "tools": [], "max_completion_tokens": 3,
+        "frequency_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}, "service_tier": "auto",
+    }  # fmt: skip
+
+
+def bodies() -> dict[str, dict[str, Any]]:
+    """A full body for each path."""
+    chat = chat_body()
+    shared = {name: chat[name] for name in ("model", "temperature", "top_p", "latent_temperature", "seed", "thinking_token_budget",
+              "stream", "include_reasoning", "return_thoughts", "compression_factor", "snap", "user")}  # fmt: skip
+    completions = {**shared, "prompt": [QUESTION], "n": 1, "stop": "x", "max_tokens": 4, "logprobs": 2, "echo": False, "best_of": 1,
+                   "suffix": None, "stream_options": {"include_usage": False}}  # fmt: skip
+    responses = {**shared, "input": [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}], "instructions": "",
+                 "max_output_tokens": 4, "reasoning": {"effort": "low", "summary": "auto"}, "metadata": {"a": "b"}, "store": False}  # fmt: skip
+    return {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses}
+
+
+class Request(Surface):
+    """A request to the server, any of whose fields is odd, or whose bytes are."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        models = {"colar": colar_model(), "sequential": sequential_model(), "cot": cot_model()}
+        self.open = contextlib.ExitStack()
+        self.live = self.open.enter_context(running(*(serve_model(name, model) for name, model in models.items())))
+
+    def draw(self, random: Random) -> Any:
+        path = random.choice(sorted(bodies()))
+        body = {key: value for key, value in bodies()[path].items() if key in ("model", "messages", "prompt", "input") or random.random() < 0.4}
+        body["model"] = random.choice(["colar", "sequential", "cot"])
+        if random.random() < 0.2:
+            body["stream"] = True
+        if random.random() < 0.1:
+            body[random.choice(sorted(bodies()[path]))] = odd(random)
+        body = changed(random, body)
+        content = json.dumps(body).encode()
+        if random.random() < 0.15:
+            content = damaged(random, content)
+        return [path, content.decode("latin-1")]
+
+    def run(self, case: Any) -> None:
+        path, text = case
+        connection = http.client.HTTPConnection(*self.live.address, timeout=20)
+        try:
+            connection.request("POST", path, text.encode("latin-1"), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        assert answer.status < 500, content
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            assert b"server_error" not in content, content
+        else:
+            found = json.loads(content)
+            assert answer.status == 200 or found["error"]["message"], content
+
+    def close(self) -> None:
+        self.open.close()
+        super().close()
+
+
+class Python(Surface):
+    """An argument of a public name of the package."""
+
+    FIELDS = {
+        "from_pretrained": ("path_or_id", "dtype", "backbone"),
+        "save_pretrained": ("folder", "run", "card"),
+        "make_params": ("compression_factor", "snap", "confidence_threshold", "x"),
+        "Request": ("question", "params", "decoding", "seed", "sample", "keep_latents", "top_logprobs", "id"),
+        "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
+        "Engine": ("max_batch", "token_budget", "max_waiting", "prefill_chunk"),
+        "Example": ("id", "question", "steps", "answer", "answer_type", "cluster"),
+        "inspect": ("questions", "compression_factors", "limits", "name"),
+        "push_to_hub": ("folder", "repo_id"),
+    }
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.path = checkpoints(folder)["full"]
+        self.models = [colar.from_pretrained(self.path), sequential_model(), cot_model()]
+
+    def draw(self, random: Random) -> Any:
+        name = random.choice(sorted(self.FIELDS))
+        return [name, random.choice(self.FIELDS[name]), odd(random), random.randrange(3)]
+
+    def run(self, case: Any) -> None:
+        name, field, value, model = case
+        lm, method = self.models[model]
+        given = {field: value}
+        if name == "from_pretrained":
+            colar.from_pretrained(**{"path_or_id": self.path, **given})
+        elif name == "save_pretrained":
+            colar.save_pretrained(lm, method, **{"folder": self.folder / "saved", "run": {}, "card": "", **given})
+        elif name == "make_params":
+            colar.make_params(method, given)
+        elif name == "Request":
+            self.answer(lm, method, given, {})
+        elif name == "Decoding":
+            made = colar.Decoding(**{"max_latents": 2, "max_completion_length": 2, **given})
+            self.answer(lm, method, {"decoding": made}, {})
+        elif name == "Engine":
+            self.answer(lm, method, {}, given)
+        elif name == "Example":
+            example = colar.Example(**{"id": "a", "question": "1+1?", "steps": ("<<1+1=2>>",), "answer": "2", **given})
+            method.encode(lm.template, example, Random(0), 0.0)
+        elif name == "inspect":
+            colar.inspect(lm, method, **{"questions": ["1 + 1?"], "limits": DECODING, **given})
+        else:
+            colar.push_to_hub(**{"folder": self.path, "repo_id": "a/b", **given})
+
+    def answer(self, lm: Any, method: Any, request: dict[str, Any], engine: dict[str, Any]) -> None:
+        filled = {"id": "a", "question": QUESTION, "params": method.Params(), "decoding": DECODING, "keep_latents": True, **request}
+        list(colar.Engine(lm, method, **{"max_batch": 2, **engine}).generate([colar.Request(**filled)]))
+
+
+class Command(Surface):
+    """Options of a command, given texts that hardly anybody means."""
+
+    seconds = 8.0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        model = str(checkpoints(folder)["full"])
+        records = folder / "records.jsonl"
+        files.write_jsonl(records, [ROWS["records.jsonl"]])
+        made = {"output": str(folder / "run"), "data": {"train_size": 4, "validation_size": 2}, "training": {"num_train_epochs": 1},
+                "validation": {"page_size": 0, "limits": {"max_latents": 2, "max_completion_length": 2}}}  # fmt: skip
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(made))
+        out = ["--output", str(folder / "out")]
+        self.base = {
+            "train": [str(folder / "recipe.yaml")],
+            "plan": [str(folder / "recipe.yaml")],
+            "evaluate": [model, "--limit", "1", *SHORT, *out],
+            "generate": [model, QUESTION, *SHORT],
+            "serve": [model, "--port", "0"],
+            "diagnose": [model, "--limit", "1", *SHORT, *out],
+            "inspect": [model, "--limit", "1", "--look", "1", *SHORT, "--output", str(folder / "page.json")],
+            "report": [str(records), *out],
+            "export": [model, str(folder / "exported")],
+            "data list": [],
+            "data show": ["arithmetic"],
+            "data prepare": ["arithmetic", "--limit", "2", *out],
+            "data chains": [model, str(folder / "recipe.yaml"), *SHORT, *out],
+            "recipes list": [],
+            "recipes copy": ["tiny/cot", str(folder / "copied")],
+        }
+        self.options = {name: self._options(name) for name in self.base}
+
+    def _options(self, name: str) -> list[str]:
+        found: argparse.ArgumentParser = cli.build_parser()
+        for word in name.split():
+            (commands,) = [each for each in found._actions if isinstance(each, argparse._SubParsersAction)]
+            found = commands.choices[word]
+        # To compile takes minutes.
+        return [action.option_strings[0] for action in found._actions if action.option_strings and action.dest not in ("help", "compile")]
+
+    def draw(self, random: Random) -> Any:
+        name = random.choice(sorted(self.base))
+        words = list(self.base[name])
+        for _ in range(random.choice([1, 1, 2])):
+            if words and random.random() < 0.25:
+                # Where outputs go stays: a folder is emptied, or filled.
+                places = [i for i, word in enumerate(words) if "--output" not in words[max(0, i - 1) : i + 1]]
+                words[random.choice(places)] = random.choice(ODD_TEXTS)
+                continue
+            options = self.options[name]
+            if name in ("train", "plan"):
+                options = [*options, "--model.backbone", "--data.source", "--training.learning_rate", "--method", "--x.y", "--grpo", "--model"]
+            if not options:
+                words.append(random.choice(ODD_TEXTS))
+                continue
+            words += [random.choice(options), *random.choices(ODD_TEXTS, k=random.choice([0, 1, 1, 1, 2]))]
+        return [*name.split(), *(word.replace(str(self.folder), "{folder}") for word in words)]
+
+    def run(self, case: Any) -> None:
+        command([word.replace("{folder}", str(self.folder)) for word in case])
+
+
+SURFACES: dict[str, type[Surface]] = {
+    "recipe": Recipe, "rows": Rows, "folder": Folder, "request": Request, "python": Python, "command": Command,
+}  # fmt: skip
