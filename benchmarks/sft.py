@@ -12,7 +12,8 @@ The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and A
     colar-1|2|5     CoLaR-SFT at one compression factor
 
 A run goes twice over the rows in a process of its own. The first pass warms up (compilation, allocators, kernels
-for each length) and is not counted, but for peak memory: the GPU's, or that of the process without one. Rounds alternate between the systems, so that a noisy minute hits all of them.
+for each length) and is not timed. Peak memory is the GPU's or, without one, the process's, over both passes. Rounds
+alternate between the systems, so that a noisy minute hits all of them.
 The table goes to stdout, then one JSON line; report.json holds the raw runs.
 """
 

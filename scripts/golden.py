@@ -177,7 +177,9 @@ def main() -> None:
         "--compare", action="store_true", help="print how two files differ; exit code 1 if they do"
     )
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="only these")
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="only these")
+    parser.add_argument(
+        "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="only these"
+    )
     args = parser.parse_args()
     if not args.compare:
         print(files.write_json(args.files[0], measure(args.families, args.variants)))

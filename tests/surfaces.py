@@ -11,11 +11,11 @@ import json
 import shutil
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import huggingface_hub.constants
 import yaml
-from families import EXAMPLES, backbone, liven
+from families import EXAMPLES, backbone
 from fuzzing import ODD_TEXTS, changed, command, damaged, failure, odd
 from serving import DECODING, QUESTION, colar_model, cot_model, running, sequential_model, serve_model
 
@@ -81,7 +81,11 @@ class Recipe(Surface):
         super().__init__(folder)
         self.start = checkpoints(folder)["full"]
         self.keys = [key for key in _keys(parser()) if not key.startswith(("config", "help", "h"))]
-        self.keys = [key for key in self.keys if key.startswith(("output", "label", "model", "template", "data", "training", "validation"))]
+        self.keys = [
+            key
+            for key in self.keys
+            if key.startswith(("output", "label", "model", "template", "data", "training", "validation"))
+        ]
 
     def draw(self, random: Random) -> Any:
         name = random.choice(METHODS)
@@ -109,15 +113,12 @@ class Recipe(Surface):
         if grpo:
             made["model"] = {"init_from": str(self.start)}
             made["grpo"] = {"num_generations": 2}
-        *sections, last = key.split(".")
-        place = made
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                return
-        place[last] = value
         path = self.folder / "recipe.yaml"
-        path.write_text(yaml.safe_dump(made))
+        try:
+            text = yaml.safe_dump(with_values(made, {key: value}))
+        except RecursionError:  # there is no such file
+            return
+        path.write_text(text)
         found = recipe.load(path)
         if key != "output":
             shutil.rmtree(run, ignore_errors=True)
@@ -201,6 +202,17 @@ class Rows(Surface):
             sources.load(NAMED[path.parent.name], "test", data_dir=self.folder)
 
 
+def with_values(made: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`made`, whose dotted keys have these values."""
+    for key, value in values.items():
+        *sections, last = key.split(".")
+        place = made
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return made
+
+
 class Folder(Surface):
     """A checkpoint, one of whose files is gone, damaged, or has another value somewhere."""
 
@@ -210,7 +222,7 @@ class Folder(Surface):
         self.files = {name: sorted(path.name for path in made.iterdir()) for name, made in self.made.items()}
 
     def draw(self, random: Random) -> Any:
-        """The checkpoint, the file, its content (None: gone), and what is done with it."""
+        """The checkpoint, the file, its content (None: gone; a dict: new values of its keys), and what is done with it."""
         name = random.choice(sorted(self.made))
         file = random.choice(self.files[name])
         content = (self.made[name] / file).read_bytes()
@@ -229,6 +241,8 @@ class Folder(Surface):
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.made[name], copy)
         (copy / file).unlink()
+        if isinstance(text, dict):
+            text = json.dumps(with_values(json.loads((self.made[name] / file).read_text("utf-8")), text))
         if text is not None:
             (copy / file).write_bytes(text.encode("latin-1"))
         target = self.folder / "target"
@@ -239,7 +253,9 @@ class Folder(Surface):
             pretrained.merge(copy, target, "float32")
         elif use == "train":
             method = registry.build("colar", {"head": "sequential" if name == "adapter" else "gaussian"})
-            pretrained.load_for_training(copy, method, LoraSettings(r=2) if name == "adapter" else None, "float32", 0)
+            pretrained.load_for_training(
+                copy, method, LoraSettings(r=2) if name == "adapter" else None, "float32", 0
+            )
         else:
             lm, method = colar.from_pretrained(copy)
             request = colar.Request("a", QUESTION, method.Params(), DECODING, keep_latents=True)
@@ -275,11 +291,17 @@ class Request(Surface):
         super().__init__(folder)
         models = {"colar": colar_model(), "sequential": sequential_model(), "cot": cot_model()}
         self.open = contextlib.ExitStack()
-        self.live = self.open.enter_context(running(*(serve_model(name, model) for name, model in models.items())))
+        self.live = self.open.enter_context(
+            running(*(serve_model(name, model) for name, model in models.items()))
+        )
 
     def draw(self, random: Random) -> Any:
         path = random.choice(sorted(bodies()))
-        body = {key: value for key, value in bodies()[path].items() if key in ("model", "messages", "prompt", "input") or random.random() < 0.4}
+        body = {
+            key: value
+            for key, value in bodies()[path].items()
+            if key in ("model", "messages", "prompt", "input") or random.random() < 0.4
+        }
         body["model"] = random.choice(["colar", "sequential", "cot"])
         if random.random() < 0.2:
             body["stream"] = True
@@ -315,7 +337,7 @@ class Request(Surface):
 class Python(Surface):
     """An argument of a public name of the package."""
 
-    FIELDS = {
+    FIELDS: ClassVar = {
         "from_pretrained": ("path_or_id", "dtype", "backbone"),
         "save_pretrained": ("folder", "run", "card"),
         "make_params": ("compression_factor", "snap", "confidence_threshold", "x"),
@@ -334,7 +356,14 @@ class Python(Surface):
 
     def draw(self, random: Random) -> Any:
         name = random.choice(sorted(self.FIELDS))
-        return [name, random.choice(self.FIELDS[name]), odd(random), random.randrange(3)]
+        field = random.choice(self.FIELDS[name])
+        value = odd(random)
+        # Python itself says what is no path, or no text to write.
+        while field in ("path_or_id", "folder", "card", "backbone") and (
+            not isinstance(value, str) or "\0" in value
+        ):
+            value = odd(random)
+        return [name, field, value, random.randrange(3)]
 
     def run(self, case: Any) -> None:
         name, field, value, model = case
@@ -343,7 +372,9 @@ class Python(Surface):
         if name == "from_pretrained":
             colar.from_pretrained(**{"path_or_id": self.path, **given})
         elif name == "save_pretrained":
-            colar.save_pretrained(lm, method, **{"folder": self.folder / "saved", "run": {}, "card": "", **given})
+            colar.save_pretrained(
+                lm, method, **{"folder": self.folder / "saved", "run": {}, "card": "", **given}
+            )
         elif name == "make_params":
             colar.make_params(method, given)
         elif name == "Request":
@@ -354,7 +385,9 @@ class Python(Surface):
         elif name == "Engine":
             self.answer(lm, method, {}, given)
         elif name == "Example":
-            example = colar.Example(**{"id": "a", "question": "1+1?", "steps": ("<<1+1=2>>",), "answer": "2", **given})
+            example = colar.Example(
+                **{"id": "a", "question": "1+1?", "steps": ("<<1+1=2>>",), "answer": "2", **given}
+            )
             method.encode(lm.template, example, Random(0), 0.0)
         elif name == "inspect":
             colar.inspect(lm, method, **{"questions": ["1 + 1?"], "limits": DECODING, **given})
@@ -362,7 +395,14 @@ class Python(Surface):
             colar.push_to_hub(**{"folder": self.path, "repo_id": "a/b", **given})
 
     def answer(self, lm: Any, method: Any, request: dict[str, Any], engine: dict[str, Any]) -> None:
-        filled = {"id": "a", "question": QUESTION, "params": method.Params(), "decoding": DECODING, "keep_latents": True, **request}
+        filled = {
+            "id": "a",
+            "question": QUESTION,
+            "params": method.Params(),
+            "decoding": DECODING,
+            "keep_latents": True,
+            **request,
+        }
         list(colar.Engine(lm, method, **{"max_batch": 2, **engine}).generate([colar.Request(**filled)]))
 
 
@@ -405,7 +445,11 @@ class Command(Surface):
             (commands,) = [each for each in found._actions if isinstance(each, argparse._SubParsersAction)]
             found = commands.choices[word]
         # To compile takes minutes.
-        return [action.option_strings[0] for action in found._actions if action.option_strings and action.dest not in ("help", "compile")]
+        return [
+            action.option_strings[0]
+            for action in found._actions
+            if action.option_strings and action.dest not in ("help", "compile")
+        ]
 
     def draw(self, random: Random) -> Any:
         name = random.choice(sorted(self.base))
@@ -418,7 +462,16 @@ class Command(Surface):
                 continue
             options = self.options[name]
             if name in ("train", "plan"):
-                options = [*options, "--model.backbone", "--data.source", "--training.learning_rate", "--method", "--x.y", "--grpo", "--model"]
+                options = [
+                    *options,
+                    "--model.backbone",
+                    "--data.source",
+                    "--training.learning_rate",
+                    "--method",
+                    "--x.y",
+                    "--grpo",
+                    "--model",
+                ]
             if not options:
                 words.append(random.choice(ODD_TEXTS))
                 continue

@@ -65,6 +65,8 @@ def read_json(path: str | Path) -> Any:
     """The value in a JSON file. Raises ValueError that names the file and line when it does not parse."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path}: not JSON that can be read: it is nested too deeply") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
@@ -89,6 +91,10 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Any]]:
                 continue
             try:
                 value = json.loads(line.decode("utf-8"))
+            except RecursionError as error:
+                raise ValueError(
+                    f"{path}:{number}: not JSON that can be read: it is nested too deeply"
+                ) from error
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error.msg}") from error
             except UnicodeDecodeError as error:
@@ -183,6 +189,8 @@ def _read_layer(path: Path) -> dict[str, Any]:
     """The keys and values of one YAML file, its `base` among them."""
     try:
         read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # a SafeLoader
+    except RecursionError as error:
+        raise ValueError(f"{path}: not YAML that can be read: it is nested too deeply") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):

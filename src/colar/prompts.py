@@ -20,6 +20,7 @@ from typing import Any
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from colar import number_tokens
+from colar.checks import check_holds
 
 VERSION = 1
 REMEMBERED = 64 * 2**20
@@ -44,6 +45,9 @@ class TemplateConfig:
     """Opens and closes the reasoning; added to the tokenizer where it is not one token."""
 
     def __post_init__(self) -> None:
+        for name in ("question", "step_joiner", "separator"):
+            value = getattr(self, name)
+            check_holds(f"template.{name}", isinstance(value, str), value, "text")
         if "{question}" not in self.question or "{speed}" not in self.question:
             raise ValueError(
                 f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
@@ -87,6 +91,8 @@ class Template:
             # Ids from before would still have the separator in pieces.
             self._known.clear()
             ids = self._ids(config.separator)
+        if not ids:
+            raise ValueError(f"the tokenizer makes no token of the separator {config.separator!r}")
         self.separator_id: int = ids[-1]
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
@@ -204,7 +210,7 @@ class Template:
         for key in ("separator_id", "bos_id", "eos_id", "first_number_id"):
             if getattr(template, key) != saved.get(key):
                 raise ValueError(
-                    f"the checkpoint was trained with {key} = {saved.get(key)}, but its tokenizer gives "
+                    f"the checkpoint was trained with {key} = {saved.get(key)!r}, but its tokenizer gives "
                     f"{getattr(template, key)} (separator {template.config.separator!r}): "
                     "the tokenizer files do not belong to this checkpoint"
                 )

@@ -82,6 +82,8 @@ def _numbered(path: Path, rows: list[Any]) -> Entries:
 def _json_list(path: Path) -> list[Any]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path}: not JSON that can be read: it is nested too deeply") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8: {error.reason}") from error
     except json.JSONDecodeError as error:
@@ -235,6 +237,8 @@ def _named_fields(raw: Any) -> Mapping[str, Any]:
     if isinstance(raw, str):  # a line of a .jsonl file
         try:
             raw = json.loads(raw)
+        except RecursionError as error:
+            raise ValueError("not JSON that can be read: it is nested too deeply") from error
         except json.JSONDecodeError as error:
             raise ValueError(f"not valid JSON: {error.msg}") from error
     if not isinstance(raw, Mapping):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from colar import files
-from colar.checks import check_choice
+from colar.checks import check_choice, check_holds, in_library
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
@@ -36,7 +36,14 @@ FORMAT = 1
 MODULES = "modules.safetensors"
 ADAPTER = "adapter_model.safetensors"
 TOKENIZER = "tokenizer.json"
-INFO_KEYS = ("method", "backbone", "fingerprint", "weights", "modules", "run")
+INFO_KEYS = {
+    "method": dict,
+    "backbone": str,
+    "fingerprint": str,
+    "weights": str,
+    "modules": list,
+    "run": dict,
+}
 TEMPLATE_KEYS = (
     "question",
     "step_joiner",
@@ -217,6 +224,7 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
         # transformers reads the dtype of the weights from their config.
         if info["weights"] == "full":
             config = files.read_json(partial / "config.json")
+            _require(config, ("model_type",), folder / "config.json")
             config["dtype"] = dtype
             files.write_json(partial / "config.json", config)
     return target
@@ -232,7 +240,18 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     info: dict[str, Any] = files.read_json(folder / "colar.json")
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
-    _require(info, INFO_KEYS, folder / "colar.json")
+    _require(info, tuple(INFO_KEYS), folder / "colar.json")
+    for key, kind in INFO_KEYS.items():
+        check_holds(
+            f"{folder / 'colar.json'}: {key}", isinstance(info[key], kind), info[key], f"a {kind.__name__}"
+        )
+    _require(info["method"], ("name", "config"), f"{folder / 'colar.json'}: method")
+    for key, kind in (("name", str), ("config", dict)):
+        value = info["method"][key]
+        check_holds(
+            f"{folder / 'colar.json'}: method.{key}", isinstance(value, kind), value, f"a {kind.__name__}"
+        )
+    check_choice(f"{folder / 'colar.json'}: weights", info["weights"], ["adapter", "full"])
 
     wanted = ["template.json", "tokenizer.json", "tokenizer_config.json"]
     if info["weights"] == "adapter":
@@ -336,7 +355,10 @@ def load(
         )
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
     # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
-    lm.lm = PeftModel.from_pretrained(lm.causal_lm, str(folder), is_trainable=True, low_cpu_mem_usage=True)
+    with in_library(f"the adapter in {folder} cannot be loaded"):
+        lm.lm = PeftModel.from_pretrained(
+            lm.causal_lm, str(folder), is_trainable=True, low_cpu_mem_usage=True
+        )
     with safe_open(folder / ADAPTER, framework="pt") as stored:
         _check_adapter(lm.lm, set(stored.keys()), folder / ADAPTER)
     return lm, info
@@ -383,7 +405,8 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except Exception:
         # Its file holds the whole vocabulary, and reading it twice takes a while: it is checked when it has failed.
         _check_readable(folder / TOKENIZER)
-        raise
+        with in_library(f"the tokenizer of {folder} cannot be loaded"):
+            raise
 
 
 def _check_readable(path: Path) -> None:
@@ -410,7 +433,9 @@ def _check_adapter(lm: PeftModel, stored: set[str], path: Path) -> None:
         raise ValueError(f"{path}: weights do not fit: missing {missing}, unexpected {unexpected}")
 
 
-def _require(saved: Any, keys: tuple[str, ...], path: Path) -> None:
+def _require(saved: Any, keys: tuple[str, ...], path: object) -> None:
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} must hold keys and values, got {str(saved)[:80]!r}")
     missing = [key for key in keys if key not in saved]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}")

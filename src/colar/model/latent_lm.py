@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from colar.checks import check_holds
+from colar.checks import check_holds, in_library
 from colar.model import added_rows, chunks, mask_check, masks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
@@ -109,7 +109,8 @@ class LatentLM(nn.Module):
         self._takes_trees = mask_check.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
-            self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
+            with in_library("model.lora does not fit the backbone"):
+                self.lm = get_peft_model(backbone.lm, lora_config(lora, template, backbone.lm))
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
@@ -413,8 +414,9 @@ def check_logits(lm: PreTrainedModel) -> None:
     was_training = lm.training
     lm.eval()
     embedding = lm.get_input_embeddings()
-    embeds = embedding(torch.tensor([[0, 1]], device=embedding.weight.device))
-    theirs = lm(inputs_embeds=embeds).logits.float()
+    with in_library(f"{type(lm).__name__} computes nothing with its config"):
+        embeds = embedding(torch.tensor([[0, 1]], device=embedding.weight.device))
+        theirs = lm(inputs_embeds=embeds).logits.float()
     ours = head_logits(lm, lm.base_model(inputs_embeds=embeds).last_hidden_state)
     lm.train(was_training)
     # Loose enough for bfloat16; a scale or cap that is missing changes logits by far more.

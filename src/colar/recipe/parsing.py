@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonargparse
 
 from colar import files, processes, recipes
+from colar.checks import INT64
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LoraSettings
@@ -51,7 +52,14 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
             if not isinstance(namespace[name], jsonargparse.Namespace):
                 raise ValueError(f"{path}: {name} must hold keys and values, got {namespace[name]!r}")
         # The sections' own checks run here, when they are built.
+        if not isinstance(namespace.validation.limits, jsonargparse.Namespace):
+            raise ValueError(
+                f"{path}: validation.limits must hold keys and values, got {namespace.validation.limits!r}"
+            )
+        _check_sizes(namespace, path)
         values = made.instantiate(namespace).as_dict()
+    except OverflowError as error:
+        raise ValueError(f"{path}: a number is too large: {error}") from error
     except jsonargparse.ArgumentError as error:
         raise ValueError(f"{path}: {explain.in_one_line(str(error), _keys(made))}") from error
     except ValueError as error:
@@ -69,6 +77,13 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     if recipe.grpo is not None:
         check_grpo(recipe, recipe.grpo)
     return recipe
+
+
+def _check_sizes(namespace: jsonargparse.Namespace, path: str | Path) -> None:
+    """Reject a whole number that no tensor, file or loop can count with."""
+    for key, value in namespace.items():
+        if isinstance(value, int) and value not in INT64:
+            raise ValueError(f"{path}: {key} must be a number of at most 64 bits, got {str(value)[:24]}...")
 
 
 def _check_unused(recipe: Recipe, overrides: list[str]) -> None:
