@@ -21,7 +21,8 @@ INT64 = range(-(2**63), 2**63)
 def in_library(what: str) -> Iterator[None]:
     """Turn any error of a library that reads a user's file or value into a ValueError: `what`, then its words.
 
-    In one line. Libraries check little of what they read, and raise a KeyError, a TypeError or a bare Exception from their depths.
+    In one line. Libraries check little of what they read, and raise a KeyError, a TypeError or a bare Exception from
+    their depths.
     """
     try:
         yield

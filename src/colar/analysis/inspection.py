@@ -192,8 +192,8 @@ def inspect(
     `compression_factors` are by default those of `FACTORS` that it can work with. `numbers` measures what `colar
     inspect` does, which takes longer. ValueError without any question.
     """
-    for key, values in (("questions", questions), ("compression_factors", compression_factors or [])):
-        check_holds(key, isinstance(values, list | tuple), values, "a list")
+    for what, values in (("questions", questions), ("compression_factors", compression_factors or [])):
+        check_holds(what, isinstance(values, list | tuple), values, "a list")
     examples = []
     without_answer = set()
     for i, question in enumerate(questions):
