@@ -38,13 +38,13 @@ SMALLEST: dict[str, Sequence[str]] = {
     "benchmarks/generate.py": [
         f"{TINY} --cells b1/100 --systems colar5 colar5-eager cot sequential2-shortlist hf-cot published floor"
     ],
-    "benchmarks/llama_cpp.py": [f"{TINY} --systems cot colar5"],
+    "benchmarks/llama_cpp.py": [f"{TINY} --systems cot"],
     "benchmarks/loss_parts.py": [""],
     "benchmarks/memory.py": [
         f"{TINY} --rows 2 --pool 8 --systems before:smollm2/cot ours:smollm2/cot parts:smollm2/cot"
     ],
     "benchmarks/profile_step.py": [
-        "--backbone tiny --source {rows} --rows 1 2 --eager --threads 1 --output {out}"
+        "--backbone tiny --source {rows} --rows 1 --eager --threads 1 --output {out}"
     ],
     "benchmarks/rollout.py": [f"{TINY} --questions 1 --num-generations 2 --batch 2"],
     "benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
