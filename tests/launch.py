@@ -100,7 +100,11 @@ def run_file(words: list[str], environment: dict[str, str]) -> None:
     os.chdir(path.parent.parent)
     sys.argv = words
     sys.path.insert(0, str(path.parent))
-    runpy.run_path(str(path), run_name="__main__")
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def together(n: int, folder: Path, call: Callable[..., Any], *arguments: Any) -> list[Any]:
