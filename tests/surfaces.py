@@ -14,7 +14,7 @@ from typing import Any
 import huggingface_hub.constants
 import yaml
 from families import EXAMPLES, backbone
-from fuzzing import changed, command, damaged, failure, odd
+from fuzzing import ODD, changed, command, damaged, failure, odd
 from serving import DECODING, QUESTION, colar_model
 
 import colar
@@ -24,6 +24,7 @@ from colar.methods import pretrained, registry
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.recipe.parsing import _keys, parser
+from colar.training.grpo.config import GrpoConfig
 
 SHORT = ["--max_latents", "2", "--max_completion_length", "2"]
 METHODS = ("cot", "no_cot", "colar", "icot", "coconut", "distill", "pause", "tokenskip")
@@ -72,30 +73,44 @@ def checkpoints(folder: Path) -> dict[str, Path]:
     return {"full": full, "adapter": adapter}
 
 
+def alike(value: Any, default: Any) -> bool:
+    """Whether a value is of the kind that a key takes whose default this is: null may stand for a number or a text."""
+    if default is None:
+        return isinstance(value, int | float | str)
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, type(default)) or (isinstance(default, tuple) and isinstance(value, list))
+
+
 class Recipe(Surface):
     """One key of a recipe; where it is accepted, the run."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.start = checkpoints(folder)["full"]
-        self.keys = [key for key in _keys(parser()) if not key.startswith(("config", "help", "h"))]
-        self.keys = [
-            key
-            for key in self.keys
-            if key.startswith(("output", "label", "model", "template", "data", "training", "validation"))
-        ]
+        found = parser()
+        self.defaults = found.get_defaults().as_flat().__dict__
+        sections = ("output", "label", "model", "template", "data", "training", "validation")
+        self.keys = [key for key in _keys(found) if key.startswith(sections)]
 
     def draw(self, random: Random) -> Any:
+        """Method, whether it is reinforced, a key and its value: often one of the kind that the key takes."""
         name = random.choice(METHODS)
         grpo = random.random() < 0.15
         if random.random() < 0.3:
-            config = [field.name for field in dataclasses.fields(registry.METHODS[name].Config)]
-            key = f"method.{random.choice([*config, 'name'])}"
+            config = registry.METHODS[name].Config()
+            field = random.choice([each.name for each in dataclasses.fields(config)] or ["name"])
+            key, default = f"method.{field}", getattr(config, field, name)
         elif grpo and random.random() < 0.6:
-            key = random.choice([key for key in _keys(parser()) if key.startswith("grpo")])
+            field = random.choice([each.name for each in dataclasses.fields(GrpoConfig)])
+            key, default = f"grpo.{field}", getattr(GrpoConfig(), field)
         else:
             key = random.choice(self.keys)
-        return ["colar" if grpo else name, grpo, key, odd(random)]
+            default = self.defaults.get(key)
+        value = odd(random)
+        if random.random() < 0.6:
+            value = random.choice([each for each in ODD if alike(each, default)] or [value])
+        return ["colar" if grpo else name, grpo, key, value]
 
     def run(self, case: Any) -> None:
         name, grpo, key, value = case
@@ -126,7 +141,6 @@ class Recipe(Surface):
 ROWS: dict[str, Any] = {
     "own.jsonl": {"id": "a", "question": "1 + 2?", "steps": ["<<1+2=3>>"], "answer": "3", "answer_type": "number"},
     "own.json": {"question": "1 + 2?", "steps": ["<<1+2=3>>", "x"], "answer": 3},
-    "own.parquet": {"question": "1 + 2?", "steps": ["<<1+2=3>>"], "answer": "3"},
     "gsm8k/test.jsonl": {"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"},
     "gsm_hard/gsmhardv2.jsonl": {"input": "1 + 2?", "target": 3.5},
     "svamp/SVAMP.json": {"ID": "a", "Body": "One.", "Question": "Two?", "Answer": 3.0},

@@ -17,7 +17,7 @@ from surfaces_asked import SURFACES
 
 CASES = int(os.environ.get("COLAR_FUZZ_CASES", "0"))
 SEED = int(os.environ.get("COLAR_FUZZ_SEED", "0"))
-USUAL = {"recipe": 40, "rows": 120, "folder": 60, "request": 150, "python": 120, "command": 40}
+USUAL = {"recipe": 60, "rows": 300, "folder": 150, "request": 300, "python": 300, "command": 100}
 """Cases of each surface, where the environment does not say."""
 
 KNOWN: list[tuple[str, str]] = [
@@ -34,6 +34,10 @@ FOUND: list[tuple[str, list[object]]] = [
     ("recipe", ["cot", False, "training.adam_beta2", 10**400]),
     ("recipe", ["coconut", False, "method.n_stages", 1e308]),
     ("recipe", ["coconut", False, "method.n_stages", 2**63]),
+    ("recipe", ["distill", False, "method.align_weight", 10**30]),
+    ("recipe", ["tokenskip", False, "method.scorer_model", "1e999"]),
+    ("recipe", ["cot", False, "training.num_train_epochs", float("inf")]),
+    ("recipe", ["cot", False, "data.options", {"max_number": 2**64}]),
     ("recipe", ["cot", False, "validation.limits", []]),
     ("recipe", ["cot", False, "validation.limits", "x"]),
     ("recipe", ["cot", False, "model.lora.target_modules", "-1"]),
@@ -78,6 +82,7 @@ FOUND: list[tuple[str, list[object]]] = [
     ("python", ["Engine", "token_budget", [], 0]),
     ("python", ["Engine", "max_waiting", {}, 0]),
     ("python", ["inspect", "compression_factors", True, 0]),
+    ("python", ["inspect", "questions", [None], 0]),
     ("python", ["Example", "steps", None, 0]),
     ("python", ["Example", "steps", [1], 0]),
 ]

@@ -201,6 +201,7 @@ def inspect(
             # An example must have an answer; this one is looked at by nobody.
             question = Example(f"question {i + 1}", question, (), "unknown", "text")
             without_answer.add(question.id)
+        check_holds("questions", isinstance(question, Example), question, "texts or examples")
         examples.append(question)
     if not examples:
         raise ValueError("questions must hold at least one question, got none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import jsonargparse
@@ -56,7 +57,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
             raise ValueError(
                 f"{path}: validation.limits must hold keys and values, got {namespace.validation.limits!r}"
             )
-        _check_sizes(namespace, path)
+        _check_numbers(namespace, path)
         values = made.instantiate(namespace).as_dict()
     except OverflowError as error:
         raise ValueError(f"{path}: a number is too large: {error}") from error
@@ -79,11 +80,20 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     return recipe
 
 
-def _check_sizes(namespace: jsonargparse.Namespace, path: str | Path) -> None:
-    """Reject a whole number that no tensor, file or loop can count with."""
-    for key, value in namespace.items():
-        if isinstance(value, int) and value not in INT64:
-            raise ValueError(f"{path}: {key} must be a number of at most 64 bits, got {str(value)[:24]}...")
+def _check_numbers(value: Any, path: str | Path, key: str = "") -> None:
+    """Reject, at any depth, a number that is infinite or none, or that no tensor, file or loop can count with."""
+    if isinstance(value, jsonargparse.Namespace):
+        value = value.as_dict()
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_numbers(inner, path, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_numbers(inner, path, key)
+    elif isinstance(value, int) and value not in INT64:
+        raise ValueError(f"{path}: {key} must be a number of at most 64 bits, got {str(value)[:24]}...")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}: {key} must be a finite number, got {value}")
 
 
 def _check_unused(recipe: Recipe, overrides: list[str]) -> None:
