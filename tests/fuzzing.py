@@ -32,9 +32,10 @@ FOREIGN = re.compile(
 )
 """Words of Python's own errors: a command that shows one has not checked what it was given."""
 
+TWO_LINES = "a\nb"
 ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 0.5, 1.5, -0.0, 1e-300, 1e308, math.nan, math.inf, -math.inf, 2**31, 2**63, -(2**63) - 1,
-    10**30, 10**400, "", " ", "x", "0", "-1", "1e-4", "1e999", "nan", "null", "true", "none", "###", "a\nb", "a\tb", "\0", "\x1b[31m",
+    10**30, 10**400, "", " ", "x", "0", "-1", "1e-4", "1e999", "nan", "null", "true", "none", "###", TWO_LINES, "a\tb", "\0", "\x1b[31m",
     "\ud800", "\u202e", "é" * 300, "x" * 5000, "../..", "/", "~", "a/b", "a/b/c", "C:\\x", "%s {0} {x} {}", "<|endoftext|>",
     [], [[]], [None], [0], [1, 2], [math.nan], ["x"], ["x", 1], [{}], {}, {"": None}, {"x": 1}, {"name": "x"}, {"x": {"x": []}},
 )  # fmt: skip
@@ -61,7 +62,7 @@ def failure(call: Callable[[], object], seconds: float = 5.0) -> str | None:
         return None
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = str(error)
+        text = str(error).replace(TWO_LINES, "")  # a value may be quoted as it was given
         ours = type(error) is ValueError and frame.filename.startswith(SOURCE)
         ours = ours and linecache.getline(frame.filename, frame.lineno or 0).strip().startswith("raise")
         if ours and text and "\n" not in text:
