@@ -29,11 +29,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import shared
@@ -153,9 +151,9 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
         if not asked or system not in cell.systems:
             continue
         job = make_job(lm, method, examples, cell, compression_factor, top_p)
-        _reset_peak()
+        shared.reset_peak()
         found = work(lm, method, cell, job)
-        found["peak_memory_gib"] = _peak()
+        found["peak_memory_gib"] = shared.peak_gib()
         found["questions_per_second"] = len(job.requests) / found["seconds"]
         cells[cell.name] = found
     run = {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
@@ -293,30 +291,6 @@ def show(report: dict[str, Any]) -> None:
                 table.add_row(name, system, *numbers)
         table.add_section()
     Console(width=110).print(table)
-
-
-def _reset_peak() -> None:
-    """Start to measure peak memory anew (Linux lets a process do so)."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def _peak() -> float:
-    """GiB: of the GPU's memory, or of this process since the last reset."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 2**20
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def _arguments() -> argparse.Namespace:

@@ -157,6 +157,7 @@ def main() -> int:
     parser.add_argument("--output", default="results/speed/kill", help="folder for report.json")
     parser.add_argument("--work", default="runs/bench-kill", help="folder for the runs, emptied first")
     parser.add_argument("--kills", type=int, default=10, help="kills of each run")
+    parser.add_argument("--runs", type=int, default=3, help="the first N of SFT, GRPO and evaluation")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     output = files.require_writable(args.output)
@@ -172,7 +173,7 @@ def main() -> int:
     ]
     rng = Random(args.seed)
     rows = []
-    for run in runs:
+    for run in runs[: args.runs]:
         started = time.monotonic()
         outcomes = run.start(work / run.name / "whole").wait(TIMEOUT_S)
         seconds = time.monotonic() - started

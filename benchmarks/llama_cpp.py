@@ -38,10 +38,8 @@ def main() -> None:
     if args.system:
         print(json.dumps(measure(args)))
         return
-    _require("xllamacpp", "gguf")
-    # Not at the top: `--help` and our own systems do without it.
-    import xllamacpp
-
+    # Our own systems do without it.
+    versions = {"xllamacpp": _version()} if "llama.cpp" in args.systems else {}
     order = shared.rounds_of(args.systems, args.rounds)
     runs = shared.run_systems(__file__, order, lambda run: f"{run['seconds']:.0f} s")
     cells = shared.medians(runs, args.systems)
@@ -54,7 +52,7 @@ def main() -> None:
     report = {
         "benchmark": "llama_cpp",
         "setting": setting,
-        "provenance": shared.provenance() | {"xllamacpp": xllamacpp.__version__},
+        "provenance": shared.provenance() | versions,
         "cells": cells,
         "runs": runs,
     }
@@ -144,7 +142,7 @@ def bfloat16_model() -> Path:
 
 def show(report: dict[str, Any]) -> None:
     columns = ("cell", "system", "questions/s", "ms/step")
-    table = shared.table("SmolLM2-135M, bfloat16", columns, texts=("cell", "system"))
+    table = shared.table("One model, bfloat16", columns, texts=("cell", "system"))
     for name in CELLS:
         for system, cells in report["cells"].items():
             cell = cells[name]
@@ -153,19 +151,21 @@ def show(report: dict[str, Any]) -> None:
     Console(width=80).print(table)
 
 
-def _require(*packages: str) -> None:
-    for package in packages:
-        try:
-            __import__(package)
-        except ImportError:
-            raise SystemExit(f"this benchmark needs {package}: pip install xllamacpp gguf") from None
+def _version() -> str:
+    """llama.cpp's wheel; SystemExit where something that it needs is not installed."""
+    try:
+        import gguf  # noqa: F401
+        import xllamacpp
+    except ImportError as error:
+        raise SystemExit(f"this benchmark needs {error.name}: pip install xllamacpp gguf") from None
+    return str(xllamacpp.__version__)
 
 
 def _arguments() -> argparse.Namespace:
-    args = shared.parser(__file__, __doc__, SYSTEMS, rounds=3).parse_args()
+    args = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=3)).parse_args()
+    if "llama.cpp" in args.systems and args.backbone != "smollm2-135m":
+        raise SystemExit("llama.cpp reads smollm2-135m alone: name --systems without it for another backbone")
     # `generate.measure` runs our systems and reads its own options.
-    args.backbone = "smollm2-135m"
-    args.source = "gsm8k-aug"
     args.cells = list(CELLS)
     return args
 

@@ -48,8 +48,6 @@ from colar.training.objective import Objective
 LONGEST = 37_035
 """Labels of the longest batch of llama-3.2-1b/cot-math while one pool held all rows."""
 MEASURED = (1024, 2048, 3072)
-POOL = 192
-"""Rows of GSM8k-Aug that the update's are the longest of."""
 TOKENS = 1024
 """`training.tokens_per_batch` of the system `parts`."""
 CELLS: dict[str, list[str]] = {
@@ -152,11 +150,11 @@ def update(kind: str, method: str, system: str, args: argparse.Namespace) -> Cal
 
 
 def smollm2(method: str, args: argparse.Namespace) -> tuple[LatentLM, list[Row], Any]:
-    """SmolLM2-135M with the adapter of its recipes, and rows of GSM8k-Aug."""
+    """The backbone with the adapter of SmolLM2's recipes, and rows of the source."""
     made = recipe.Recipe(
         output="unused",
         model=recipe.ModelConfig(
-            backbone="smollm2-135m",
+            backbone=args.backbone,
             dtype="bfloat16",
             lora=LoraSettings(r=16, lora_alpha=32, target_modules="all-linear"),
         ),
@@ -164,7 +162,9 @@ def smollm2(method: str, args: argparse.Namespace) -> tuple[LatentLM, list[Row],
     )
     lm, trained = recipe.load_model(made)
     # The longest rows of a pool: what an update may meet.
-    data = recipe.DataConfig(source="gsm8k-aug", data_dir=args.data_dir, train_size=POOL, validation_size=0)
+    data = recipe.DataConfig(
+        source=args.source, data_dir=args.data_dir, train_size=args.pool, validation_size=0
+    )
     examples, _ = recipe.load_examples(data)
     rows = [trained.encode(lm.template, each, Random(0), 0.0) for each in trained.prepare(lm, examples)]
     return lm, sorted(rows, key=len)[-args.rows :], trained
@@ -211,6 +211,8 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
             "vocabulary": V,
             "width": D,
             "chunk_bytes": chunks.CHUNK_BYTES_ON_CPU,
+            "backbone": args.backbone,
+            "source": args.source,
             "rows": args.rows,
             "tokens_per_batch": TOKENS,
             "threads": args.threads,
@@ -266,8 +268,9 @@ def _status(key: str) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = shared.parser(__file__, __doc__, SYSTEMS, rounds=1)
-    parser.add_argument("--rows", type=int, default=16, help="rows of an update of SmolLM2")
+    parser = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=1))
+    parser.add_argument("--rows", type=int, default=16, help="rows of an update of the backbone")
+    parser.add_argument("--pool", type=int, default=192, help="training rows that these are the longest of")
     return parser.parse_args()
 
 

@@ -43,7 +43,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", default="results/speed/generate", help="folder for the JSON file")
-    parser.add_argument("--backbone", default="smollm2-135m", help="a name, a folder or a Hub id")
+    shared.add_model_options(parser)
     parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--eager", action="store_true", help="without compilation")
@@ -68,7 +68,7 @@ def main() -> None:
 def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step with n rows, and the share of each kind of work."""
     lm, method = load_model(args.backbone, "bfloat16", "colar")
-    examples = load_questions("gsm8k-aug", args.data_dir)
+    examples = load_questions(args.source, args.data_dir)
     engine = Engine(lm, Unending(method), n, compile=not args.eager)
     # Chains of 60 latents: no row ends before the last profiled step.
     for request in make_job(lm, method, examples, Cell("", n, n, 300), FACTOR).requests:

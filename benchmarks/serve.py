@@ -30,8 +30,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -140,14 +138,11 @@ def _read(path: Path, wanted: dict[str, Any]) -> dict[tuple[int, str], shared.Ru
 def _run(system: str) -> shared.Run:
     """A system's run in a process of its own, or its error."""
     started = time.perf_counter()
-    command = [sys.executable, __file__, *sys.argv[1:], "--system", system]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == 0:
-        # Libraries print above it.
-        run: shared.Run = json.loads(done.stdout.strip().splitlines()[-1])
-        return run
-    last = done.stderr.strip().splitlines()[-1:]
-    return {"cells": {}, "error": " ".join(last)[:600], "seconds": time.perf_counter() - started}
+    try:
+        return shared.run_in_process(__file__, system)
+    except SystemExit as failed:
+        last = str(failed).strip().splitlines()[-1:]
+        return {"cells": {}, "error": " ".join(last)[:600], "seconds": time.perf_counter() - started}
 
 
 def _errors(run: shared.Run) -> list[str]:

@@ -12,7 +12,8 @@ The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and A
     colar-1|2|5     CoLaR-SFT at one compression factor
 
 A run goes twice over the rows in a process of its own. The first pass warms up (compilation, allocators, kernels
-for each length) and is not counted. Rounds alternate between the systems, so that a noisy minute hits all of them.
+for each length) and is not timed. Peak memory is the GPU's or, without one, the process's, over both passes. Rounds
+alternate between the systems, so that a noisy minute hits all of them.
 The table goes to stdout, then one JSON line; report.json holds the raw runs.
 """
 
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "rows_per_second": len(examples) / seconds,
         "fed_per_row": fed / len(examples),
         "seconds": seconds,
-        "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_memory_gib": shared.peak_gib(),
     }
 
 
@@ -177,7 +177,7 @@ def ours(
     factor = settings.get("factor", 1)
     fed = 0
     for index in range(len(rows)):
-        row = rows[0.0, index]
+        row = rows.at(0.0, index)
         latents = -(-len(row.chain) // factor)
         fed += len(row.question) + latents + len(row.answer)
     return fed

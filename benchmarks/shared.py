@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
+import resource
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.table import Table
@@ -19,6 +24,9 @@ from colar import files, progress
 
 Run = dict[str, Any]
 """The JSON of one system's run: "system" and the numbers that it measured."""
+
+
+HERE = "--here"
 
 
 def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) -> argparse.ArgumentParser:
@@ -31,6 +39,9 @@ def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) ->
     made.add_argument("--threads", type=int, default=os.cpu_count())
     made.add_argument("--systems", nargs="+", choices=systems, default=list(systems))
     made.add_argument("--system", choices=systems, help=argparse.SUPPRESS)
+    made.add_argument(
+        HERE, action="store_true", help="run the systems in this process: to try the script, not to measure"
+    )
     return made
 
 
@@ -53,15 +64,27 @@ def run_systems(script: str, order: Sequence[str], said: Callable[[Run], str]) -
 
 def run_in_process(script: str, system: str) -> Run:
     """Run one system by the script with its own arguments and `--system`: the JSON of its last line."""
-    # A process of its own: no system inherits another one's compiled code, memory or threads.
-    command = [sys.executable, script, *sys.argv[1:], "--system", system]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{system} failed (exit code {done.returncode}):\n{done.stderr[-4000:]}")
+    words = [script, *sys.argv[1:], "--system", system]
+    if HERE in words:
+        output = _run_here(words)
+    else:
+        # A process of its own: no system inherits another one's compiled code, memory or threads.
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{system} failed (exit code {done.returncode}):\n{done.stderr[-4000:]}")
+        output = done.stdout
     # Libraries print above it.
-    last_line = done.stdout.strip().splitlines()[-1]
+    last_line = output.strip().splitlines()[-1]
     result: Run = json.loads(last_line)
     return result
+
+
+def _run_here(words: list[str]) -> str:
+    """Run a script in this process; returns what it prints to stdout."""
+    printed = io.StringIO()
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(printed):
+        runpy.run_path(words[0], run_name="__main__")
+    return printed.getvalue()
 
 
 def rounds_of(systems: Sequence[str], rounds: int) -> list[str]:
@@ -104,6 +127,30 @@ def table(title: str, columns: Sequence[str], texts: Collection[str]) -> Table:
 def shown(value: float | None) -> str:
     """Three digits; empty where a system has no such number."""
     return "" if value is None else f"{value:.3g}"
+
+
+def reset_peak() -> None:
+    """Start to measure peak memory anew (Linux lets a process do so)."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_gib() -> float:
+    """GiB: of the GPU's memory, or of this process since the last reset."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 2**20
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def provenance() -> dict[str, Any]:

@@ -18,6 +18,7 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -132,11 +133,12 @@ def runs() -> dict[str, Any]:
     return made
 
 
-def measure() -> dict[str, Any]:
+def measure(families: Sequence[str], variants: Sequence[str]) -> dict[str, Any]:
     torch.set_num_threads(1)
     found: dict[str, Any] = {"losses": {}, "answers": {}}
-    for family in FAMILIES:
-        for variant, (name, config) in progress.track(VARIANTS.items(), family):
+    for family in families:
+        for variant in progress.track(variants, family):
+            name, config = VARIANTS[variant]
             torch.manual_seed(0)
             lm, method = tiny_lm(family, scale=0.1), registry.build(name, config)
             attach(lm, method, 1)
@@ -174,9 +176,13 @@ def main() -> None:
     parser.add_argument(
         "--compare", action="store_true", help="print how two files differ; exit code 1 if they do"
     )
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="only these")
+    parser.add_argument(
+        "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="only these"
+    )
     args = parser.parse_args()
     if not args.compare:
-        print(files.write_json(args.files[0], measure()))
+        print(files.write_json(args.files[0], measure(args.families, args.variants)))
         return
     before, after = (json.loads(Path(name).read_text()) for name in args.files)
     found = differences(before, after)

@@ -8,6 +8,7 @@ words of the rows.
 
 from __future__ import annotations
 
+import argparse
 import re
 import statistics
 from collections import Counter
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from colar.data import sources
 from colar.data.example import Example
 
-N_MADE = 4_000
 CHOICE = re.compile(r"Is (\w+) a (\w+) or (\w+)\?")
 EDGE = re.compile(r"(\w+) is a (\w+)\.")
 NOUN = re.compile(r"[a-z]+pus(?=es\b|\b)")
@@ -43,8 +43,8 @@ def published(source: str) -> list[Example]:
     return sources.load(source, "validation") + sources.load(source, "test")
 
 
-def made(source: str, **options: object) -> list[Example]:
-    return sources.load(source, "train", limit=N_MADE, options=options)
+def made(source: str, n: int, **options: object) -> list[Example]:
+    return sources.load(source, "train", limit=n, options=options)
 
 
 # --- ProsQA --------------------------------------------------------------------------------------------
@@ -149,14 +149,19 @@ def print_table(
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=4_000, help="generated rows of each")
+    n = parser.parse_args().rows
     prosqa = {
         "ProsQA, published": published("prosqa"),
-        "`prosqa-made`": made("prosqa-made"),
-        "with `balanced: false`": made("prosqa-made", balanced=False),
+        "`prosqa-made`": made("prosqa-made", n),
+        "with `balanced: false`": made("prosqa-made", n, balanced=False),
     }
     print_table(prosqa, PROSQA)
     print()
-    prontoqa = {"ProntoQA, published": published("prontoqa"), "`prontoqa-made`": made("prontoqa-made")}
+    prontoqa = {"ProntoQA, published": published("prontoqa"), "`prontoqa-made`": made("prontoqa-made", n)}
     print_table(prontoqa, PRONTOQA)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import runpy
 import sys
 import time
 import traceback
@@ -87,6 +88,23 @@ def alone(folder: Path, call: Callable[..., Any], *arguments: Any, seconds: floa
         process.kill()
         raise TimeoutError(f"it did not end in {seconds} s: {_text(Path(f'{name}.err'))}")
     return _outcome(process, name)
+
+
+def run_file(words: list[str], environment: dict[str, str]) -> None:
+    """Run a file as `python FILE ...` does, in the folder above the file's own."""
+    path = Path(words[0])
+    os.environ.update(environment)
+    if "torch._dynamo" in sys.modules:
+        # It has read its variable when it was imported.
+        sys.modules["torch._dynamo"].config.disable = bool(environment.get("TORCH_COMPILE_DISABLE"))  # type: ignore[attr-defined]
+    os.chdir(path.parent.parent)
+    sys.argv = words
+    sys.path.insert(0, str(path.parent))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def together(n: int, folder: Path, call: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -243,6 +243,9 @@ def test_a_notebook_asks_in_its_own_words():
     assert 'section id="causes"' not in shown.page()
     with pytest.raises(ValueError, match="at least one question"):
         colar.inspect(lm, method, [])
+    # Each of its characters would be a question.
+    with pytest.raises(ValueError, match="questions must be a list, got 'What is 2"):
+        colar.inspect(lm, method, "What is 2 + 3?")
 
 
 def test_a_notebook_is_asked_at_the_speeds_that_a_sequential_head_has():

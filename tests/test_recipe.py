@@ -447,7 +447,7 @@ def test_rows_of_more_steps_are_left_out(capsys):
             "method.head must be one of gaussian, deterministic, anchored, sequential, got 'cauchy'",
         ),
         (["--method.alpha", "lots"], "alpha must be a float, got 'lots'"),
-        (["--method.alpha", ".nan"], "method.alpha must be a number, 0 or more"),
+        (["--method.alpha", ".nan"], "method.alpha must be a finite number, got nan"),
         (["--method.latent_loss", "nll", "--method.head", "deterministic"], "needs a spread"),
         (["--validation.params", "[]"], "must not be empty"),
         (["--data.mixed_in", "[{sauce: arithmetic}]"], "an entry has a source and no keys but"),

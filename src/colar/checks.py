@@ -5,10 +5,30 @@ Each check raises ValueError with the name of the key, what is allowed, and what
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
+
+LONGEST = 400
+"""Characters of a library's error that are shown: torch's have the frames of its C++."""
+INT64 = range(-(2**63), 2**63)
+"""Whole numbers that tensors and C count with."""
+
+
+@contextlib.contextmanager
+def in_library(what: str) -> Iterator[None]:
+    """Turn any error of a library that reads a user's file or value into a ValueError: `what`, then its words.
+
+    In one line. Libraries check little of what they read, and raise a KeyError, a TypeError or a bare Exception from
+    their depths.
+    """
+    try:
+        yield
+    except Exception as error:
+        words = " ".join(str(error).split())[:LONGEST]
+        raise ValueError(f"{what}: {words or type(error).__name__}") from error
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -21,9 +41,14 @@ def is_number(value: object) -> TypeGuard[float]:
         return False
 
 
+def is_whole(value: object) -> bool:
+    """Whether `value` is a whole number of at most 64 bits, 6.0 included: a larger one fits no tensor and no loop."""
+    return is_number(value) and float(value).is_integer() and int(value) in INT64
+
+
 def check_number(name: str, value: object, low: float, high: float = math.inf, whole: bool = False) -> None:
     """Reject all but a finite number in [low, high]; with `whole`, all but a whole one."""
-    if is_number(value) and low <= float(value) <= high and (not whole or float(value).is_integer()):
+    if is_number(value) and low <= float(value) <= high and (not whole or is_whole(value)):
         return
     bound = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
     raise ValueError(f"{name} must be a {'whole ' * whole}number, {bound}, got {value!r}")

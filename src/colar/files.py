@@ -92,6 +92,8 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text. ValueError where an object has a key twice, of which Python would drop the first."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise ValueError("not JSON that can be read: it is nested too deeply") from error
     except _Twice as error:
         if "\n" not in text.strip():
             raise
@@ -271,7 +273,10 @@ def _shown(node: yaml.Node) -> str:
 
 def read_yaml(text: str) -> Any:
     """The value of a text of YAML. Raises yaml.YAMLError, with the line, for all that `_Yaml` refuses."""
-    return yaml.load(text, Loader=_Yaml)  # a SafeLoader
+    try:
+        return yaml.load(text, Loader=_Yaml)  # a SafeLoader
+    except RecursionError as error:
+        raise YamlRefused("it is nested too deeply to be read") from error
 
 
 def yaml_value(name: str, text: str) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from colar import number_tokens
+from colar.checks import check_holds
 from colar.control_tokens import ControlTokens
 
 VERSION = 2
@@ -51,6 +52,9 @@ class TemplateConfig:
     """Opens and closes the reasoning; added to the tokenizer where it is not one token."""
 
     def __post_init__(self) -> None:
+        for name in ("question", "step_joiner", "separator"):
+            value = getattr(self, name)
+            check_holds(f"template.{name}", isinstance(value, str), value, "text")
         if "{question}" not in self.question or "{speed}" not in self.question:
             raise ValueError(
                 f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
@@ -98,6 +102,8 @@ class Template:
             # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
             tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
             ids = self._read(config.separator)
+        if not ids:
+            raise ValueError(f"the tokenizer makes no token of the separator {config.separator!r}")
         self.separator_id: int = ids[-1]
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
@@ -244,7 +250,7 @@ class Template:
         for key in ("separator_id", "bos_id", "eos_id", "first_number_id"):
             if getattr(template, key) != saved.get(key):
                 raise ValueError(
-                    f"the checkpoint was trained with {key} = {saved.get(key)}, but its tokenizer gives "
+                    f"the checkpoint was trained with {key} = {saved.get(key)!r}, but its tokenizer gives "
                     f"{getattr(template, key)} (separator {template.config.separator!r}): "
                     "the tokenizer files do not belong to this checkpoint"
                 )

@@ -22,6 +22,7 @@ from colar.analysis.chains import Chain, answer_all, chains_of, requests_of
 from colar.analysis.cost import CONTROLS, cost_of, difference
 from colar.analysis.inside import Inside, look_inside
 from colar.analysis.reference_chain import require_groups
+from colar.checks import check_holds
 from colar.data.example import Example
 from colar.engine.request import GREEDY, Decoding
 from colar.methods import registry
@@ -191,6 +192,8 @@ def inspect(
     `compression_factors` are by default those of `FACTORS` that it can work with. `numbers` measures what `colar
     inspect` does, which takes longer. ValueError without any question.
     """
+    for what, values in (("questions", questions), ("compression_factors", compression_factors or [])):
+        check_holds(what, isinstance(values, list | tuple), values, "a list")
     examples = []
     without_answer = set()
     for i, question in enumerate(questions):
@@ -198,6 +201,7 @@ def inspect(
             # An example must have an answer; this one is looked at by nobody.
             question = Example(f"question {i + 1}", question, (), "unknown", "text")
             without_answer.add(question.id)
+        check_holds("questions", isinstance(question, Example), question, "texts or examples")
         examples.append(question)
     if not examples:
         raise ValueError("questions must hold at least one question, got none")

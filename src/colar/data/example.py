@@ -33,6 +33,9 @@ class Example:
         for field in ("id", "question", "answer"):
             value = getattr(self, field)
             check_holds(field, isinstance(value, str) and bool(value.strip()), value, "a non-empty string")
+        steps = self.steps
+        texts = isinstance(steps, list | tuple) and all(isinstance(step, str) for step in steps)
+        check_holds("steps", texts, steps, "a tuple of texts")
         check_choice("answer_type", self.answer_type, ANSWER_TYPES)
 
     @property

@@ -76,7 +76,7 @@ def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:
         raise ValueError(f"{folder} has no adapter to merge: it holds all weights already")
     lm, method = load(folder)
     lm.merge()
-    text = card.merged((folder / "README.md").read_text("utf-8"))
+    text = card.merged((folder / "README.md").read_text("utf-8", "replace"))
     return save(lm.to(backbones.DTYPES[dtype]), method, target, info["run"], text)
 
 

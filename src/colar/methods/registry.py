@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from colar.checks import did_you_mean, is_number
+from colar.checks import did_you_mean, is_whole
 from colar.methods.base import Method
 from colar.methods.coconut import Coconut
 from colar.methods.colar.method import Colar
@@ -116,5 +116,5 @@ def _fits(value: Any, expected: Any) -> bool:
     if expected is float:
         return isinstance(value, int | float) and not is_bool
     if expected is int:
-        return is_number(value) and float(value).is_integer()
+        return is_whole(value)
     return True

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from colar import files, progress
-from colar.checks import check_choice
+from colar.checks import check_choice, in_library
 from colar.model import tiny
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -69,7 +69,12 @@ def load(
     if folder.exists() and not (folder / "config.json").exists():
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
         raise ValueError(f"{folder} has no config.json: it holds no model's weights{hint}")
-    try:
+    unknown = (
+        f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
+        "model, nor a Hub id that answers"
+    )
+    # A folder's config may hold anything, and transformers raises anything at it.
+    with in_library(unknown):
         config = AutoConfig.from_pretrained(name)
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(name)
@@ -86,11 +91,6 @@ def load(
             dtype=DTYPES[dtype],
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
-            f"model, nor a Hub id that answers: {error}"
-        ) from error
     # transformers would draw them at random and only warn.
     if loading["missing_keys"]:
         raise ValueError(f"the weights of {name} lack {', '.join(sorted(loading['missing_keys']))}")

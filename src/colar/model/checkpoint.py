@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from colar import files
-from colar.checks import check_choice
+from colar.checks import check_choice, check_holds, in_library
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 from colar.prompts import Template
@@ -43,7 +43,14 @@ FORMAT = 1
 MODULES = "modules.safetensors"
 ADAPTER = "adapter_model.safetensors"
 TOKENIZER = "tokenizer.json"
-INFO_KEYS = ("method", "backbone", "fingerprint", "weights", "modules", "run")
+INFO_KEYS = {
+    "method": dict,
+    "backbone": str,
+    "fingerprint": str,
+    "weights": str,
+    "modules": list,
+    "run": dict,
+}
 TEMPLATE_KEYS = (
     "question",
     "step_joiner",
@@ -254,6 +261,7 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
         # transformers reads the dtype of the weights from their config.
         if info["weights"] == "full":
             config = files.read_json(partial / "config.json")
+            _require(config, ("model_type",), folder / "config.json")
             config["dtype"] = dtype
             files.write_json(partial / "config.json", config)
     return target
@@ -269,7 +277,18 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     info: dict[str, Any] = files.read_json(folder / "colar.json")
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise ValueError(f"{folder / 'colar.json'}: format is not {FORMAT}, the one this colar reads")
-    _require(info, INFO_KEYS, folder / "colar.json")
+    _require(info, tuple(INFO_KEYS), folder / "colar.json")
+    for key, kind in INFO_KEYS.items():
+        check_holds(
+            f"{folder / 'colar.json'}: {key}", isinstance(info[key], kind), info[key], f"a {kind.__name__}"
+        )
+    _require(info["method"], ("name", "config"), f"{folder / 'colar.json'}: method")
+    for key, kind in (("name", str), ("config", dict)):
+        value = info["method"][key]
+        check_holds(
+            f"{folder / 'colar.json'}: method.{key}", isinstance(value, kind), value, f"a {kind.__name__}"
+        )
+    check_choice(f"{folder / 'colar.json'}: weights", info["weights"], ["adapter", "full"])
 
     # Checkpoints of earlier versions do not name their tokenizer's files: those that could be read had these.
     wanted = ["template.json", *info.get("tokenizer", [TOKENIZER, "tokenizer_config.json"])]
@@ -373,8 +392,9 @@ def load(
             f"but {loaded.name} is another model (fingerprint {loaded.fingerprint})"
         )
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
-    lm.lm = with_empty_adapter(lm.causal_lm, folder)
-    _load_adapter(lm.lm, folder / ADAPTER)
+    with in_library(f"the adapter in {folder} cannot be loaded"):
+        lm.lm = with_empty_adapter(lm.causal_lm, folder)
+        _load_adapter(lm.lm, folder / ADAPTER)
     return lm, info
 
 
@@ -432,7 +452,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         # Its file holds the whole vocabulary, and reading it twice takes a while: it is checked when it has failed.
         if (folder / TOKENIZER).exists():
             _check_readable(folder / TOKENIZER)
-        raise
+        with in_library(f"the tokenizer of {folder} cannot be loaded"):
+            raise
 
 
 def _check_readable(path: Path) -> None:
@@ -482,7 +503,9 @@ def _load_adapter(lm: PeftModel, path: Path) -> None:
         own[name].detach().copy_(value)
 
 
-def _require(saved: Any, keys: tuple[str, ...], path: Path) -> None:
+def _require(saved: Any, keys: tuple[str, ...], path: object) -> None:
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} must hold keys and values, got {str(saved)[:80]!r}")
     missing = [key for key in keys if key not in saved]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}")

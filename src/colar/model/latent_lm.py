@@ -31,7 +31,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.checks import check_holds
+from colar.checks import check_holds, in_library
 from colar.model import added_rows, chunks, context, input_check, mask_check, masks
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
@@ -114,7 +114,8 @@ class LatentLM(nn.Module):
         self._takes_trees = mask_check.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
-            self.lm = with_adapter(backbone.lm, lora, template)
+            with in_library("model.lora does not fit the backbone"):
+                self.lm = with_adapter(backbone.lm, lora, template)
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""

@@ -63,10 +63,10 @@ KINDS = {
 
 
 def in_one_line(message: str, known: Iterable[str]) -> str:
-    """A message of jsonargparse in one line, or as it is where none of the patterns fits. `known` are all keys."""
+    """A message of jsonargparse in one line. `known` are all keys."""
     key = unknown_key(message)
     if key is None:
-        return wrong_value(message) or message
+        return wrong_value(message) or " ".join(message.split())
     # All keys of a section look alike, for they share its name: the last part must be near by itself.
     last = _last_part(key)
     near = [name for name in known if did_you_mean(last, [_last_part(name)])]

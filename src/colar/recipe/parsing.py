@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jsonargparse
 import yaml
 
 from colar import files, processes, recipes
+from colar.checks import INT64
 from colar.methods import registry
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LoraSettings
@@ -75,7 +77,14 @@ def parse(path: str, text: str, overrides: list[str]) -> Recipe:
             if not isinstance(namespace[name], jsonargparse.Namespace):
                 raise ValueError(f"{path}: {name} must hold keys and values, got {namespace[name]!r}")
         # The sections' own checks run here, when they are built.
+        if not isinstance(namespace.validation.limits, jsonargparse.Namespace):
+            raise ValueError(
+                f"{path}: validation.limits must hold keys and values, got {namespace.validation.limits!r}"
+            )
+        _check_numbers(namespace, path)
         values = made.instantiate(namespace).as_dict()
+    except OverflowError as error:
+        raise ValueError(f"{path}: a number is too large: {error}") from error
     except jsonargparse.ArgumentError as error:
         raise ValueError(f"{path}: {explain.in_one_line(str(error), _keys(made))}") from error
     except ValueError as error:
@@ -142,6 +151,22 @@ def _check_overrides(made: jsonargparse.ArgumentParser, overrides: list[str], me
         for name in reversed(option.removeprefix("--").split(".")):
             read = {name: read}
         _check_blank(f"{option} {value}".rstrip(), read, method)
+
+
+def _check_numbers(value: Any, path: str | Path, key: str = "") -> None:
+    """Reject, at any depth, a number that is infinite or none, or that no tensor, file or loop can count with."""
+    if isinstance(value, jsonargparse.Namespace):
+        value = value.as_dict()
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_numbers(inner, path, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_numbers(inner, path, key)
+    elif isinstance(value, int) and value not in INT64:
+        raise ValueError(f"{path}: {key} must be a number of at most 64 bits, got {str(value)[:24]}...")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}: {key} must be a finite number, got {value}")
 
 
 def _check_unused(recipe: Recipe, overrides: list[str]) -> None:

@@ -117,6 +117,8 @@ class TrainingConfig:
             size,
             f"a multiple of training.draws_per_example, {self.draws_per_example}: rows of one example share a batch",
         )
+        # What numpy and transformers seed with.
+        checks.check_number("training.seed", self.seed, 0, 2**32 - 1, whole=True)
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             checks.check_number(f"training.{name}", getattr(self, name), 0)
         checks.check_number("training.dataloader_num_workers", self.dataloader_num_workers, 0, whole=True)

@@ -1,0 +1,252 @@
+"""Every file of benchmarks/ and scripts/ runs, at its smallest setting, to its end.
+
+Each runs as `python FILE ...` would, in a process that is forked from the tests' server (launch.py), in a copy of the
+project: some write its pages. What a script computes is tested elsewhere (test_scripts.py and others).
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from families import tiny_lm
+from launch import alone, run_file
+from serving import running, serve_model
+
+from colar import cli, files, recipe
+from colar.data import sources
+from colar.methods import pretrained, registry
+from colar.model import backbones
+from colar.model.latent_lm import LatentLM
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs", "results", "scripts", "benchmarks", "constraints.txt")
+"""What is copied; the rest of the project is linked."""
+
+BENCH = "--here --rounds 1 --threads 1 --output {out}"
+TINY = f"--backbone tiny --source {{rows}} {BENCH}"
+SMALLEST: dict[str, Sequence[str]] = {
+    "benchmarks/gates.py": [
+        f"{BENCH} --cot {{cot}} --gated {{sequential}} --source {{rows}} --limit 2 --limit-alone 1 --votes 2 "
+        "--compression-factor 2 --max-latents 3 --max-completion-length 2"
+    ],
+    "benchmarks/generate.py": [
+        f"{TINY} --cells b1/100 --systems colar5 colar5-eager cot sequential2-shortlist hf-cot published floor"
+    ],
+    "benchmarks/llama_cpp.py": [f"{TINY} --systems cot"],
+    "benchmarks/loss_parts.py": [""],
+    "benchmarks/memory.py": [
+        f"{TINY} --rows 2 --pool 8 --systems before:smollm2/cot ours:smollm2/cot parts:smollm2/cot"
+    ],
+    "benchmarks/profile_step.py": [
+        "--backbone tiny --source {rows} --rows 1 --eager --threads 1 --output {out}"
+    ],
+    "benchmarks/rollout.py": [f"{TINY} --questions 1 --num-generations 2 --batch 2"],
+    "benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
+    "benchmarks/servers.py": [""],
+    "benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
+    "benchmarks/shared.py": [""],
+    "benchmarks/work.py": [""],
+    "benchmarks/soak.py": ["--requests 300 --minutes 0.5 --output {out}"],
+    "scripts/accuracy_vs_examples.py": ["results/smollm2-135m/stages.json --output {out}"],
+    "scripts/arena_curves.py": ["{arena} --output {out}"],
+    "scripts/average_covariance.py": ["{records} --data_dir {published}"],
+    # The second reads what the first wrote.
+    "scripts/checkpoint_accuracy.py": ["{run} --data {rows} --limit 2"],
+    "scripts/accuracy_vs_rows.py": ["one={run} --output {out}"],
+    "scripts/checkpoint_at.py": ["{run} 2 {out}"],
+    "scripts/draw_idea.py": ["--output {out}"],
+    "scripts/figures.py": ["--output {out}"],
+    "scripts/golden.py": [
+        "{out}.json --families gpt2 --variants cot",
+        "--compare {out}.json {out}.json",
+    ],
+    "scripts/grpo_report.py": ["{reinforced} --seeds 0 --output {out}"],
+    "scripts/grpo_stability.py": ["{reinforced}/rl-0 --output {out}"],
+    "scripts/inspect_pictures.py": ["{page} {out}"],
+    "scripts/left_out.py": ["{records}/records.jsonl.gz --trained 1 2 --output {out}"],
+    "scripts/logic_statistics.py": ["--rows 20"],
+    "scripts/mean_checkpoint.py": ["{cot} {cot} --output {out}"],
+    "scripts/rejudge.py": ["{records}"],
+    "scripts/serve_pictures.py": ["{url} {out}"],
+    "scripts/shared_questions.py": ["tiny/cot tiny/cot --data.train_size 8 --data.validation_size 0"],
+    "scripts/toy_backbones.py": ["--sizes 0.1m --seeds 0 --output {out}"],
+    "scripts/updates_in.py": ["{run} --as-long-as {run}"],
+    "scripts/write_cli_docs.py": [""],
+    "scripts/write_plans.py": ["{recipe}"],
+    "scripts/write_scale.py": ["--models Llama-3.2-1B --output {out}.md"],
+    "scripts/write_tables.py": [""],
+    "scripts/write_tree.py": [""],
+}
+"""File -> the arguments of each run, with names of `world` and {out}, a place that is not there yet."""
+IN_THIS_PROCESS = {"benchmarks/kill.py": "--kills 0 --runs 1 --work {out}/runs --output {out}"}
+"""Those that start processes of their own, which a forked one may not."""
+ELSEWHERE = {"scripts/install.py": "it makes an environment: `make test` itself, and tests/test_install.py"}
+BROWSER = ("scripts/inspect_pictures.py", "scripts/serve_pictures.py")
+PRINTS_A_FAILURE = {"benchmarks/soak.py"}
+"""Exit code 1 where a verdict is bad, and with few requests not every kind of fault happens."""
+
+
+def write_published(folder: Path) -> None:
+    """Data sets in the places and formats in which they are published, a few generated rows each."""
+    for name in ("prosqa", "prontoqa"):
+        for split, part in (("validation", "valid"), ("test", "test")):
+            rows = [example.as_row() for example in sources.load(f"{name}-made", split, limit=10)]
+            files.write_json(folder / name / f"{name}_{part}.json", rows)
+    rows = sources.load("arithmetic", "test", limit=4)
+    texts = [f"{row.question}||{' '.join(row.steps)} #### {row.answer}" for row in rows]
+    files.write_text(folder / "gsm8k_aug" / "test.txt", "\n".join(texts))
+    hard = [{"input": row.question, "target": int(row.answer) + 1} for row in rows]
+    files.write_jsonl(folder / "gsm_hard" / "gsmhardv2.jsonl", hard)
+    arith = [{"sQuestion": row.question, "lSolutions": [float(row.answer)]} for row in rows]
+    files.write_json(folder / "multiarith" / "MultiArith.json", arith)
+
+
+def record(dataset: str, question: str, correct: bool, factor: int = 2) -> dict[str, object]:
+    """An answer as `colar evaluate` writes it."""
+    return {
+        "model": "m", "method": "colar", "label": "", "dataset": dataset, "compression_factor": factor, "seed": 0,
+        "decoding": "greedy", "train_seed": 0, "id": question, "completion": "7", "parsed": "7", "correct": correct,
+        "truncated": False, "length": 4, "gold_length": 4 * factor, "forward_passes": 9, "seconds": 0.5,
+    }  # fmt: skip
+
+
+def write_records(folder: Path) -> Path:
+    """Answers of one system to the published questions at two speeds, and their report."""
+    rows = []
+    for name in ("gsm8k-aug", "gsm-hard", "multiarith"):
+        for factor in (1, 2):
+            for i, example in enumerate(sources.load(name, "test")):
+                rows.append(record(name, example.id, i % 2 == 0, factor))
+    files.write_jsonl(folder / "records.jsonl", rows)
+    assert cli.main(["report", str(folder / "records.jsonl"), "--output", str(folder)]) == 0
+    (folder / "records.jsonl.gz").write_bytes(gzip.compress((folder / "records.jsonl").read_bytes()))
+    (folder / "records.jsonl").unlink()
+    return folder
+
+
+def write_reinforced(folder: Path, run: Path) -> None:
+    """Two runs as reproduce/table2.sh leaves them: their histories, their last states, and their answers."""
+    logged = {"reward": 0.5, "latents/mean_length": 4.0, "frac_reward_zero_std": 0.5, "latents/sigma": 0.1, "clip_ratio/region_mean": 0.0,
+              "grad_norm": 1.0, "sampling/logp_difference": 0.0}  # fmt: skip
+    tested = {"eval_accuracy": 0.5, "eval_length": 4.0}
+    for name in ("nll-0", "rl-0"):
+        shutil.copytree(run / "checkpoints", folder / name / "checkpoints")
+        files.write_json(
+            folder / name / "history.json", [{"step": 1, **logged}, {"step": 2, **logged, **tested}]
+        )
+        rows = [record("sums", str(i), name == "rl-0" or i == 0) for i in range(2)]
+        files.write_jsonl(folder / "test" / name / "records.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """What the files are given, by name; {project} is the copy in which they run."""
+    folder = tmp_path_factory.mktemp("world")
+    project = folder / "project"
+    project.mkdir()
+    for path in ROOT.iterdir():
+        if path.name in PAGES and path.is_dir():
+            shutil.copytree(
+                path, project / path.name, ignore=shutil.ignore_patterns("*.png", "*.svg", "__pycache__")
+            )
+        elif path.name in PAGES:
+            shutil.copyfile(path, project / path.name)
+        elif path.name in ("src", "tests", "reproduce"):
+            (project / path.name).symlink_to(path)
+    for name, config in (("cot", {}), ("colar", {"head": "sequential", "confidence_thresholds": [0, 0.5]})):
+        lm, method = LatentLM.from_backbone(backbones.load("tiny")), registry.build(name, config)
+        pretrained.attach(lm, method, 0)
+        method.prepare(lm, [])
+        pretrained.save(lm, method, folder / name, {"seed": 0, "label": ""}, "card")
+    sources.prepare("arithmetic", sources.splits_of("arithmetic"), folder / "rows", limit=24)
+    path = folder / "arena" / "recipe.yaml"
+    files.write_text(
+        path,
+        f"output: {folder / 'arena' / 'seed0' / 'colar'}\n"
+        f"data: {{source: {folder / 'rows'}, train_size: 8, validation_size: 2}}\n"
+        "method: {name: colar}\n"
+        "training: {max_steps: 2, per_device_train_batch_size: 4, save_steps: 2, save_total_limit: 1}\n"
+        "validation: {page_size: 0, params: [{compression_factor: 2}], limits: {max_latents: 4, max_completion_length: 3}}\n",
+    )
+    run = recipe.run(recipe.load(path)).best.parent
+    write_published(folder / "published")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLAR_DATA_DIR", str(folder / "published"))
+        write_records(folder / "records")
+    write_reinforced(folder / "reinforced", run)
+    page = [
+        "inspect",
+        str(run / "best"),
+        "--limit",
+        "2",
+        "--look",
+        "1",
+        "--max_latents",
+        "4",
+        "--output",
+        str(folder / "page.html"),
+    ]
+    assert cli.main(page) == 0
+    # A random model hardly ever stops: the picture of the page shows a thought of each chain.
+    lm, method = tiny_lm("llama"), registry.build("colar", {})
+    pretrained.attach(lm, method, 0)
+    method.prepare(lm, [])
+    with running(serve_model("colar", (lm, method))) as live:
+        yield {
+            "project": project, "cot": folder / "cot", "sequential": folder / "colar", "rows": folder / "rows", "run": run,
+            "arena": folder / "arena", "recipe": path, "published": folder / "published", "records": folder / "records",
+            "reinforced": folder / "reinforced", "page": folder / "page.html", "url": live.url,
+        }  # fmt: skip
+
+
+def given(text: str, world: dict[str, object], out: Path) -> list[str]:
+    return [word.format(**world, out=out) for word in text.split()]
+
+
+def found() -> list[str]:
+    """Every file of the two folders."""
+    return [
+        f"{folder}/{path.name}"
+        for folder in ("benchmarks", "scripts")
+        for path in sorted((ROOT / folder).glob("*.py"))
+    ]
+
+
+def test_every_file_has_a_smallest_run():
+    assert found() == sorted([*SMALLEST, *IN_THIS_PROCESS, *ELSEWHERE])
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_it_runs(path, world, tmp_path):
+    if path in BROWSER:
+        pytest.importorskip("playwright")
+        if shutil.which("chromium") is None:
+            pytest.skip("no chromium on this machine")
+    out = tmp_path / "out"
+    for text in SMALLEST[path]:
+        words = [str(world["project"] / path), *given(text, world, out)]
+        # To compile takes a minute, and gives the same numbers.
+        environment = {"COLAR_DATA_DIR": str(world["published"]), "TORCH_COMPILE_DISABLE": "1"}
+        done = alone(tmp_path / "process", run_file, words, environment)
+        assert done.code == 0 or path in PRINTS_A_FAILURE, done.stderr
+    if path.startswith("benchmarks") and "--output" in SMALLEST[path][0]:
+        names = [each.name for each in out.glob("*.json")]
+        assert names, "no report"
+
+
+@pytest.mark.parametrize("path", IN_THIS_PROCESS)
+def test_it_runs_here(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [path, *given(IN_THIS_PROCESS[path], {}, tmp_path / "out")])
+    # The processes that it starts import it by name.
+    monkeypatch.syspath_prepend(str((ROOT / path).parent))
+    made = importlib.import_module(Path(path).stem)
+    assert made.main() == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["good"]
