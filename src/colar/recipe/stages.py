@@ -24,6 +24,7 @@ import gc
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
     for stage in stages:
         processes.join(stage.recipe.training.ddp_timeout)
         best = RunFolder(stage.recipe.output).best
-        if stage.name and resume and processes.from_main(lambda recipe=stage.recipe: _is_finished(recipe)):
+        if stage.name and resume and processes.from_main(partial(_is_finished, stage.recipe)):
             progress.say(f"stage {stage.name}: finished, {best}")
             continue
         if stage.name:
