@@ -37,6 +37,7 @@ FOUND: list[tuple[str, list[object]]] = [
     ("recipe", ["distill", False, "method.align_weight", 10**30]),
     ("recipe", ["tokenskip", False, "method.scorer_model", "1e999"]),
     ("recipe", ["cot", False, "training.num_train_epochs", float("inf")]),
+    ("recipe", ["cot", False, "training.num_train_epochs", 1e308]),
     ("recipe", ["cot", False, "data.options", {"max_number": 2**64}]),
     ("recipe", ["cot", False, "validation.limits", []]),
     ("recipe", ["cot", False, "validation.limits", "x"]),

@@ -70,8 +70,8 @@ class Scheduler:
         # Named as the engine's arguments are: these are what a user gave.
         limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
         for name, value in limits.items():
-            if value is not None:
-                checks.check_number(name, value, 1, whole=True)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            checks.check_holds(name, value is None or (whole and value >= 1), value, "1 or more")
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting

@@ -20,6 +20,7 @@ SCHEDULES = (
 )
 DEVICES = ("cuda", "mps", "cpu")
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
+MOST_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ class TrainingConfig:
         for name in ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value > 0, value, "above 0")
+        # Their updates are counted in 64 bits.
+        epochs = self.num_train_epochs
+        checks.check_holds(
+            "training.num_train_epochs", epochs <= MOST_EPOCHS, epochs, f"{MOST_EPOCHS:,} or less"
+        )
         checks.check_holds("training.ddp_timeout", self.ddp_timeout > 0, self.ddp_timeout, "above 0")
         tokens = self.tokens_per_batch
         checks.check_holds(
