@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM := false
 # that a test starts would compile torch and transformers anew, which takes 8 seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo table1 c-curves table1-smollm2 test test-device lint install smollm2 clean
+.PHONY: demo table1 c-curves test test-device lint install smollm2 clean
 
 install: $(VENV)/.installed
 
@@ -37,9 +37,6 @@ table1: install
 
 c-curves: install
 	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/c_curves.sh
-
-table1-smollm2: smollm2
-	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/table1_smollm2.sh
 
 # Two processes with a thread each: most tests are too small for two threads.
 test: lint

@@ -27,6 +27,7 @@ SOURCES = [
     *MANUALS,
     ROOT / "reproduce" / "demo.sh",
     *sorted(ROOT.glob("src/colar/recipes/*/*.yaml")),
+    *sorted(ROOT.glob("lab/recipes/*/*.yaml")),
 ]
 FOUND = [(path.relative_to(ROOT), words) for path in SOURCES for words in commands(path.read_text())]
 
@@ -45,6 +46,6 @@ def test_a_shown_command_is_understood(path, words):
     words = [re.sub(r"[<>&].*|\$\w+", "x", word) for word in words if not re.match(r"^\d?[<>&]", word)]
     args, rest = build_parser().parse_known_args([underscored(word) for word in words])
     if getattr(args, "takes_keys", False) and args.recipe != "RECIPE":
-        recipe.load(args.recipe, rest)
+        recipe.load_stages(args.recipe, rest, args.stages)
     else:
         assert not rest
