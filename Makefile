@@ -1,7 +1,7 @@
 # make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 5 minutes, and the installation)
 # make test   lint, types and tests
 # make test-device DEVICE=cuda   engine, SFT, GRPO and checkpoints on a device, in float32 and bfloat16 (DTYPE=... for one)
-# make table1, make c-curves, make table1-smollm2   all methods at one budget: results/toy/arena (hours)
+# make table1, make c-curves   all methods at one budget: results/toy (hours)
 #
 # Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
 PYTHON ?= python3
@@ -30,13 +30,13 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt
 	@touch $@
 
 demo: install
-	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/demo.sh
+	PATH="$(abspath $(BIN)):$$PATH" bash lab/reproduce/demo.sh
 
 table1: install
-	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/table1.sh
+	PATH="$(abspath $(BIN)):$$PATH" bash lab/reproduce/table1.sh
 
 c-curves: install
-	PATH="$(abspath $(BIN)):$$PATH" bash reproduce/c_curves.sh
+	PATH="$(abspath $(BIN)):$$PATH" bash lab/reproduce/c_curves.sh
 
 # Two processes with a thread each: most tests are too small for two threads.
 test: lint

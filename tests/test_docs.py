@@ -26,18 +26,18 @@ from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS_OF_PAGES = (".", "docs", "results/*", "results/*/*", "checkpoints/*")
+FOLDERS_OF_PAGES = (".", "docs", "lab", "results/*", "results/*/*", "checkpoints/*")
 PAGES = []
 for folder in FOLDERS_OF_PAGES:
     PAGES += sorted(ROOT.glob(f"{folder}/*.md"))
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 PICTURE = re.compile(r"(?:src|srcset|href)=\"(?!https?:)([^\"]+)\"")
 MENTION = re.compile(
-    r"\b(?:docs|scripts|reproduce|benchmarks|tests|results(?:/[\w.-]+)+)/[\w.-]+\.(?:md|py|sh)\b"
+    r"\b(?:docs|scripts|lab/scripts|lab/reproduce|lab/benchmarks|lab|tests|results(?:/[\w.-]+)+)/[\w.-]+\.(?:md|py|sh)\b"
 )
 """A file of this repository as comments, help and docstrings name it."""
-ELSEWHERE = {"scripts/gsm_eval.py"}
-"""Files of other repositories that are named here (PAL's evaluation of GSM-Hard)."""
+ELSEWHERE = {"scripts/gsm_eval.py", "scripts/rejudge.py"}
+"""Files of other repositories that are named here (PAL's evaluation of GSM-Hard), and a path of before in reports."""
 
 
 def without_code(text):
@@ -99,7 +99,14 @@ def test_links_and_anchors_lead_somewhere(page):
 
 def test_files_that_code_and_pages_name_exist():
     sources = [*PAGES, ROOT / "Makefile"]
-    for pattern in ("src/**/*.py", "src/**/*.yaml", "scripts/*.py", "benchmarks/*.py", "reproduce/*.sh"):
+    for pattern in (
+        "src/**/*.py",
+        "src/**/*.yaml",
+        "scripts/*.py",
+        "lab/**/*.py",
+        "lab/**/*.sh",
+        "lab/**/*.yaml",
+    ):
         sources += ROOT.glob(pattern)
     named, missing = set(), []
     for source in sources:

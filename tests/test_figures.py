@@ -329,7 +329,7 @@ def test_curves_go_over_sizes_smallest_first() -> None:
 
 
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "lab" / "scripts" / "figures.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -356,7 +356,7 @@ def test_committed_figures_are_those_of_the_committed_records() -> None:
     made = module.committed()
     assert set(made) == {"factors", "left_out", "reinforcement", "scaling"}
     for name, data in made.items():
-        assert module.files.read_json(folder / f"{name}.json") == data, f"{name}: run scripts/figures.py"
+        assert module.files.read_json(folder / f"{name}.json") == data, f"{name}: run lab/scripts/figures.py"
     for path in folder.glob("*.json"):
         assert path.stem in module.DRAWN
         assert path.with_suffix(".svg").exists()

@@ -357,7 +357,7 @@ def test_provenance_names_the_processor_and_its_instructions(
     [
         ("/bin/colar", "colar report --pair 'colar c=4' coconut"),  # to be run again as it stands
         (str(Path(files.__file__).parent / "cli" / "__main__.py"), "colar report --pair 'colar c=4' coconut"),
-        ("scripts/grpo_report.py", "python scripts/grpo_report.py report --pair 'colar c=4' coconut"),
+        ("lab/scripts/grpo_report.py", "python lab/scripts/grpo_report.py report --pair 'colar c=4' coconut"),
         ("/opt/kernel/launcher.py", "launcher.py"),  # whatever that is: none of the machine's paths
         ("", ""),
     ],

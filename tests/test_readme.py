@@ -25,7 +25,7 @@ MANUALS = sorted(path for path in ROOT.glob("docs/*.md") if path.name not in ("c
 SOURCES = [
     ROOT / "README.md",
     *MANUALS,
-    ROOT / "reproduce" / "demo.sh",
+    ROOT / "lab" / "reproduce" / "demo.sh",
     *sorted(ROOT.glob("src/colar/recipes/*/*.yaml")),
     *sorted(ROOT.glob("lab/recipes/*/*.yaml")),
 ]

@@ -1,4 +1,4 @@
-"""scripts/rejudge.py on a folder of results made here: verdicts, clusters, the report, and what stays as it was."""
+"""lab/scripts/rejudge.py on a folder of results made here: verdicts, clusters, the report, and what stays as it was."""
 
 import gzip
 import importlib.util
@@ -15,12 +15,12 @@ from colar.evaluation import report
 ROOT = Path(__file__).resolve().parent.parent
 PROVENANCE = {"command": "colar evaluate x", "time": "2026-11-21T00:00:00Z", "commit": "abc", "split": "test"}
 
-STAMP = {"command": "python scripts/rejudge.py mine", "time": "2026-11-22T00:00:00Z"}
+STAMP = {"command": "python lab/scripts/rejudge.py mine", "time": "2026-11-22T00:00:00Z"}
 
 
 @pytest.fixture
 def rejudge():
-    spec = importlib.util.spec_from_file_location("rejudge", ROOT / "scripts" / "rejudge.py")
+    spec = importlib.util.spec_from_file_location("rejudge", ROOT / "lab" / "scripts" / "rejudge.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

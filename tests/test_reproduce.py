@@ -40,7 +40,7 @@ def run(script, folder, *args, after=(), fail_at=""):
         "PATH": f"{stub.parent}:{os.environ['PATH']}", "ASKED": str(asked), "FAIL_AT": fail_at, "PROCS": "1", "SEEDS": "0",
         "ARENA": str(folder / "arena"), "RESULTS": str(folder / "results"),
     }  # fmt: skip
-    command = ["bash", str(ROOT / "reproduce" / script), *args, str(folder / "out"), *after]
+    command = ["bash", str(ROOT / "lab" / "reproduce" / script), *args, str(folder / "out"), *after]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines = asked.read_text().split("\036")[:-1] if asked.exists() else []
     return done.returncode, done.stderr, [line.split("\037")[:-1] for line in lines]
@@ -91,7 +91,7 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
 def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
     code, said, commands = run("grpo_stability.sh", tmp_path, after=[str(tmp_path / "table2")])
     assert (code, commands) == (1, [])
-    assert f"{tmp_path}/table2/cot-0/best is not there: run reproduce/table2.sh first" in said
+    assert f"{tmp_path}/table2/cot-0/best is not there: run lab/reproduce/table2.sh first" in said
     for name in ("cot-0", "nll-0", "dl-0"):
         (tmp_path / "table2" / name / "best").mkdir(parents=True)
     code, _, commands = run("grpo_stability.sh", tmp_path, after=[str(tmp_path / "table2")])
@@ -206,7 +206,7 @@ def test_the_arenas_curricula_end_in_time_and_forget_adams_moments():
 
 
 def test_an_ablation_differs_from_colar_in_one_value():
-    """The NLL has its weight as well: it is in other units than soft-MSE (docs/log.md)."""
+    """The NLL has its weight as well: it is in other units than soft-MSE (lab/LOG.md)."""
     differ = {
         "DL": {"head"},
         "OC": {"supervise_chain"},

@@ -35,7 +35,7 @@ def test_a_report_is_the_fold_over_its_records(path):
 
 def module(name):
     """A script as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "lab" / "scripts" / f"{name}.py")
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
@@ -57,7 +57,9 @@ def test_pages_with_tables_are_found():
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_tables_in_pages_are_those_of_the_results(path):
-    assert module("write_tables").filled(path.read_text()) == path.read_text(), "run scripts/write_tables.py"
+    assert module("write_tables").filled(path.read_text()) == path.read_text(), (
+        "run lab/scripts/write_tables.py"
+    )
 
 
 def test_the_pages_of_results_are_four_and_can_be_read_in_ten_minutes():

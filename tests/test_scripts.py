@@ -36,7 +36,7 @@ def records(correct, length=3.0, decoding="greedy"):
 
 
 def test_differences_over_training_seeds_by_hand():
-    report = module("scripts/grpo_report.py")
+    report = module("lab/scripts/grpo_report.py")
     tests = {
         "rl": {0: records([1, 1, 1, 0], 2.0), 1: records([1, 1, 0, 1], 2.0)},
         "nll": {0: records([1, 0, 0, 0]), 1: records([1, 0, 0, 1])},
@@ -63,7 +63,7 @@ def test_differences_over_training_seeds_by_hand():
 
 
 def test_a_decoding_that_was_not_tested_has_no_row():
-    report = module("scripts/grpo_report.py")
+    report = module("lab/scripts/grpo_report.py")
     tests = {"rl": {0: records([1, 1])}, "nll": {0: records([1, 0])}}
     (row,) = report.compare(tests)
     assert (row["decoding"], row["accuracy"]["difference"]) == ("greedy", 0.5)
@@ -73,7 +73,7 @@ def test_a_decoding_that_was_not_tested_has_no_row():
 
 
 def test_systems_tested_before_are_told_apart_by_method_and_label(tmp_path):
-    report = module("scripts/grpo_report.py")
+    report = module("lab/scripts/grpo_report.py")
     path = tmp_path / "records.jsonl"
     base = {"model": "m", "dataset": "sums", "compression_factor": None, "seed": 0, "decoding": "greedy", "completion": "",
             "parsed": "7", "truncated": False, "length": 4, "forward_passes": 9, "seconds": 0.5}  # fmt: skip
@@ -96,14 +96,14 @@ def test_systems_tested_before_are_told_apart_by_method_and_label(tmp_path):
 
 
 def test_ends_of_a_run_are_its_first_and_last_fifth():
-    report = module("scripts/grpo_report.py")
+    report = module("lab/scripts/grpo_report.py")
     history = [{"step": i, "reward": float(i)} for i in range(10)] + [{"step": 10, "eval_accuracy": 1.0}]
     assert report.ends(history, "reward") == [0.5, 8.5]
 
 
 def test_what_latents_alone_explore_by_hand():
     """16 groups an update: 0, 2 and 1 of them with spread."""
-    report = module("scripts/grpo_report.py")
+    report = module("lab/scripts/grpo_report.py")
     history = [
         {"step": i + 1, "frac_reward_zero_std": share, "grad_norm": norm}
         for i, (share, norm) in enumerate([(1.0, 0.0), (0.875, 0.5), (0.9375, 0.25)])
@@ -124,7 +124,7 @@ def test_what_latents_alone_explore_by_hand():
 
 def test_reinforced_runs_side_by_side(tmp_path, monkeypatch, capsys):
     """The first and last fifth of five logs, and medians, by hand."""
-    script = module("scripts/grpo_stability.py")
+    script = module("lab/scripts/grpo_stability.py")
     history = [{"step": 0, "eval_accuracy": 0.5, "eval_length": 14.0}]
     for step in range(1, 6):
         logged = {
@@ -156,7 +156,7 @@ def test_reinforced_runs_side_by_side(tmp_path, monkeypatch, capsys):
 
 def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     """A line a system, the best first; a control beside what it was made from; pairs with their runs."""
-    script = module("scripts/write_tables.py")
+    script = module("lab/scripts/write_tables.py")
     monkeypatch.setattr(script, "ROOT", tmp_path)
 
     def answers(method, text, run, **more):
@@ -219,7 +219,7 @@ def test_a_control_stands_beside_its_system_on_the_same_data_sets():
     rows += asked("same", "", one=0.8, two=0.6) + asked("same", "control-zeroed", two=0.2, one=0.4)
     rows += asked("apart", "", one=0.9) + asked("apart", "control-zeroed", two=0.1)
     rows += asked("never", "control-shuffled", two=0.05)
-    grid = module("scripts/write_tables.py").controls(
+    grid = module("lab/scripts/write_tables.py").controls(
         Report({}, "cot", None, rows=rows, comparisons=[], pooled=[])
     )
     assert list(grid.head) == ["system", "#L", "its own", "zeroed", "shuffled"]
@@ -244,7 +244,7 @@ def test_what_several_samples_gain_by_hand():
     rows += [row(dataset="more", accuracy=0.3, maj_at_k=0.4, pass_at_k=0.5, **several)]
     rows += [row(dataset="once", accuracy=0.3, decoding="sampled")]
     rows += [row(dataset="average", accuracy=0.45, maj_at_k=0.5, pass_at_k=0.7, **several)]
-    grid = module("scripts/write_tables.py").samples(
+    grid = module("lab/scripts/write_tables.py").samples(
         Report({}, "cot", None, rows=rows, comparisons=[], pooled=[])
     )
     assert list(grid.head) == ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
@@ -265,7 +265,7 @@ def test_pairs_that_were_not_drawn_from_alike_have_a_column_a_data_set():
 
     def grid(pairs):
         report = Report({}, "cot", None, rows=[], comparisons=[], pooled=[], pairs=pairs)
-        return module("scripts/write_tables.py").pairs(report)
+        return module("lab/scripts/write_tables.py").pairs(report)
 
     both = pair("a", "greedy", one=0.1, two=0.3, average=0.2) + pair(
         "a", "sampled", one=0.1, two=0.2, average=0.15
@@ -291,7 +291,7 @@ def test_a_line_a_factor_and_a_column_a_label_by_hand():
 
     rows = [row(5, "", 0.4), row(1, "", 0.9), row(1, "one c", 0.95), row(1, "", 0.1, dataset="sums")]
     rows += [row(1, "", 0.2, decoding="sampled")]
-    grid = module("scripts/write_tables.py").factors(
+    grid = module("lab/scripts/write_tables.py").factors(
         Report({}, "cot", None, rows=[], comparisons=[], pooled=rows)
     )
     assert list(grid.head) == ["c asked for", "random c", "one c"]
@@ -313,7 +313,7 @@ def test_times_are_shares_of_the_cot_that_was_timed_beside_them(tmp_path):
     files.write_json(tmp_path / "report.json", {"cells": cells})
     later = {"cot/b1": cell(400), "cot/b32": cell(40), "c=2/0/b1": cell(100), "c=2/0/b32": cell(10)}
     files.write_json(tmp_path / "report_rl.json", {"cells": later})
-    assert module("scripts/speed_tables.py").times(tmp_path).rows == [
+    assert module("lab/scripts/speed_tables.py").times(tmp_path).rows == [
         ["CoT", "200", "40", "100%", "100%", "20.5"],
         ["c = 2", "100", "30", "50%", "75%", "10"],
         ["c = 2, eight draws", "500", "–", "250%", "–", "11"],
@@ -347,7 +347,7 @@ def test_curves_of_an_arena_count_what_the_cot_weights_saw(tmp_path, monkeypatch
             (run / "history.json").write_text(json.dumps([{"step": 5, "loss": 1.0}, logged]))
     write_clock(tmp_path / "seed0" / "colar", 10, 12.34)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "out")])
-    module("scripts/arena_curves.py").main()
+    module("lab/scripts/arena_curves.py").main()
     capsys.readouterr()
     points = {"180": [0.5, 0.7]}
     assert json.loads((tmp_path / "out" / "learning_curves.json").read_text()) == {
@@ -362,12 +362,12 @@ def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, ca
     for name, steps, seconds in (("sft", 1000, 50.0), ("rl", 300, 125.0)):
         write_clock(tmp_path / name, steps, seconds)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "sft"), "--as-long-as", str(tmp_path / "rl")])
-    module("scripts/updates_in.py").main()
+    module("lab/scripts/updates_in.py").main()
     assert capsys.readouterr().out == "2500\n"
 
 
 def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
     rollout = importlib.import_module("rollout")
     options = "--backbone tiny --source arithmetic --questions 2 --num-generations 2 --batch 2 --rounds 1"
     monkeypatch.setattr(
@@ -397,7 +397,7 @@ def test_the_rollout_benchmark_measures_the_same_work_in_all_systems(monkeypatch
 
 
 def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
     gates = importlib.import_module("gates")
     folders = {}
     for name, config in (("cot", {}), ("colar", {"head": "sequential", "confidence_thresholds": [0, 0.5]})):
@@ -432,7 +432,7 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
 
 
 def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
-    found = module("scripts/left_out.py")
+    found = module("lab/scripts/left_out.py")
     lengths = {1: [4, 6, 8], 3: [2, 2, 3], 2: [2, 3, 8]}  # at c = 2: as at 3, as asked, as at 1
     rows = [
         {"train_seed": 0, "decoding": "greedy", "seed": 0, "dataset": "d", "id": f"q{i}", "label": "odd"}
@@ -456,7 +456,7 @@ def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
 
 
 def test_the_toys_of_other_sizes_load_and_are_drawn_from_their_seed(tmp_path, monkeypatch, capsys):
-    toys = module("scripts/toy_backbones.py")
+    toys = module("lab/scripts/toy_backbones.py")
     args = ["toy_backbones.py", "--sizes", "0.1m", "0.4m", "--seeds", "0", "1", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", args)
     toys.main()
@@ -475,7 +475,7 @@ def test_the_toys_of_other_sizes_load_and_are_drawn_from_their_seed(tmp_path, mo
 
 
 def test_an_average_with_the_covariance_of_two_sets_by_hand():
-    script = module("scripts/average_covariance.py")
+    script = module("lab/scripts/average_covariance.py")
     same = [
         Example(f"gsm8k-aug/test/{i}", text, (), "1")
         for i, text in enumerate(["Ann has 3.", "Bo eats five.", "Cy."])

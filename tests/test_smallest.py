@@ -1,4 +1,4 @@
-"""Every file of benchmarks/ and scripts/ runs, at its smallest setting, to its end.
+"""Every file of lab/benchmarks, lab/scripts and scripts runs, at its smallest setting, to its end.
 
 Each runs as `python FILE ...` would, in a process that is forked from the tests' server (launch.py), in a copy of the
 project: some write its pages. What a script computes is tested elsewhere (test_scripts.py and others).
@@ -26,70 +26,63 @@ from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs", "results", "scripts", "benchmarks", "constraints.txt")
+PAGES = ("README.md", "docs", "results", "scripts", "lab", "constraints.txt")
 """What is copied; the rest of the project is linked."""
 
 BENCH = "--here --rounds 1 --threads 1 --output {out}"
 TINY = f"--backbone tiny --source {{rows}} {BENCH}"
 SMALLEST: dict[str, Sequence[str]] = {
-    "benchmarks/gates.py": [
+    "lab/benchmarks/gates.py": [
         f"{BENCH} --cot {{cot}} --gated {{sequential}} --source {{rows}} --limit 2 --limit-alone 1 --votes 2 "
         "--compression-factor 2 --max-latents 3 --max-completion-length 2"
     ],
-    "benchmarks/generate.py": [
+    "lab/benchmarks/generate.py": [
         f"{TINY} --cells b1/100 --systems colar5 colar5-eager cot sequential2-shortlist hf-cot published floor"
     ],
-    "benchmarks/llama_cpp.py": [f"{TINY} --systems cot"],
-    "benchmarks/loss_parts.py": [""],
-    "benchmarks/memory.py": [
+    "lab/benchmarks/llama_cpp.py": [f"{TINY} --systems cot"],
+    "lab/benchmarks/loss_parts.py": [""],
+    "lab/benchmarks/memory.py": [
         f"{TINY} --rows 2 --pool 8 --systems before:smollm2/cot ours:smollm2/cot parts:smollm2/cot"
     ],
-    "benchmarks/profile_step.py": [
+    "lab/benchmarks/profile_step.py": [
         "--backbone tiny --source {rows} --rows 1 --eager --threads 1 --output {out}"
     ],
-    "benchmarks/rollout.py": [f"{TINY} --questions 1 --num-generations 2 --batch 2"],
-    "benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
-    "benchmarks/servers.py": [""],
-    "benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
-    "benchmarks/shared.py": [""],
-    "benchmarks/work.py": [""],
-    "benchmarks/soak.py": ["--requests 300 --minutes 0.5 --output {out}"],
-    "scripts/accuracy_vs_examples.py": ["results/smollm2-135m/stages.json --output {out}"],
-    "scripts/arena_curves.py": ["{arena} --output {out}"],
-    "scripts/average_covariance.py": ["{records} --data_dir {published}"],
+    "lab/benchmarks/rollout.py": [f"{TINY} --questions 1 --num-generations 2 --batch 2"],
+    "lab/benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
+    "lab/benchmarks/servers.py": [""],
+    "lab/benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
+    "lab/benchmarks/shared.py": [""],
+    "lab/benchmarks/work.py": [""],
+    "lab/benchmarks/soak.py": ["--requests 300 --minutes 0.5 --output {out}"],
+    "lab/scripts/arena_curves.py": ["{arena} --output {out}"],
+    "lab/scripts/average_covariance.py": ["{records} --data_dir {published}"],
     # The second reads what the first wrote.
-    "scripts/checkpoint_accuracy.py": ["{run} --data {rows} --limit 2"],
-    "scripts/accuracy_vs_rows.py": ["one={run} --output {out}"],
-    "scripts/checkpoint_at.py": ["{run} 2 {out}"],
     "scripts/draw_idea.py": ["--output {out}"],
-    "scripts/figures.py": ["--output {out}"],
+    "lab/scripts/figures.py": ["--output {out}"],
     "scripts/golden.py": [
         "{out}.json --families gpt2 --variants cot",
         "--compare {out}.json {out}.json",
     ],
-    "scripts/grpo_report.py": ["{reinforced} --seeds 0 --output {out}"],
-    "scripts/grpo_stability.py": ["{reinforced}/rl-0 --output {out}"],
+    "lab/scripts/grpo_report.py": ["{reinforced} --seeds 0 --output {out}"],
+    "lab/scripts/grpo_stability.py": ["{reinforced}/rl-0 --output {out}"],
     "scripts/inspect_pictures.py": ["{page} {out}"],
-    "scripts/left_out.py": ["{records}/records.jsonl.gz --trained 1 2 --output {out}"],
-    "scripts/logic_statistics.py": ["--rows 20"],
-    "scripts/mean_checkpoint.py": ["{cot} {cot} --output {out}"],
-    "scripts/rejudge.py": ["{records}"],
+    "lab/scripts/left_out.py": ["{records}/records.jsonl.gz --trained 1 2 --output {out}"],
+    "lab/scripts/logic_statistics.py": ["--rows 20"],
+    "lab/scripts/rejudge.py": ["{records}"],
+    "lab/scripts/speed_tables.py": [""],
     "scripts/serve_pictures.py": ["{url} {out}"],
-    "scripts/shared_questions.py": ["tiny/cot tiny/cot --data.train_size 8 --data.validation_size 0"],
-    "scripts/toy_backbones.py": ["--sizes 0.1m --seeds 0 --output {out}"],
-    "scripts/updates_in.py": ["{run} --as-long-as {run}"],
+    "lab/scripts/toy_backbones.py": ["--sizes 0.1m --seeds 0 --output {out}"],
+    "lab/scripts/updates_in.py": ["{run} --as-long-as {run}"],
     "scripts/write_cli_docs.py": [""],
-    "scripts/write_plans.py": ["{recipe}"],
-    "scripts/write_scale.py": ["--models Llama-3.2-1B --output {out}.md"],
-    "scripts/write_tables.py": [""],
+    "lab/scripts/write_tables.py": [""],
     "scripts/write_tree.py": [""],
 }
 """File -> the arguments of each run, with names of `world` and {out}, a place that is not there yet."""
-IN_THIS_PROCESS = {"benchmarks/kill.py": "--kills 0 --runs 1 --work {out}/runs --output {out}"}
+IN_THIS_PROCESS = {"lab/benchmarks/kill.py": "--kills 0 --runs 1 --work {out}/runs --output {out}"}
 """Those that start processes of their own, which a forked one may not."""
 ELSEWHERE = {"scripts/install.py": "it makes an environment: `make test` itself, and tests/test_install.py"}
 BROWSER = ("scripts/inspect_pictures.py", "scripts/serve_pictures.py")
-PRINTS_A_FAILURE = {"benchmarks/soak.py"}
+PRINTS_A_FAILURE = {"lab/benchmarks/soak.py"}
 """Exit code 1 where a verdict is bad, and with few requests not every kind of fault happens."""
 
 
@@ -132,7 +125,7 @@ def write_records(folder: Path) -> Path:
 
 
 def write_reinforced(folder: Path, run: Path) -> None:
-    """Two runs as reproduce/table2.sh leaves them: their histories, their last states, and their answers."""
+    """Two runs as lab/reproduce/table2.sh leaves them: their histories, their last states, and their answers."""
     logged = {"reward": 0.5, "latents/mean_length": 4.0, "frac_reward_zero_std": 0.5, "latents/sigma": 0.1, "clip_ratio/region_mean": 0.0,
               "grad_norm": 1.0, "sampling/logp_difference": 0.0}  # fmt: skip
     tested = {"eval_accuracy": 0.5, "eval_length": 4.0}
@@ -158,7 +151,7 @@ def world(tmp_path_factory):
             )
         elif path.name in PAGES:
             shutil.copyfile(path, project / path.name)
-        elif path.name in ("src", "tests", "reproduce"):
+        elif path.name in ("src", "tests"):
             (project / path.name).symlink_to(path)
     for name, config in (("cot", {}), ("colar", {"head": "sequential", "confidence_thresholds": [0, 0.5]})):
         lm, method = LatentLM.from_backbone(backbones.load("tiny")), registry.build(name, config)
@@ -211,10 +204,10 @@ def given(text: str, world: dict[str, object], out: Path) -> list[str]:
 
 
 def found() -> list[str]:
-    """Every file of the two folders."""
+    """Every file of these folders."""
     return [
         f"{folder}/{path.name}"
-        for folder in ("benchmarks", "scripts")
+        for folder in ("lab/benchmarks", "lab/scripts", "scripts")
         for path in sorted((ROOT / folder).glob("*.py"))
     ]
 
@@ -236,7 +229,7 @@ def test_it_runs(path, world, tmp_path):
         environment = {"COLAR_DATA_DIR": str(world["published"]), "TORCH_COMPILE_DISABLE": "1"}
         done = alone(tmp_path / "process", run_file, words, environment)
         assert done.code == 0 or path in PRINTS_A_FAILURE, done.stderr
-    if path.startswith("benchmarks") and "--output" in SMALLEST[path][0]:
+    if path.startswith("lab/benchmarks") and "--output" in SMALLEST[path][0]:
         names = [each.name for each in out.glob("*.json")]
         assert names, "no report"
 

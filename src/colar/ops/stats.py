@@ -102,7 +102,8 @@ def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
     """Plain mean of independent means (one per dataset): se = root of the summed variances / their number.
 
     Datasets of different questions are independent. GSM-Hard asks GSM8k's with other numbers: the covariance that is
-    left out here would raise ± of results/smollm2/mathematics by 0.04 points of 1.3 (`scripts/average_covariance.py`).
+    left out here would raise ± of results/smollm2/mathematics by 0.04 points of 1.3
+    (`lab/scripts/average_covariance.py`).
     The standard error is None where one of `errors` is. Raises ValueError when there is none.
     """
     _same_length(means, errors)

@@ -37,7 +37,7 @@ class PlaceMaps(nn.Module):
 
     Places are (..., G), from 0, and by default the order. What is in the first place stays as it is. With a `rank` R a
     map is I + U V, U (D, R) and V (R, D), as LoRA changes a weight: trained maps differ from the identity in few
-    directions (docs/log.md).
+    directions (lab/LOG.md).
     """
 
     def __init__(self, width: int, places: int, rank: int | None = None) -> None:

@@ -15,7 +15,7 @@ two heads are trained at the same positions:
 
 Departures. The paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); our default is
 the expectation over that draw, -mean over the group of log p: the same forward, the same gradient on average, none
-of its noise, and far fewer rows to learn from (docs/log.md). The expectation in soft-MSE has a closed form too,
+of its noise, and far fewer rows to learn from (lab/LOG.md). The expectation in soft-MSE has a closed form too,
 (mu - e)^2 + sigma^2 (its sigma settles at sqrt(alpha / 2)). The NLL has the square that the paper's formula
 misses, the last group is scaled by its own size, and c is drawn per row, not per batch. Targets are detached
 and divided by sigma_e, the standard deviation of the embedding module's output, and the embeddings are frozen:

@@ -1,6 +1,6 @@
 """The paper's Figure "validation accuracy and #L over steps" of reinforcement, with controls beside it.
 
-Records are those that scripts/grpo_report.py and scripts/grpo_stability.py leave.
+Records are those that lab/scripts/grpo_report.py and lab/scripts/grpo_stability.py leave.
 """
 
 from __future__ import annotations

@@ -1,0 +1,278 @@
+"""Peak memory of a training step and of its loss alone: logits in chunks beside all logits at once, in one run.
+
+    python lab/benchmarks/memory.py --threads 1
+
+    before    the logits of all labels at once, as they were made before `model/chunks.py`
+    ours      in chunks, as `colar train` makes them
+    parts     ours, and the batch in parts (`training.tokens_per_batch`)
+    torch     torch.nn.functional.linear_cross_entropy with chunks, beside ours
+
+    loss/N    cross-entropy of N labels, forward and backward: V = 128,256, D = 256, a frozen LM head in bfloat16
+    score/N   log-probs and entropies of N actions of CoT's outputs (GRPO), likewise
+    smollm2   an update of SmolLM2-135M on real rows of CoT-SFT: LoRA on a bfloat16 backbone, gradient checkpointing
+    slice     the same with two random layers in Llama-3.2-1B's vocabulary (V = 128,256, D = 512), rows of random tokens
+
+Every cell runs in a process of its own. `peak_gib` is the most that the tensors of the step took at one time, counted
+by torch's profiler as on a GPU: weights and inputs are there before, and not counted. `process_gib` is the process's
+own peak (VmHWM of Linux) above what it held before the step, buffers of libraries and gaps between tensors included.
+`before` at 37,035 labels would need about 60 GB. Its peak there is computed: a straight line through its measured
+cells. The table goes to stdout, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import shared
+import torch
+from loss_parts import D, V, agreement, inputs, part_alone
+from rich.console import Console
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from colar import files, progress, recipe
+from colar.methods import pretrained, registry
+from colar.methods.base import Batch, NoParams, Row
+from colar.model import backbones, chunks
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training import batches
+from colar.training.objective import Objective
+
+LONGEST = 37_035
+"""Labels of the longest batch of llama-3.2-1b/cot-math while one pool held all rows."""
+MEASURED = (1024, 2048, 3072)
+TOKENS = 1024
+"""`training.tokens_per_batch` of the system `parts`."""
+CELLS: dict[str, list[str]] = {
+    "loss/1024": ["before"],
+    "loss/2048": ["before"],
+    "loss/3072": ["before", "ours"],
+    f"loss/{LONGEST}": ["ours"],
+    "score/1024": ["before", "ours"],
+    "slice/cot": ["before", "ours"],
+    "smollm2/cot": ["before", "parts", "ours"],
+}
+SYSTEMS = [f"{system}:{cell}" for cell, systems in CELLS.items() for system in systems]
+SYSTEMS += ["agreement", "torch:loss/3072"]
+
+
+def main() -> None:
+    args = _arguments()
+    if args.system:
+        print(json.dumps(measure(args.system, args)))
+        return
+
+    # Each cell is kept at once: called again after an end in the middle, only the other cells are run.
+    kept = files.require_writable(args.output) / "runs.jsonl"
+    runs = files.resume_jsonl(kept)
+    done = [run["system"] for run in runs]
+    with files.append_jsonl(kept) as write:
+        for system in progress.track(args.systems, "memory"):
+            if system not in done:
+                runs.append(shared.run_in_process(__file__, system))
+                write(runs[-1])
+                progress.say(str(runs[-1]))
+    report = summarise(runs, args)
+    keys = ("loss_peak_vs_before", "loss_peak_vs_before_measured", "score_peak_vs_before")
+    shared.publish(report, args.output, show, {key: report.get(key) for key in keys})
+    kept.unlink()
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One run: peaks of the step above what was there before, and its seconds."""
+    torch.set_num_threads(args.threads)
+    if name == "agreement":
+        return {"system": name, **agreement()}
+    system, cell = name.split(":")
+    kind, of = cell.split("/")
+    if kind in ("loss", "score"):
+        step = partial(part_alone, kind, system, *inputs(int(of), torch.bfloat16))
+    else:
+        step = update(kind, of, system, args)
+    held = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is held now
+    started = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    return {
+        "system": name,
+        "peak_gib": peak_bytes(profiler) / 2**30,
+        "process_gib": (_status("VmHWM") - held) / 2**20,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def peak_bytes(profiler: Any) -> int:
+    """The most bytes of tensors that were alive at one time, of those that were made under the profiler."""
+    changes = []
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            changes.append((event.start_ns(), event.nbytes()))
+    alive = 0
+    most = 0
+    for _, change in sorted(changes, key=lambda each: each[0]):
+        alive += change
+        most = max(most, alive)
+    return most
+
+
+# An update
+
+
+def update(kind: str, method: str, system: str, args: argparse.Namespace) -> Callable[[], None]:
+    """Forward, backward and AdamW over one batch, in bfloat16 autocast."""
+    lm, rows, made = smollm2(method, args) if kind == "smollm2" else llama_slice(method)
+    objective = Objective(lm, made)
+    if system == "before":
+        # One chunk of any size: what was done before, operation for operation.
+        lm.chunk_bytes = 2**62
+    lm.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+    lm.train()
+    batch = Batch.collate(rows)
+    parts = batches.part_indices(batch.positions(), TOKENS if system == "parts" else None)
+    optimizer = torch.optim.AdamW([p for p in lm.parameters() if p.requires_grad], lr=1e-4)
+
+    def step() -> None:
+        for index in parts:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                outputs = objective(num_items_in_batch=len(rows), **batches.take(batch.tensors(), index))
+            outputs["loss"].backward()
+        optimizer.step()
+
+    return step
+
+
+def smollm2(method: str, args: argparse.Namespace) -> tuple[LatentLM, list[Row], Any]:
+    """The backbone with the adapter of SmolLM2's recipes, and rows of the source."""
+    made = recipe.Recipe(
+        output="unused",
+        model=recipe.ModelConfig(
+            backbone=args.backbone,
+            dtype="bfloat16",
+            lora=LoraSettings(r=16, lora_alpha=32, target_modules="all-linear"),
+        ),
+        method={"name": method},
+    )
+    lm, trained = recipe.load_model(made)
+    # The longest rows of a pool: what an update may meet.
+    data = recipe.DataConfig(
+        source=args.source, data_dir=args.data_dir, train_size=args.pool, validation_size=0
+    )
+    examples, _ = recipe.load_examples(data)
+    rows = [trained.encode(lm.template, each, Random(0), 0.0) for each in trained.prepare(lm, examples)]
+    return lm, sorted(rows, key=len)[-args.rows :], trained
+
+
+def llama_slice(method: str) -> tuple[LatentLM, list[Row], Any]:
+    """Two random layers in Llama-3.2-1B's vocabulary, and 8 rows of 64 + 192 + 8 random tokens: 1,600 labels."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    tokenizer = backbones.load("tiny").tokenizer
+    backbone = backbones.Backbone("llama-slice", LlamaForCausalLM(config).to(torch.bfloat16), tokenizer)
+    lm = LatentLM.from_backbone(backbone, lora=LoraSettings())
+    made = registry.build(method, {})
+    pretrained.attach(lm, made, 0)
+    rng = Random(0)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(V) for _ in range(n)]
+
+    rows = [Row(tokens(64), [tokens(192)], tokens(8), NoParams(), seed) for seed in range(8)]
+    return lm, rows, made
+
+
+# The report
+
+
+def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    """Every cell, and the ratios of their peaks."""
+    cells: dict[str, dict[str, float]] = {}
+    for run in runs:
+        cells[run["system"]] = {key: value for key, value in run.items() if key != "system"}
+    agreed = cells.pop("agreement", {})
+    report: dict[str, Any] = {
+        "benchmark": "memory",
+        "setting": {
+            "vocabulary": V,
+            "width": D,
+            "chunk_bytes": chunks.CHUNK_BYTES_ON_CPU,
+            "backbone": args.backbone,
+            "source": args.source,
+            "rows": args.rows,
+            "tokens_per_batch": TOKENS,
+            "threads": args.threads,
+        },
+        "provenance": shared.provenance(),
+    }
+    peak = {name: cell["peak_gib"] for name, cell in cells.items()}
+    if all(f"before:loss/{n}" in peak for n in MEASURED) and f"ours:loss/{LONGEST}" in peak:
+        computed, per_label = line([(n, peak[f"before:loss/{n}"]) for n in MEASURED], LONGEST)
+        most = MEASURED[-1]
+        report["loss_peak_vs_before"] = peak[f"ours:loss/{LONGEST}"] / computed
+        report["loss_peak_vs_before_measured"] = peak[f"ours:loss/{most}"] / peak[f"before:loss/{most}"]
+        report["before_at_longest"] = {
+            "labels": LONGEST,
+            "computed_gib": computed,
+            # In units of a float32 number for each label and token.
+            "copies": per_label * 2**30 / (4 * V),
+        }
+    for key, cell in (("score", "score/1024"), ("slice", "slice/cot"), ("smollm2", "smollm2/cot")):
+        if f"before:{cell}" in peak and f"ours:{cell}" in peak:
+            report[f"{key}_peak_vs_before"] = peak[f"ours:{cell}"] / peak[f"before:{cell}"]
+    return {**report, "agreement": agreed, "cells": cells}
+
+
+def line(points: list[tuple[int, float]], at: int) -> tuple[float, float]:
+    """The value at `at` of the straight line of least squares through some points, and its slope."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return mean_y + slope * (at - mean_x), slope
+
+
+def show(report: dict[str, Any]) -> None:
+    columns = ["cell"]
+    for system in ("before", "ours", "parts", "torch"):
+        columns += [f"{system} GiB", f"{system} s"]
+    table = shared.table("Peak memory of a step, above what was held before it", columns, texts=("cell",))
+    for cell in CELLS:
+        row = [cell]
+        for system in ("before", "ours", "parts", "torch"):
+            found = report["cells"].get(f"{system}:{cell}", {})
+            row += [shared.shown(found.get("peak_gib")), shared.shown(found.get("seconds"))]
+        table.add_row(*row)
+    Console(width=110).print(table)
+
+
+def _status(key: str) -> int:
+    """A line of /proc/self/status, in KiB."""
+    for text in Path("/proc/self/status").read_text().splitlines():
+        if text.startswith(f"{key}:"):
+            return int(text.split()[1])
+    raise SystemExit(f"/proc/self/status has no {key}: this benchmark needs Linux")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=1))
+    parser.add_argument("--rows", type=int, default=16, help="rows of an update of the backbone")
+    parser.add_argument("--pool", type=int, default=192, help="training rows that these are the longest of")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Rows a second and peak memory of fine-tuning, ours beside a plain transformers `Trainer`, in one run.
+
+    python lab/benchmarks/sft.py --output results/speed/sft
+
+The same rows, the same SmolLM2-135M in bf16 autocast, the same batch size and AdamW for all:
+
+    trainer         transformers' Trainer as its examples use it: padding to the longest of a random batch, logits
+                    at every position, default attention
+    trainer-eager   the same with the attention that ours uses: the share of the gain that attention has
+    cot             ours: rows of like length together, logits at labels only, layers compiled
+    cot-uncompiled  the same without compilation
+    colar-1|2|5     CoLaR-SFT at one compression factor
+
+A run goes twice over the rows in a process of its own. The first pass warms up (compilation, allocators, kernels
+for each length) and is not timed. Peak memory is the GPU's or, without one, the process's, over both passes. Rounds
+alternate between the systems, so that a noisy minute hits all of them.
+The table goes to stdout, then one JSON line; report.json holds the raw runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import shared
+import torch
+from rich.console import Console
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
+
+from colar import recipe
+from colar.training import batches
+from colar.training.compiled_layers import compiled_layers
+from colar.training.objective import Objective
+from colar.training.run import arguments
+from colar.training.run_folder import RunFolder
+from colar.training.sft import TrainingConfig
+from colar.training.trainer import LatentTrainer
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "trainer": {"plain": True, "attention": "sdpa"},
+    "trainer-eager": {"plain": True, "attention": "eager"},
+    "cot": {"method": "cot", "attention": "eager", "compile": True},
+    "cot-uncompiled": {"method": "cot", "attention": "eager", "compile": False},
+    "colar-1": {"method": "colar", "factor": 1, "attention": "eager", "compile": True},
+    "colar-2": {"method": "colar", "factor": 2, "attention": "eager", "compile": True},
+    "colar-5": {"method": "colar", "factor": 5, "attention": "eager", "compile": True},
+}
+
+
+class Passes(TrainerCallback):  # type: ignore[misc]
+    """Notes the time at which each pass over the rows ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.ends.append(time.perf_counter())
+
+
+def main() -> None:
+    args = _arguments()
+    if args.system:
+        print(json.dumps(measure(args.system, args)))
+        return
+
+    def said(run: dict[str, Any]) -> str:
+        return f"{run['rows_per_second']:.2f} rows/s, {run['peak_memory_gib']:.1f} GiB"
+
+    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
+    report = summarise(runs, args)
+    summary = dict(report["ratios"])
+    for name, found in report["systems"].items():
+        summary[name] = found["rows_per_second"]
+    shared.publish(report, args.output, show, summary)
+
+
+RATIOS = {
+    "cot_vs_trainer": ("cot", "trainer"),
+    "cot_vs_trainer_eager": ("cot", "trainer-eager"),
+    "cot_uncompiled_vs_trainer": ("cot-uncompiled", "trainer"),
+    "colar1_vs_cot": ("colar-1", "cot"),
+    "colar2_vs_cot": ("colar-2", "cot"),
+    "colar5_vs_cot": ("colar-5", "cot"),
+}
+"""Name -> rows a second of the one system over those of the other."""
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One run: rows and tokens a second of the second pass, peak memory of the process."""
+    torch.set_num_threads(args.threads)
+    settings = SYSTEMS[name]
+    loaded = recipe.DataConfig(
+        source=args.source, data_dir=args.data_dir, train_size=args.rows, validation_size=0
+    )
+    examples, _ = recipe.load_examples(loaded)
+    passes = Passes()
+    # Both return the positions fed to the backbone for all rows.
+    run: Callable[..., int] = plain if settings.get("plain") else ours
+    with tempfile.TemporaryDirectory() as folder:
+        fed = run(settings, examples, args, passes, folder)
+    seconds = passes.ends[1] - passes.ends[0]  # of the second pass
+    return {
+        "system": name,
+        "rows_per_second": len(examples) / seconds,
+        "fed_per_row": fed / len(examples),
+        "seconds": seconds,
+        "peak_memory_gib": shared.peak_gib(),
+    }
+
+
+def plain(
+    settings: dict[str, Any], examples: list[Any], args: argparse.Namespace, passes: Passes, folder: str
+) -> int:
+    """transformers' Trainer on the same ids; returns the tokens of all rows."""
+    lm, cot = _load({"method": "cot", "attention": settings["attention"]}, args)
+    features = []
+    for example in examples:
+        row = cot.encode(lm.template, example, Random(0), 0.0)
+        target = [*row.chain, *row.answer]
+        labels = [-100] * len(row.question) + target  # transformers' mark of a position without a label
+        features.append({"input_ids": [*row.question, *target], "labels": labels})
+    training = TrainingArguments(
+        output_dir=folder,
+        num_train_epochs=2,
+        per_device_train_batch_size=args.batch_size,
+        learning_rate=1e-5,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    # Padding is masked and has no labels, so any token will do where the tokenizer has none for it.
+    collate = DataCollatorForSeq2Seq(lm.tokenizer, padding=True)
+    if lm.tokenizer.pad_token is None:
+        lm.tokenizer.pad_token = lm.tokenizer.eos_token
+    trainer = Trainer(
+        lm.causal_lm, training, train_dataset=features, data_collator=collate, callbacks=[passes]
+    )
+    trainer.train()
+    return sum(len(feature["input_ids"]) for feature in features)
+
+
+def ours(
+    settings: dict[str, Any], examples: list[Any], args: argparse.Namespace, passes: Passes, folder: str
+) -> int:
+    """The training of `colar train`, without validation and checkpoints; returns the positions of all rows."""
+    lm, method = _load(settings, args)
+    config = TrainingConfig(
+        num_train_epochs=2,
+        per_device_train_batch_size=args.batch_size,
+        learning_rate=1e-5,
+        bf16=True,
+        report_to="none",
+        save_steps=10**6,
+    )
+    # As `training/sft.py` puts it together, but for the callbacks that validate and publish.
+    examples = list(method.prepare(lm, examples))
+    rows = batches.TrainingRows(lm, method, examples, seed=0)
+    schedule = batches.RowSchedule(examples, rows.lengths(), seed=0, group=args.batch_size)
+    training = arguments(config, RunFolder(Path(folder)))
+    training.save_strategy = "no"
+    trainer = LatentTrainer(Objective(lm, method), training, rows, schedule)
+    trainer.add_callback(passes)
+    if settings["compile"]:
+        with compiled_layers(lm):
+            trainer.train()
+    else:
+        trainer.train()
+    factor = settings.get("factor", 1)
+    fed = 0
+    for index in range(len(rows)):
+        row = rows.at(0.0, index)
+        latents = -(-len(row.chain) // factor)
+        fed += len(row.question) + latents + len(row.answer)
+    return fed
+
+
+def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    """Medians over the rounds, the ratios that matter, and everything that they come from."""
+    systems = {}
+    for name in args.systems:
+        mine = [run for run in runs if run["system"] == name]
+        found = {}
+        for key in ("rows_per_second", "fed_per_row", "peak_memory_gib"):
+            found[key] = median(run[key] for run in mine)
+        found["slowest"] = min(run["rows_per_second"] for run in mine)
+        found["fastest"] = max(run["rows_per_second"] for run in mine)
+        systems[name] = found
+    ratios = {}
+    for key, (over, under) in RATIOS.items():
+        if over in systems and under in systems:
+            ratios[key] = systems[over]["rows_per_second"] / systems[under]["rows_per_second"]
+    return {
+        "benchmark": "sft",
+        "setting": {
+            "backbone": args.backbone,
+            "source": args.source,
+            "rows": args.rows,
+            "batch_size": args.batch_size,
+            "rounds": args.rounds,
+            "threads": args.threads,
+            "precision": "bf16 autocast over float32 weights",
+        },
+        "provenance": shared.provenance(),
+        "ratios": ratios,
+        "systems": systems,
+        "runs": runs,
+    }
+
+
+def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]:
+    """Model and method as a recipe with these settings would make them."""
+    method: dict[str, Any] = {"name": settings["method"]}
+    if "factor" in settings:
+        method["compression_factors"] = [settings["factor"]]
+    made = recipe.Recipe(
+        output="unused",
+        model=recipe.ModelConfig(backbone=args.backbone, attn_implementation=settings["attention"]),
+        method=method,
+    )
+    return recipe.load_model(made)
+
+
+def show(report: dict[str, Any]) -> None:
+    setting = report["setting"]
+    title = (
+        f"{setting['backbone']}, {setting['rows']} rows of {setting['source']}, batches of "
+        f"{setting['batch_size']}, {setting['threads']} threads, medians of {setting['rounds']}"
+    )
+    columns = ("system", "rows/s", "slowest ... fastest", "x trainer", "positions/row", "peak GiB")
+    table = shared.table(title, columns, texts=("system",))
+    base = report["systems"].get("trainer", {}).get("rows_per_second")
+    for name, found in report["systems"].items():
+        table.add_row(
+            name,
+            f"{found['rows_per_second']:.2f}",
+            f"{found['slowest']:.2f} ... {found['fastest']:.2f}",
+            f"{found['rows_per_second'] / base:.2f}" if base else "-",
+            f"{found['fed_per_row']:.0f}",
+            f"{found['peak_memory_gib']:.1f}",
+        )
+    Console(width=100).print(table)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = shared.add_model_options(shared.parser(__file__, __doc__, list(SYSTEMS), rounds=3))
+    parser.add_argument("--rows", type=int, default=192)
+    parser.add_argument("--batch-size", type=int, default=16)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Judge the answers in committed results again, and fold their reports again, after a change of the judge.
+
+    COLAR_DATA_DIR=data python lab/scripts/rejudge.py results/smollm2/mathematics results/smollm2/grpo
+
+Each folder holds `records.jsonl.gz` and the report folded from it. The records of the data sets in `--data` get
+today's verdict (`parsed`, `correct`) and today's cluster; what the model wrote, and all other records, stay as they
+are. The report keeps its title, its pairs and its provenance, which gains the key `rejudged`: when, and by which
+command. A folder in which nothing changes is left alone.
+
+Prints a table of the systems in which a number reads otherwise: accuracy (standard error), in points, before -> after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from colar import files, progress
+from colar.data import sources
+from colar.data.answers import judge
+from colar.data.example import Example
+from colar.evaluation import report
+from colar.show.naming import AVERAGE, System, point_name
+from colar.show.report_rows import Report, ReportRow
+
+Record = dict[str, Any]
+ARROW = " -> "
+
+
+def rejudged(record: Record, example: Example) -> Record:
+    """The record with today's verdict and cluster; its keys in the order in which `colar evaluate` writes them."""
+    verdict = judge(record["completion"], example.answer, example.answer_type)
+    found: Record = {}
+    for key, value in record.items():
+        if key == "cluster":
+            continue
+        found[key] = value
+        if key == "id" and example.cluster:
+            found["cluster"] = example.cluster
+    found["parsed"] = verdict.parsed
+    found["correct"] = verdict.correct
+    return found
+
+
+def rejudge(records: Sequence[Record], golds: Mapping[str, Mapping[str, Example]]) -> list[Record]:
+    """All records in their order; `golds` are examples by id, by data set. ValueError where one has no gold."""
+    found = []
+    for record in records:
+        examples = golds.get(record["dataset"])
+        if examples is None:
+            found.append(record)
+            continue
+        if record["id"] not in examples:
+            raise ValueError(f"{record['dataset']} has no question {record['id']}: these are other data")
+        found.append(rejudged(record, examples[record["id"]]))
+    return found
+
+
+def refold(
+    folder: Path, golds: Mapping[str, Mapping[str, Example]], stamp: Mapping[str, Any]
+) -> list[list[str]] | None:
+    """Rejudge one folder of results. Returns the lines of the table; None where nothing changed.
+
+    `stamp` says when and how, and goes into the report's provenance.
+    """
+    path = folder / "records.jsonl.gz"
+    saved = Report.from_json(files.read_json(folder / "report.json"))
+    records = report.load_records([path])
+    made = rejudge(records, golds)
+    if made == records:
+        return None
+    # report.json does not say which labels its picture shows: the default is drawn again, anything else would be lost.
+    if "--draw_labelled" in saved.provenance["command"].replace("-labelled", "_labelled"):
+        raise ValueError(f"{folder}: its picture was drawn with --draw_labelled, fold it with colar report")
+    title = (folder / "report.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    # A pair has a row for each data set; it is asked for once.
+    pairs = list(dict.fromkeys((row.pair[0], row.pair[1]) for row in saved.pairs))
+    folded = report.write(
+        folder,
+        made,
+        title=title,
+        provenance={**saved.provenance, "rejudged": dict(stamp)},
+        baseline=saved.baseline,
+        nearest=saved.nearest,
+        pairs=pairs,
+    )
+    # Last: until the records are written, the command can be given again.
+    write_records(path, made)
+    return moved(folder.resolve().name, list(golds), saved.rows, folded.rows)
+
+
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """Replace a gzipped JSONL file in one step. As `gzip -9n`: without a time or a name, so that bytes repeat."""
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    os.replace(temporary, path)
+
+
+def moved(
+    name: str, data: Sequence[str], before: Sequence[ReportRow], after: Sequence[ReportRow]
+) -> list[list[str]]:
+    """A line for each system in which a number reads otherwise now; a cell for each of `data` and the average."""
+    old = {row.cell: row for row in before}
+    columns = [*data, AVERAGE]
+    lines: dict[System, list[str]] = {}
+    for row in after:
+        if row.dataset not in columns:
+            continue
+        # An empty cell: the system was not asked these questions.
+        empty = [name, system_name(row.system), *[""] * len(columns)]
+        line = lines.setdefault(row.system, empty)
+        line[2 + columns.index(row.dataset)] = cell(old[row.cell], row)
+    return [line for line in lines.values() if any(ARROW in text for text in line)]
+
+
+def cell(before: ReportRow, after: ReportRow) -> str:
+    """Accuracy and, in brackets, its standard error, both in points: "4.60 -> 4.80 (0.94 -> 0.96)"."""
+    accuracy = change(before.accuracy, after.accuracy)
+    return f"{accuracy} ({change(before.accuracy_se, after.accuracy_se)})"
+
+
+def change(before: float | None, now: float | None) -> str:
+    """Two shares in points, or one number where they read alike."""
+    first = points(before)
+    second = points(now)
+    return first if first == second else first + ARROW + second
+
+
+def points(share: float | None) -> str:
+    """A share in points; "-" for the standard error of a single question."""
+    return "-" if share is None else f"{100 * share:.2f}"
+
+
+def system_name(system: System) -> str:
+    """Method, speed and label, and the decoding where it is not greedy."""
+    parts = [system.method, point_name(system)]
+    if system.label:
+        parts.append(f"({system.label})")
+    if system.decoding != "greedy":
+        parts.append(system.decoding)
+    return " ".join(part for part in parts if part)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", nargs="+", type=Path, help="folders with records.jsonl.gz and report.json")
+    parser.add_argument(
+        "--data", nargs="+", default=["gsm-hard", "multiarith"], help="sources to judge again"
+    )
+    parser.add_argument("--split", default="test", help="split that the records are of")
+    args = parser.parse_args()
+    now = files.provenance()
+    stamp = {"command": now["command"], "time": now["time"]}
+    golds = {}
+    for name in args.data:
+        examples = sources.load(name, args.split)
+        golds[name] = {example.id: example for example in examples}
+    lines = []
+    for folder in args.results:
+        changed = refold(folder, golds, stamp)
+        lines += changed or []
+        progress.say(f"{folder}: nothing to change" if changed is None else f"{folder}: judged again")
+    head = ["results", "system", *args.data, AVERAGE]
+    for line in (head, ["---"] * len(head), *lines):
+        print("| " + " | ".join(line) + " |")
+
+
+if __name__ == "__main__":
+    main()
