@@ -1,6 +1,6 @@
 """Pictures of the page of `colar serve`, for the docs: the comparison on a wide screen, one answer on a narrow one.
 
-    colar serve colar=runs/demo/colar/best cot=runs/demo/cot/best &
+    colar serve sequential=runs/demo/sequential/best cot=runs/demo/cot/best &
     python scripts/serve_pictures.py http://127.0.0.1:8000 docs/images
 
 Needs playwright, and a Chromium (the one on the PATH). The page's times are in the pictures: take them on a machine

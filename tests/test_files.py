@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar import __version__, files
+from colar import __version__, files, yaml_files
 
 RECORDS = [
     {"id": "a/1", "text": "drei Äpfel\nund 数"},
@@ -93,13 +93,13 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
     for name, text in (("a.json", '{"a": 1}'), ("a.yaml", "a: 1\r\nbase: b.yaml\r\n"), ("b.yaml", "c: 2\n")):
         (tmp_path / name).write_bytes(mark + text.encode())
     assert files.read_json(tmp_path / "a.json") == {"a": 1}
-    assert files.layered_yaml(tmp_path / "a.yaml") == "c: 2\na: 1\n"
+    assert yaml_files.layered_yaml(tmp_path / "a.yaml") == "c: 2\na: 1\n"
     records = tmp_path / "a.jsonl"
     records.write_bytes(mark + b'{"a": 1}\r\n' + mark + b'{"a": 2}\r\n' + mark)
     assert list(files.read_jsonl(records)) == [(1, {"a": 1}), (2, {"a": 2})]
     for read, name in (
         (files.read_json, "u.json"),
-        (files.layered_yaml, "u.yaml"),
+        (yaml_files.layered_yaml, "u.yaml"),
         (files.resume_jsonl, "u.jsonl"),
     ):
         (tmp_path / name).write_text("{}\n", encoding="utf-16")

@@ -21,13 +21,14 @@ FLOORS = (
     ("show",),
     ("ops", "data"),
     ("processes",),
+    ("yaml_files",),
     ("files", "progress", "checks"),
     ("__init__",),
 )
 """From the roof down; rooms of one floor never import each other. `colar/__init__.py` holds the version alone."""
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_TORCH = ("data", "show", "files", "progress", "checks", "recipes")
+WITHOUT_TORCH = ("data", "show", "yaml_files", "files", "progress", "checks", "recipes")
 HEAVY = {"torch", "transformers", "peft", "accelerate"}
 
 

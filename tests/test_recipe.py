@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from colar import files, recipe, recipes
+from colar import files, recipe, recipes, yaml_files
 from colar.data.generators import GENERATORS
 from colar.methods import pretrained, registry
 from colar.recipe import explain, inputs
@@ -86,7 +86,7 @@ def test_every_shipped_recipe_says_what_it_is():
 def test_a_copied_recipe_is_the_same_recipe(name, tmp_path):
     own = recipes.copy(name, tmp_path)[0]
     assert own == tmp_path / f"{name}.yaml"
-    assert files.layered_yaml(own) == files.layered_yaml(recipes.find(name))
+    assert yaml_files.layered_yaml(own) == yaml_files.layered_yaml(recipes.find(name))
 
 
 def test_a_copy_does_not_overwrite(tmp_path):
@@ -282,7 +282,7 @@ def test_a_key_that_is_there_twice_is_named_with_its_lines(tiny, text, words, in
 
 def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):
     more = "shared: &shared {a: 1, b: 2}\nmine: {<<: *shared, a: 3}\n"
-    assert files.read_yaml(more) == {"shared": {"a": 1, "b": 2}, "mine": {"b": 2, "a": 3}}
+    assert yaml_files.read_yaml(more) == {"shared": {"a": 1, "b": 2}, "mine": {"b": 2, "a": 3}}
     tiny.write_text(tiny.read_text().replace("{train_size: 6,", "{seed: 1, train_size: 6,"))
     assert recipe.load(tiny, ["--training.seed", "1", "--training.seed", "2"]).training.seed == 2
 

@@ -75,7 +75,6 @@ SMALLEST: dict[str, Sequence[str]] = {
     "lab/scripts/updates_in.py": ["{run} --as-long-as {run}"],
     "scripts/write_cli_docs.py": [""],
     "lab/scripts/write_tables.py": [""],
-    "scripts/write_tree.py": [""],
 }
 """File -> the arguments of each run, with names of `world` and {out}, a place that is not there yet."""
 IN_THIS_PROCESS = {"lab/benchmarks/kill.py": "--kills 0 --runs 1 --work {out}/runs --output {out}"}

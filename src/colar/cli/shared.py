@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
+from colar import files, progress, yaml_files
 
 DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
 
@@ -179,7 +179,7 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
-            chosen[key] = files.yaml_value(f"--options {pair}", value)
+            chosen[key] = yaml_files.yaml_value(f"--options {pair}", value)
     return chosen
 
 

@@ -1,6 +1,6 @@
 """lm-evaluation-harness: the model `colar`, so that its tasks can be asked of a checkpoint.
 
-    colar lm-eval run --model colar --model_args pretrained=runs/demo/colar/best,compression_factor=2 \\
+    colar lm-eval run --model colar --model_args pretrained=runs/demo/sequential/best,compression_factor=2 \\
         --tasks colar_svamp
 
 All questions of a run go to one engine, in one list: requests join and leave at any step. What lm-eval calls a

@@ -11,7 +11,7 @@ from typing import Any
 import jsonargparse
 import yaml
 
-from colar import files, processes, recipes
+from colar import processes, recipes, yaml_files
 from colar.checks import INT64
 from colar.methods import registry
 from colar.methods.base import Method, NoParams
@@ -28,7 +28,7 @@ jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 YAML_MODE = "colar"
 """Our reader of YAML among jsonargparse's: its own takes a quoted '1:30' for 90, and a key twice."""
-jsonargparse.set_loader(YAML_MODE, files.read_yaml, exceptions=(yaml.YAMLError,))
+jsonargparse.set_loader(YAML_MODE, yaml_files.read_yaml, exceptions=(yaml.YAMLError,))
 
 
 def parser(prog: str = "colar train") -> jsonargparse.ArgumentParser:
@@ -54,18 +54,18 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     All that can be checked without data or weights is checked here. ValueError names the key and what it must be.
     """
     file = recipes.find(path)
-    text = files.layered_yaml(file)
-    tree = files.read_yaml(text)
+    text = yaml_files.layered_yaml(file)
+    tree = yaml_files.read_yaml(text)
     if "stages" in tree:
         raise ValueError(f"{path} has stages, each a run of its own: load_stages reads them")
-    for layer in files.yaml_layers(file):
-        _check_blank(str(layer), files.read_layer(layer), _config_of(tree.get("method")))
+    for layer in yaml_files.yaml_layers(file):
+        _check_blank(str(layer), yaml_files.read_layer(layer), _config_of(tree.get("method")))
     return parse(str(path), text, overrides or [])
 
 
 def parse(path: str, text: str, overrides: list[str]) -> Recipe:
     """The recipe in a text of YAML, called `path` in errors. Errors as `load`."""
-    tree = files.read_yaml(text)
+    tree = yaml_files.read_yaml(text)
     config = _config_of(tree.get("method"))
     _check_blank(path, tree, config)
     made = _parser_of_all()
@@ -142,8 +142,8 @@ def _check_overrides(made: jsonargparse.ArgumentParser, overrides: list[str], me
         if option in texts:
             continue
         try:
-            read = files.read_yaml(value)
-        except files.YamlRefused as error:
+            read = yaml_files.read_yaml(value)
+        except yaml_files.YamlRefused as error:
             raise ValueError(f"{option} {value}: {str(error).removeprefix('line 1: ')}") from error
         except yaml.YAMLError:
             # A text with a colon, say, or a mistake: what it may be the parser knows.

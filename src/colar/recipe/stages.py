@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from colar import files, processes, progress, recipes
+from colar import files, processes, progress, recipes, yaml_files
 from colar.checks import check_known
 from colar.recipe.inputs import fingerprint
 from colar.recipe.parsing import load, parse
@@ -59,7 +59,7 @@ def load_stages(
     All that can be checked without data or weights is checked here, in every stage that is wanted. ValueError names
     the stage, the key, and what it must be.
     """
-    tree = files.read_yaml(files.layered_yaml(recipes.find(path)))
+    tree = yaml_files.read_yaml(yaml_files.layered_yaml(recipes.find(path)))
     if "stages" not in tree:
         if only:
             raise ValueError(f"--stages {' '.join(only)}: {path} has no stages")
@@ -71,17 +71,17 @@ def load_stages(
     found: list[Stage] = []
     before: str | None = None
     for name, own in stages.items():
-        keys = files.laid_over(tree, own)
+        keys = yaml_files.laid_over(tree, own)
         keys["output"] = f"{output}/{name}"
         if before is not None and "init_from" not in (own.get("model") or {}):
-            keys = files.laid_over(keys, {"model": {"init_from": f"{before}/best"}})
+            keys = yaml_files.laid_over(keys, {"model": {"init_from": f"{before}/best"}})
         before = keys["output"]
         if only and name not in only:
             continue
         words = [*_without(shared, ("--output", *(START if found else ()))), *_of_stage(overrides, name)]
         where = f"{path}, stage {name}"
         try:
-            recipe = parse(where, files.to_yaml(keys), words)
+            recipe = parse(where, yaml_files.to_yaml(keys), words)
         except ValueError as error:
             # Checks across sections do not know which stage it is.
             raise ValueError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from error
