@@ -20,6 +20,8 @@ SCHEDULES = (
 )
 DEVICES = ("cuda", "mps", "cpu")
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
+MOST_WORKERS = 256
+"""Processes that load rows: more of them exhaust a machine before the first update."""
 MOST_EPOCHS = 1_000_000
 
 
@@ -122,7 +124,9 @@ class TrainingConfig:
         checks.check_number("training.seed", self.seed, 0, 2**32 - 1, whole=True)
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             checks.check_number(f"training.{name}", getattr(self, name), 0)
-        checks.check_number("training.dataloader_num_workers", self.dataloader_num_workers, 0, whole=True)
+        checks.check_number(
+            "training.dataloader_num_workers", self.dataloader_num_workers, 0, MOST_WORKERS, whole=True
+        )
 
         for name in ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps"):
             value = getattr(self, name)
