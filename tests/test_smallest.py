@@ -53,7 +53,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
     "benchmarks/shared.py": [""],
     "benchmarks/work.py": [""],
-    "benchmarks/soak.py": ["--requests 300 --minutes 0.5 --output {out}"],
+    "benchmarks/soak.py": ["--requests 100 --minutes 0.5 --output {out}"],
     "scripts/accuracy_vs_examples.py": ["results/smollm2-135m/stages.json --output {out}"],
     "scripts/arena_curves.py": ["{arena} --output {out}"],
     "scripts/average_covariance.py": ["{records} --data_dir {published}"],
@@ -85,7 +85,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "scripts/write_tree.py": [""],
 }
 """File -> the arguments of each run, with names of `world` and {out}, a place that is not there yet."""
-IN_THIS_PROCESS = {"benchmarks/kill.py": "--kills 0 --runs 1 --work {out}/runs --output {out}"}
+IN_THIS_PROCESS = {"benchmarks/kill.py": "--kills 0 --runs 1 --rows 16 --work {out}/runs --output {out}"}
 """Those that start processes of their own, which a forked one may not."""
 ELSEWHERE = {"scripts/install.py": "it makes an environment: `make test` itself, and tests/test_install.py"}
 BROWSER = ("scripts/inspect_pictures.py", "scripts/serve_pictures.py")
