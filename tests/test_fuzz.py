@@ -22,7 +22,10 @@ USUAL = {"recipe": 60, "rows": 300, "folder": 150, "request": 300, "python": 300
 
 KNOWN: list[tuple[str, str]] = [
     ("recipe", r"NoneType"),  # blank YAML keys
-    ("recipe|rows|folder|command|python", r"surrogate|udcff|Unicode character escape"),  # lone surrogates
+    (
+        "recipe|rows|folder|command|python",
+        r"surrogate|udcff|Unicode character escape|TextInputSequence must be str",
+    ),  # lone surrogates
 ]
 """Surface, and words of a failure that is being mended elsewhere."""
 

@@ -37,7 +37,7 @@ from launch import Group  # the server of processes is the tests'
 
 TIMEOUT_S = 600
 SMALL = (
-    "--data.train_size", "96", "--data.validation_size", "8", "--training.save_steps", "2",
+    "--data.validation_size", "8", "--training.save_steps", "2",
     "--training.logging_steps", "1", "--training.report_to", "none", "--training.ddp_timeout", "120",
     "--validation.limits.max_latents", "8",
 )  # fmt: skip
@@ -157,6 +157,7 @@ def main() -> int:
     parser.add_argument("--output", default="results/speed/kill", help="folder for report.json")
     parser.add_argument("--work", default="runs/bench-kill", help="folder for the runs, emptied first")
     parser.add_argument("--kills", type=int, default=10, help="kills of each run")
+    parser.add_argument("--rows", type=int, default=96, help="training rows of SFT and GRPO")
     parser.add_argument("--runs", type=int, default=3, help="the first N of SFT, GRPO and evaluation")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
@@ -166,13 +167,14 @@ def main() -> int:
 
     # GRPO and evaluation take the checkpoint of the SFT run that nobody killed.
     best = str(work / "sft" / "whole" / "out" / "best")
+    rows = ("--data.train_size", str(args.rows))
     runs = [
-        Run("sft", SFT),
-        Run("grpo", (*GRPO, "--model.init_from", best)),
+        Run("sft", (*SFT, *rows)),
+        Run("grpo", (*GRPO, *rows, "--model.init_from", best)),
         Run("evaluation", ("evaluate", best, *EVALUATION)),
     ]
     rng = Random(args.seed)
-    rows = []
+    found = []
     for run in runs[: args.runs]:
         started = time.monotonic()
         outcomes = run.start(work / run.name / "whole").wait(TIMEOUT_S)
@@ -185,10 +187,10 @@ def main() -> int:
             run.start(work / run.name / "again").wait(TIMEOUT_S)
             seconds = time.monotonic() - started
         whole = run.result(work / run.name / "whole")
-        rows.append(kills(run, args.kills, whole, seconds, work / run.name / "killed", rng))
+        found.append(kills(run, args.kills, whole, seconds, work / run.name / "killed", rng))
 
     table = Table("run", "seconds", "kills", "one line", "same result")
-    for row in rows:
+    for row in found:
         lines = sum(len(each["lines"]) == 1 for each in row["kills"])
         table.add_row(
             row["run"],
@@ -199,10 +201,10 @@ def main() -> int:
         )
     Console().print(table)
     files.write_json(
-        output / "report.json", {"provenance": files.provenance(), "seed": args.seed, "rows": rows}
+        output / "report.json", {"provenance": files.provenance(), "seed": args.seed, "rows": found}
     )
-    good = all(is_good(row) for row in rows)
-    summary = {row["run"]: {"kills": len(row["kills"]), "same_result": row["same_result"]} for row in rows}
+    good = all(is_good(row) for row in found)
+    summary = {row["run"]: {"kills": len(row["kills"]), "same_result": row["same_result"]} for row in found}
     print(json.dumps({**summary, "good": good}))
     return 0 if good else 1
 
