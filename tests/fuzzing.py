@@ -63,7 +63,11 @@ def failure(call: Callable[[], object], seconds: float = 5.0) -> str | None:
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = str(error).replace(TWO_LINES, "")  # a value may be quoted as it was given
-        ours = type(error) is ValueError and frame.filename.startswith(SOURCE)
+        # Of the package's own subclasses, too: TooLong, for one.
+        own = type(error) is ValueError or (
+            isinstance(error, ValueError) and type(error).__module__.startswith("colar.")
+        )
+        ours = own and frame.filename.startswith(SOURCE)
         ours = ours and linecache.getline(frame.filename, frame.lineno or 0).strip().startswith("raise")
         if ours and text and "\n" not in text:
             return None

@@ -179,7 +179,6 @@ class Command(Surface):
         out = ["--output", str(folder / "out")]
         self.base = {
             "train": [str(folder / "recipe.yaml")],
-            "plan": [str(folder / "recipe.yaml")],
             "evaluate": [model, "--limit", "1", *SHORT, *out],
             "generate": [model, QUESTION, *SHORT],
             "serve": [model, "--port", "0"],
@@ -190,7 +189,6 @@ class Command(Surface):
             "data list": [],
             "data show": ["arithmetic"],
             "data prepare": ["arithmetic", "--limit", "2", *out],
-            "data chains": [model, str(folder / "recipe.yaml"), *SHORT, *out],
             "recipes list": [],
             "recipes copy": ["tiny/cot", str(folder / "copied")],
         }

@@ -9,7 +9,6 @@ cases from COLAR_FUZZ_SEED; what longer searches found is in `FOUND`, and runs a
 from __future__ import annotations
 
 import os
-import re
 from random import Random
 
 import pytest
@@ -19,15 +18,6 @@ CASES = int(os.environ.get("COLAR_FUZZ_CASES", "0"))
 SEED = int(os.environ.get("COLAR_FUZZ_SEED", "0"))
 USUAL = {"recipe": 60, "rows": 300, "folder": 150, "request": 300, "python": 300, "command": 100}
 """Cases of each surface, where the environment does not say."""
-
-KNOWN: list[tuple[str, str]] = [
-    ("recipe", r"NoneType"),  # blank YAML keys
-    (
-        "recipe|rows|folder|command|python",
-        r"surrogate|udcff|Unicode character escape|TextInputSequence must be str",
-    ),  # lone surrogates
-]
-"""Surface, and words of a failure that is being mended elsewhere."""
 
 FOUND: list[tuple[str, list[object]]] = [
     # method, reinforced?, key, value
@@ -47,6 +37,8 @@ FOUND: list[tuple[str, list[object]]] = [
     ("recipe", ["cot", False, "model.lora.target_modules", "-1"]),
     ("recipe", ["cot", False, "model.lora.target_modules", []]),
     ("recipe", ["cot", False, "model.backbone", "a\nb"]),
+    ("recipe", ["no_cot", False, "method.name", [["x"]]]),
+    ("recipe", ["cot", False, "training.dataloader_num_workers", 2**31]),
     # format, content
     ("rows", ["own.jsonl", "[" * 100_000, None]),
     ("rows", ["own.json", "[" * 100_000, None]),
@@ -75,6 +67,7 @@ FOUND: list[tuple[str, list[object]]] = [
     ("folder", ["full", "colar.json", {"weights": "both"}, "load"]),
     ("folder", ["full", "colar.json", {"run": 3}, "export"]),
     ("folder", ["adapter", "colar.json", {"backbone": 7}, "load"]),
+    ("folder", ["adapter", "colar.json", {"tokenizer": 2}, "merge"]),
     ("folder", ["adapter", "adapter_config.json", "[]", "load"]),
     ("folder", ["adapter", "adapter_config.json", "0.5", "train"]),
     ("folder", ["adapter", "adapter_config.json", {"task_type": "x"}, "load"]),
@@ -109,7 +102,7 @@ def test_mutations_end_well_or_in_an_error_of_ours(surfaces, name, monkeypatch):
     for number in range(CASES or USUAL[name]):
         case = surface.draw(Random(f"{name}/{SEED}/{number}"))
         found = surface.failure(case)
-        if found and not any(re.fullmatch(of, name) and re.search(words, found) for of, words in KNOWN):
+        if found:
             failures.append(f"{found}\n    of case {number}: {repr(case)[:2000]}")
             if "COLAR_FUZZ_LOG" in os.environ:
                 with open(os.environ["COLAR_FUZZ_LOG"], "a") as log:

@@ -291,7 +291,10 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     check_choice(f"{folder / 'colar.json'}: weights", info["weights"], ["adapter", "full"])
 
     # Checkpoints of earlier versions do not name their tokenizer's files: those that could be read had these.
-    wanted = ["template.json", *info.get("tokenizer", [TOKENIZER, "tokenizer_config.json"])]
+    tokenizer = info.get("tokenizer", [TOKENIZER, "tokenizer_config.json"])
+    named = isinstance(tokenizer, list) and all(isinstance(name, str) for name in tokenizer)
+    check_holds(f"{folder / 'colar.json'}: tokenizer", named, tokenizer, "a list of file names")
+    wanted = ["template.json", *tokenizer]
     if info["weights"] == "adapter":
         wanted += ["adapter_config.json", ADAPTER]
     else:
