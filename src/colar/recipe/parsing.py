@@ -107,8 +107,9 @@ def parse(path: str, text: str, overrides: list[str]) -> Recipe:
 def _config_of(method: Any) -> type:
     """The config of the method that a recipe's `method` section names; one without keys where it names none."""
     name = method.get("name") if isinstance(method, dict) else None
-    known = isinstance(name, str) and name in registry.METHODS
-    return registry.METHODS[name].Config if known else NoParams
+    if isinstance(name, str) and name in registry.METHODS:
+        return registry.METHODS[name].Config
+    return NoParams
 
 
 def _check_blank(where: str, values: Any, method: type) -> None:
