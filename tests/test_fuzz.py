@@ -22,7 +22,10 @@ USUAL = {"recipe": 60, "rows": 300, "folder": 150, "request": 300, "python": 300
 
 KNOWN: list[tuple[str, str]] = [
     ("recipe", r"NoneType"),  # blank YAML keys
-    ("recipe|rows|folder|command|python", r"surrogate|udcff|Unicode character escape|TextInputSequence must be str"),  # lone surrogates
+    (
+        "recipe|rows|folder|command|python",
+        r"surrogate|udcff|Unicode character escape|TextInputSequence must be str",
+    ),  # lone surrogates
 ]
 """Surface, and words of a failure that is being mended elsewhere."""
 
@@ -84,6 +87,9 @@ FOUND: list[tuple[str, list[object]]] = [
     ("python", ["Engine", "max_waiting", {}, 0]),
     ("python", ["inspect", "compression_factors", True, 0]),
     ("python", ["inspect", "questions", [None], 0]),
+    ("python", ["save_pretrained", "run", {"metrics": float("nan")}, 0]),
+    ("python", ["save_pretrained", "run", {"metrics": {1, 2}}, 0]),
+    ("python", ["save_pretrained", "run", [], 0]),
     ("python", ["Example", "steps", None, 0]),
     ("python", ["Example", "steps", [1], 0]),
 ]
