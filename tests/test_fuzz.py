@@ -80,6 +80,9 @@ FOUND: list[tuple[str, list[object]]] = [
     ("python", ["Engine", "max_waiting", {}, 0]),
     ("python", ["inspect", "compression_factors", True, 0]),
     ("python", ["inspect", "questions", [None], 0]),
+    ("python", ["save_pretrained", "run", {"metrics": float("nan")}, 0]),
+    ("python", ["save_pretrained", "run", {"metrics": {1, 2}}, 0]),
+    ("python", ["save_pretrained", "run", [], 0]),
     ("python", ["Example", "steps", None, 0]),
     ("python", ["Example", "steps", [1], 0]),
 ]

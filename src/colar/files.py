@@ -55,7 +55,11 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_json(path: str | Path, value: Any) -> Path:
     """Replace `path` by `value` as indented JSON. NaN and infinity are refused: they are not JSON."""
-    return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be written: its value is no JSON: {error}") from error
+    return write_text(path, text + "\n")
 
 
 def decoded(data: bytes, where: object) -> str:

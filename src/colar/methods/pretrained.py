@@ -16,6 +16,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
+from colar.checks import check_holds
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model import added_rows, backbones, card, checkpoint, rehearsal
@@ -51,6 +52,7 @@ def _entry(method: Method) -> dict[str, Any]:
 def save_pretrained(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:
     """`save`, where anybody may name the folder: ValueError where it holds something else than a checkpoint."""
     checkpoint.check_replaceable(folder)
+    check_holds("run", isinstance(run, dict), run, "keys and values")
     return save(lm, method, folder, run, card)
 
 
