@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -243,3 +245,35 @@ def _trainer(size: int, special: tuple[str, ...], alphabet: list[str]) -> traine
     return trainers.BpeTrainer(
         vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
+
+
+def _with_head_bias(model: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The architecture with a bias in its head, known to transformers' Auto classes under a name of its own."""
+    name = f"Lively{model.__name__}"
+    settings = model.config_class
+    config = type(f"{name}Config", (settings,), {"model_type": f"lively_{settings.model_type}"})
+
+    def make(self: PreTrainedModel, config: Any) -> None:
+        model.__init__(self, config)
+        head = self.get_output_embeddings()
+        head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
+
+    made = type(name, (model,), {"__init__": make, "config_class": config})
+    AutoConfig.register(config.model_type, config)
+    AutoModelForCausalLM.register(config, made)
+    return made
+
+
+LIVELY = {
+    model: _with_head_bias(model)
+    for model in (LlamaForCausalLM, Qwen2ForCausalLM, Gemma3ForCausalLM, GPT2LMHeadModel)
+}
+
+
+def publishable(lm: LatentLM) -> LatentLM:
+    """A livened model as an architecture whose config makes the head's bias: without one, its weights could be trained
+    and not be read back, which every run refuses."""
+    model = lm.causal_lm
+    model.__class__ = LIVELY[type(model)]
+    model.config.__class__ = type(model).config_class
+    return lm

@@ -16,7 +16,7 @@ from typing import Any
 import pictures
 import pytest
 import torch
-from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from families import EXAMPLES, FAMILIES, liven, publishable, tiny_lm
 from launch import alone
 from safetensors.torch import load_file
 from torch import Tensor
@@ -76,6 +76,8 @@ def model(family: str = "llama", lora: LoraSettings | None = None, **config: Any
     liven(lm).causal_lm.get_output_embeddings().bias.requires_grad_(
         False
     )  # no checkpoint of an adapter has it
+    if lora is None:
+        publishable(lm)
     return lm, method
 
 
@@ -950,7 +952,7 @@ def test_a_chain_of_tokens_learns_what_is_rewarded(tmp_path: Path) -> None:
     def shorter(completions: Sequence[str], length: Sequence[int], **columns: Any) -> list[float | None]:
         return [-n for n in length]
 
-    lm, method = liven(tiny_lm("llama")), Cot(CotConfig())
+    lm, method = publishable(liven(tiny_lm("llama"))), Cot(CotConfig())
     training = {**QUICK, "max_steps": 24, "per_device_train_batch_size": 24, "learning_rate": 1e-2}
     config, funcs = grpo(compression_factors=None), {"own": shorter}
     result = grpo_run.train(
@@ -1074,7 +1076,7 @@ def test_a_chain_of_tokens_resumes_in_the_middle_of_a_generation(tmp_path: Path)
 
     def train(folder: Path, generations: int) -> tuple[LatentLM, TrainResult, int]:
         """A run that is stopped when it rewards more generations than these; the number that it rewarded."""
-        lm, method = liven(tiny_lm("llama")), Cot(CotConfig())
+        lm, method = publishable(liven(tiny_lm("llama"))), Cot(CotConfig())
         rewarded = 0
 
         def reward(completions: Sequence[str], **columns: Any) -> list[float | None]:

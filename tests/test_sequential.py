@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import EXAMPLES, FAMILIES
+from families import EXAMPLES, FAMILIES, publishable
 from sequential import encoded, latent, made
 from torch import Tensor
 
@@ -335,6 +335,7 @@ def test_reinforcement_shortens_what_costs(tmp_path: Path) -> None:
         return [-n for n in length]
 
     lm, method = made(live=True, compression_factors=[2, 3])
+    publishable(lm)
     training = TrainingConfig(
         report_to="none",
         logging_steps=1,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sequential
 import torch
-from families import EXAMPLES, FAMILIES, liven, tiny_lm
+from families import EXAMPLES, FAMILIES, liven, publishable, tiny_lm
 from sequential import encoded, latent
 from torch import Tensor
 from transformers import (
@@ -523,6 +523,7 @@ def test_log_probs_of_thoughts_are_exact(family: str, temperature: float, drawn_
 def test_reinforcement_samples_with_the_weights_that_it_trains(tmp_path: Path) -> None:
     """The untied head moves at each update: rows that were kept from before would show in the difference."""
     lm, method = made(compression_factors=[2, 3])
+    publishable(lm)
     training = TrainingConfig(
         report_to="none",
         logging_steps=1,
