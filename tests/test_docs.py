@@ -182,7 +182,7 @@ def test_readmes_answers_are_those_of_the_demo():
         for line in stream:
             record = json.loads(line)
             if (record["model"], record["decoding"], record["id"]) == (
-                "colar",
+                "sequential",
                 "greedy",
                 "arithmetic/test/2",
             ):

@@ -31,8 +31,8 @@ wait $paper || { tail -n 5 "$out/colar.log" >&2; exit 1; }
 wait $control || { tail -n 5 "$out/no_cot.log" >&2; exit 1; }
 trap - EXIT
 
-# What is printed last is a screenful: of the report its first table (report.md has all), and two problems.
-OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/sequential/best" "$out/colar/best" "$out/no_cot/best" --data arithmetic --limit 512 \
+# Each is named by its folder. What is printed last is a screenful: of the report its first table (report.md has all), and two problems.
+OMP_NUM_THREADS=$cores colar evaluate "$out/cot/best" "$out/sequential/best" "$out/colar/best" "$out/no_cot/best" --label "" --data arithmetic --limit 512 \
   --compression_factor 1 2 3 4 5 --max_latents 64 --max_completion_length 8 --batch_size 256 --output "$out/report" \
   >"$out/tables.txt"
 sed '/^Paired differences/,$d' "$out/tables.txt"

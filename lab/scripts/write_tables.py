@@ -61,7 +61,6 @@ ACCURACIES = {
         {
             "cot": "CoT",
             "colar c=2": "CoLaR, the paper's Gaussian head, c = 2",
-            "distill (from scratch)": "Distill (CODI)",
         },
     ),
     "toy/sequential": (
