@@ -1,5 +1,6 @@
 # make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 5 minutes, and the installation)
 # make test   lint, types and tests
+# make quick  lint, types and a tenth of the tests
 # make test-device DEVICE=cuda   engine, SFT, GRPO and checkpoints on a device, in float32 and bfloat16 (DTYPE=... for one)
 # make table1, make c-curves   all methods at one budget: results/toy (hours)
 #
@@ -16,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 # that a test starts would compile torch and transformers anew, which takes 8 seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo table1 c-curves test test-device lint install smollm2 clean
+.PHONY: demo table1 c-curves test quick test-device lint install smollm2 clean
 
 install: $(VENV)/.installed
 
@@ -41,6 +42,11 @@ c-curves: install
 # Two processes with a thread each: most tests are too small for two threads.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# For the loop of daily work: lint, and a tenth of the tests, those of the floors on which all others stand.
+QUICK := layers stages ops trees stats files prompts answers records sampling
+quick: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(QUICK:%=tests/test_%.py)
 
 DEVICE ?= cuda
 DTYPE ?=
