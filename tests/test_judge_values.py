@@ -140,7 +140,7 @@ PLACES = ["{}", "The answer is {}.", "{} ", "#### {}", r"\boxed{{{}}}", "${}$", 
           "So it is ${}$", "**{}**"]  # fmt: skip
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(EXPRESSIONS, st.sampled_from(PLACES))
 def test_an_expression_is_read_as_its_value_or_not_at_all(expression: Expression, place: str) -> None:
     text, value = expression
