@@ -14,7 +14,6 @@ name (`control_tokens.py`). Templates of version 1 encode it as the control toke
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from array import array
 from dataclasses import asdict, dataclass
@@ -206,17 +205,6 @@ class Template:
             # A whole vocabulary is copied to look: once, not at every thought.
             self._ids_of_tokens[tokens] = tuple(vocabulary[token] for token in tokens)
         return self._ids_of_tokens[tokens]
-
-    def digest(self) -> str:
-        """16 hex digits of all that texts become ids by: the layout and the tokenizer."""
-        tokenizer: Any = self.tokenizer
-        inside = (
-            tokenizer.backend_tokenizer.to_str()
-            if tokenizer.is_fast
-            else sorted(tokenizer.get_vocab().items())
-        )
-        text = f"{self.to_json()}\x1f{inside}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """The layout, and the ids by which `from_json` knows its tokenizer again."""
