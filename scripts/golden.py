@@ -13,7 +13,6 @@ compared to 1e-6 (a refactor may sum in another order), everything else exactly.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -44,29 +43,48 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in registry.METHODS},
     "colar-paper": ("colar", {"chain_label": "sampled", "latent_loss": "nll", "stop": "argmax"}),
     "colar-deterministic": ("colar", {"head": "deterministic", "merge": "mean"}),
-    "colar-anchored": ("colar", {"head": "anchored", "supervise_chain": False}),
+    "sequential-ordered": (
+        "sequential",
+        {
+            "merge": "ordered",
+            "compression_factors": "1.0..4.0",
+            "confidence_thresholds": (0, 0.5),
+            "lookahead_weight": 0.2,
+            "shortlist": True,
+        },
+    ),
+    "sequential-equations": (
+        "sequential",
+        {
+            "merge": "ordered",
+            "grouping": "equations",
+            "confidence_thresholds": (0, 0.5),
+            "shortlist": True,
+        },
+    ),
     "icot-steps": ("icot", {"unit": "steps", "removed_per_epoch": 1.0, "most_removed": 2}),
     "distill-plain": ("distill", {"projection": False, "align_loss": "l1", "align_scale": False}),
 }
 """Name -> method and the values of its config."""
+SPEEDS = {"colar": (1, 2, 5, 3), "sequential": (1, 2, 4, 3)}
 DECODINGS = {
     "greedy": Decoding(max_latents=6, max_completion_length=5),
     "sampled": Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5),
 }
 GRPO = """
-output: {folder}/grpo
-model: {{init_from: {folder}/{start}/best}}
+output: {folder}/grpo-{method}
+model: {{init_from: {folder}/sft-{method}/best}}
 data: {{train_size: 64, validation_size: 8, seed: 3}}
-method: {{name: colar}}
-grpo: {{num_generations: 4, max_latents: 40, max_completion_length: 4, {factors}dynamic_sampling: 1,
+method: {{name: {method}}}
+grpo: {{num_generations: 4, max_latents: 40, max_completion_length: 4, compression_factors: [2, 3], dynamic_sampling: 1,
   reward_funcs: [accuracy, length_penalty]}}
 training: {{max_steps: 4, per_device_train_batch_size: 16, learning_rate: 0.001, logging_steps: 1, report_to: none}}
 validation: {{limits: {{max_latents: 12, max_completion_length: 4}}}}
 """
 SFT = """
-output: {folder}/sft
+output: {folder}/sft-{method}
 data: {{train_size: 160, validation_size: 8}}
-method: {{name: colar}}
+method: {{name: {method}}}
 training: {{per_device_train_batch_size: 16, learning_rate: 0.001, logging_steps: 1, report_to: none}}
 validation: {{limits: {{max_latents: 12, max_completion_length: 4}}}}
 """
@@ -93,9 +111,7 @@ def losses(lm: LatentLM, method: Any) -> list[dict[str, float]]:
 
 def answers(lm: LatentLM, method: Any) -> list[dict[str, Any]]:
     """What the engine says to every question, greedy and sampled, at several speeds where there are any."""
-    speeds = [{}]
-    if "compression_factor" in {f.name for f in dataclasses.fields(method.Params)}:
-        speeds = [{"compression_factor": c} for c in (1, 2, 5)] + [{"compression_factor": 3, "snap": True}]
+    speeds = [{"compression_factor": c} for c in SPEEDS.get(method.name, ())] or [{}]
     requests = []
     for mode, decoding in DECODINGS.items():
         for i, example in enumerate(EXAMPLES):
@@ -122,14 +138,14 @@ def runs() -> dict[str, Any]:
 
     made = {}
     with tempfile.TemporaryDirectory() as folder:
-        stages = [("sft", SFT), ("grpo", GRPO)]
-        for name, text in stages:
-            path = Path(folder) / f"{name}.yaml"
-            path.write_text(text.format(folder=folder, start="sft", factors="compression_factors: [2, 3], "))
-            result = recipe.run(recipe.load(path))
-            rows = [row for row in result.history if "loss" in row]
-            names = ("loss", "ce", "latent", "reward", "latents/mean_length", "sampling/logp_difference")
-            made[name] = [{key: row[key] for key in names if key in row} for row in rows]
+        for method, ending in (("colar", ""), ("sequential", "-sequential")):
+            for name, text in (("sft", SFT), ("grpo", GRPO)):
+                path = Path(folder) / f"{name}-{method}.yaml"
+                path.write_text(text.format(folder=folder, method=method))
+                result = recipe.run(recipe.load(path))
+                rows = [row for row in result.history if "loss" in row]
+                names = ("loss", "ce", "latent", "reward", "latents/mean_length", "sampling/logp_difference")
+                made[name + ending] = [{key: row[key] for key in names if key in row} for row in rows]
     return made
 
 
@@ -139,11 +155,13 @@ def measure(families: Sequence[str], variants: Sequence[str]) -> dict[str, Any]:
     for family in families:
         for variant in progress.track(variants, family):
             name, config = VARIANTS[variant]
+            # Groups of equations need a tokenizer with a token for each digit.
+            digits = config.get("grouping") == "equations"
             torch.manual_seed(0)
-            lm, method = tiny_lm(family, scale=0.1), registry.build(name, config)
+            lm, method = tiny_lm(family, scale=0.1, digits=digits), registry.build(name, config)
             attach(lm, method, 1)
             found["losses"][f"{family}/{variant}"] = losses(lm, method)
-            lm, method = liven(tiny_lm(family)), registry.build(name, config)
+            lm, method = liven(tiny_lm(family, digits=digits)), registry.build(name, config)
             attach(lm, method, 1)
             method.prepare(lm, EXAMPLES)
             found["answers"][f"{family}/{variant}"] = answers(lm, method)
@@ -153,7 +171,7 @@ def measure(families: Sequence[str], variants: Sequence[str]) -> dict[str, Any]:
 def differences(before: Any, after: Any, where: str = "") -> list[str]:
     """Every place in which two measurements differ, one line each."""
     if isinstance(before, dict) and isinstance(after, dict):
-        found = [f"{where}: {key} is in one only" for key in before.keys() ^ after.keys()]
+        found = []
         for key in before.keys() & after.keys():
             found += differences(before[key], after[key], f"{where}/{key}")
         return found
@@ -185,6 +203,9 @@ def main() -> None:
         print(files.write_json(args.files[0], measure(args.families, args.variants)))
         return
     before, after = (json.loads(Path(name).read_text()) for name in args.files)
+    for section in before.keys() & after.keys():
+        for name in sorted(before[section].keys() ^ after[section].keys()):
+            print(f"{section}/{name} is in one only")
     found = differences(before, after)
     print("\n".join(found[:20]) or "the same numbers")
     print(f"{len(found)} differences", file=sys.stderr)

@@ -224,7 +224,8 @@ def _sentencepiece(texts: list[str], digits: bool, special: tuple[str, ...]) -> 
     pieces = [
         piece for text in texts for piece in (text.split(" ")[0], *(f" {w}" for w in text.split(" ")[1:]))
     ]
-    tokenizer.train_from_iterator(pieces, _trainer(120, special, []))
+    signs = list("+-*/=") if digits else []
+    tokenizer.train_from_iterator(pieces, _trainer(120, special, signs))
     spec = json.loads(tokenizer.to_str())
     vocabulary = spec["model"]["vocab"]
     for byte in range(256):

@@ -7,13 +7,14 @@ A `Row` is one example as ids; a `Batch` the same segments padded one by one on 
 that differs between rows as a column. `ThinkState` holds one step of all rows at once, and `Thought` is the method's
 reply to it. Nothing outside `methods/` asks which method it has: docs/add_a_method.md adds one.
 
-Shape suffixes: B rows, Q question, T reasoning tokens, A answer, N labels, S steps, D width, V vocabulary.
+Shape suffixes: B rows, Q question, T reasoning tokens, A answer, S steps, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from colar.data.example import Example
-from colar.methods.losses import token_loss
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
@@ -234,8 +234,6 @@ class Method(ABC):
 
     measured: ClassVar[frozenset[str]] = frozenset()
     """Keys of the config that `prepare` fills in where they are null."""
-    removed: ClassVar[Mapping[str, Any]] = {}
-    """Options that earlier versions had, and the value that switched each off: old checkpoints carry them."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -337,7 +335,7 @@ class Method(ABC):
         return {}
 
     def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        """The reasoning efforts that it knows (`efforts.py`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
+        """The reasoning efforts that it knows (`EFFORTS`), each as values of its `Params`: {"low": {"ratio": 0.5}}.
 
         None where there is one speed only.
         """
@@ -372,7 +370,7 @@ def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
 
 
 def variant(params: Any) -> str:
-    """A request's values other than its speed, where they are not the default: `snap`, `key=value`; "" for most."""
+    """A request's values other than its speed, where they are not the default, as `key=value`; "" for most."""
     # The speed has a column of its own in every table; the rest goes into the label.
     parts = []
     for f in dataclasses.fields(params):
@@ -402,13 +400,21 @@ def param_columns(params: Sequence[Any]) -> dict[str, Tensor]:
     return columns
 
 
-def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of what follows the closing separator, EOS included, (B,).
+EFFORTS = ("xhigh", "high", "medium", "low", "minimal")
+"""The words with which a server's clients ask for more or less thinking, the most first. "none", no thinking at all, is
+a limit and no value of a method."""
 
-    `hidden_BAD` are the hidden states where the answer segment is fed. Where the number of thoughts is fixed, the
-    separator is fed whatever the model would say: it is no label.
+
+def efforts_over(name: str, values: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Each effort as a value of the parameter `name`; `values` are the trained ones, the most thinking first.
+
+        trained    1, 2, 3, 5        xhigh 1    high 2    medium 2    low 3    minimal 5
+
+    Five efforts lie evenly over the values. Between two of these the one that thinks more is taken.
     """
-    # The segment begins with the closing separator: position i is where answer token i + 1 is predicted.
-    labels_BN = batch.answer_ids[:, 1:]
-    mask_BN = length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
-    return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)
+    efforts = {}
+    for i, effort in enumerate(EFFORTS):
+        place = i * (len(values) - 1) / (len(EFFORTS) - 1)
+        # Halfway between two: the earlier one.
+        efforts[effort] = {name: values[math.ceil(place - 0.5)]}
+    return efforts

@@ -136,7 +136,7 @@ class Distill(base.Method):
         answer_BA = ragged.pack((batch.answer_ids, batch.answer_lengths), multiple=ragged.PAD_TO)
         real_BA = ragged.length_mask(batch.answer_lengths, answer_BA.shape[1])
         layers = sequence.feed_layers(lm.embed(answer_BA), real_BA)
-        return base.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
+        return losses.answer_loss(lm, layers[-1], batch), [layer_BAD[:, 0] for layer_BAD in layers]
 
     def _unroll(self, lm: LatentLM, batch: Batch) -> tuple[Unrolled, Tensor, Tensor]:
         """Read the questions, then feed the student its own latents: as many in every row."""

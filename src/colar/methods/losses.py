@@ -2,20 +2,20 @@
 
 A row's loss must not depend on who shares its batch, so no mean is taken over the batch here.
 
-Shape suffixes: B rows, N positions, G labels of a position, M labelled positions of all rows, D width, V vocabulary.
+Shape suffixes: B rows, N positions, A answer, G labels of a position, M labelled positions and L
+thoughts of all rows, X positions, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
+from colar.methods.base import Batch
 from colar.model.latent_lm import LatentLM
-from colar.ops.ragged import row_mean
-
-
-def labelled(weights_BNG: Tensor) -> Tensor:
-    """(B, N) bool: the positions that have a label."""
-    return weights_BNG.sum(-1) > 0
+from colar.ops.ragged import length_mask, row_mean
 
 
 def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_BNG: Tensor) -> Tensor:
@@ -24,24 +24,19 @@ def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_
     A position is labelled where its weights are not all 0; there they sum to 1. One label of weight 1 is the
     usual cross-entropy. Logits are made only at labelled positions, a chunk at a time.
     """
-    mask_BN = labelled(weights_BNG)
+    mask_BN = weights_BNG.sum(-1) > 0
     (losses_M,) = lm.reduce_logits(
         position_losses, hidden_BND[mask_BN], labels_BNG[mask_BN], weights_BNG[mask_BN]
     )
-    return mean_of_rows(losses_M, mask_BN)
+    # Indexing by a mask and `masked_scatter` go through it in the same order, row by row.
+    losses_BN = losses_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, losses_M)
+    return row_mean(losses_BN, mask_BN)
 
 
 def position_losses(logits_MV: Tensor, labels_MG: Tensor, weights_MG: Tensor) -> tuple[Tensor]:
     """sum_g w_g * -log p(label_g) at each position, (M,)."""
     log_probs_MV = logits_MV.log_softmax(-1)
     return (-(log_probs_MV.gather(1, labels_MG) * weights_MG).sum(-1),)
-
-
-def mean_of_rows(values_M: Tensor, mask_BN: Tensor) -> Tensor:
-    """The mean over each row's own positions, (B,), of values at the positions of the mask, row after row."""
-    # Indexing by a mask and `masked_scatter` go through it in the same order, row by row.
-    values_BN = values_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, values_M)
-    return row_mean(values_BN, mask_BN)
 
 
 def token_loss(lm: LatentLM, hidden_BND: Tensor, ids_BN: Tensor, mask_BN: Tensor) -> Tensor:
@@ -59,3 +54,24 @@ def log_probs(logits_XV: Tensor, temperature_X: Tensor | None) -> Tensor:
     if temperature_X is not None:
         logits_XV = logits_XV / temperature_X[:, None]
     return logits_XV.log_softmax(-1)
+
+
+def go_on_logps(logits_LV: Tensor, temperature_L: Tensor, separator_id: int) -> Tensor:
+    """log(1 - p[###]) of each thought, (L,): that another one comes."""
+    scaled_LV = logits_LV / temperature_L[:, None]
+    # As the mass of all other tokens, without the 1 - p: exact where stopping is nearly certain, too.
+    separator = torch.tensor([separator_id], device=logits_LV.device)
+    others_LV = scaled_LV.index_fill(1, separator, -math.inf)
+    return others_LV.logsumexp(-1) - scaled_LV.logsumexp(-1)
+
+
+def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of what follows the closing separator, EOS included, (B,).
+
+    `hidden_BAD` are the hidden states where the answer segment is fed. Where the number of thoughts is fixed, the
+    separator is fed whatever the model would say: it is no label.
+    """
+    # The segment begins with the closing separator: position i is where answer token i + 1 is predicted.
+    labels_BN = batch.answer_ids[:, 1:]
+    mask_BN = length_mask(batch.answer_lengths - 1, labels_BN.shape[1])
+    return token_loss(lm, hidden_BAD[:, : labels_BN.shape[1]], labels_BN, mask_BN)

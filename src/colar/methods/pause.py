@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from colar import checks
 from colar.data.example import Example
-from colar.methods import base
+from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
@@ -91,7 +91,7 @@ class Pause(base.Method):
         # Only the answer is a label: what the model says at a pause is not trained.
         separator_B = batch.question_lengths + counts_B
         hidden_BAD = ragged.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
-        return {"ce": base.answer_loss(lm, hidden_BAD, batch)}
+        return {"ce": losses.answer_loss(lm, hidden_BAD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         # A row that is done still needs some embedding here; it is ignored.

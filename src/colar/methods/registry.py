@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from colar.checks import did_you_mean, is_whole
+from colar.methods import converted
 from colar.methods.base import Method
 from colar.methods.coconut import Coconut
-from colar.methods.colar.method import Colar
+from colar.methods.colar import Colar
 from colar.methods.cot import Cot, NoCot
 from colar.methods.distill import Distill
 from colar.methods.icot import Icot
 from colar.methods.pause import Pause
-from colar.methods.tokenskip.method import TokenSkip
+from colar.methods.sequential import Sequential
+from colar.methods.tokenskip import TokenSkip
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Cot, NoCot, Colar, Icot, Coconut, Distill, TokenSkip, Pause)
+    method.name: method
+    for method in (Cot, NoCot, Colar, Sequential, Icot, Coconut, Distill, TokenSkip, Pause)
 }
 
 
@@ -32,22 +35,10 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
 
 
 def rebuild(saved: Mapping[str, Any], where: object) -> Method:
-    """The method of a checkpoint's `method` entry ({"name", "config"}); `where` is named in errors.
-
-    Options that a method no longer has are dropped where they were off, and refused where they were not.
-    """
-    # A checkpoint has every option of its version, those that were off included.
-    name, config = saved["name"], dict(saved["config"])
-    # An unknown name is left to `build`, which names the nearest right one.
-    removed = METHODS[name].removed if name in METHODS else {}
-    for key, off in removed.items():
-        value = config.pop(key, off)
-        if value != off:
-            raise ValueError(
-                f"{where}: trained with method.{key} {value!r}, an option that this version no longer has; "
-                f"load it with the version that trained it, or train again without"
-            )
-    return build(name, config)
+    """The method of a checkpoint's `method` entry ({"name", "config"}), an earlier version's included; `where` is named
+    in errors."""
+    entry = converted.current(saved, where)
+    return build(entry["name"], entry["config"])
 
 
 def make_params(method: Method, values: Mapping[str, Any]) -> Any:

@@ -1,6 +1,5 @@
-"""CoLaR: its config, its heads, the method, and the log-probs of what it chose."""
+"""CoLaR, the paper's method: a head that predicts the next latent."""
 
-from colar.methods.colar.config import ColarConfig, ColarParams
-from colar.methods.colar.method import Colar
+from colar.methods.colar.method import Colar, ColarConfig, ColarParams
 
 __all__ = ["Colar", "ColarConfig", "ColarParams"]

@@ -1,17 +1,24 @@
-"""CoLaR: compressed latent reasoning (the paper's sections 3.1 and 3.2).
+"""CoLaR: compressed latent reasoning, the paper's method (sections 3.1 and 3.2).
 
     fed        question  (Thinking speed: 2)  ###   l1   l2   l3   ###   answer
     LM head                                   t1    t2   t3   ###  answer EOS     t_k: the tokens of group k
     latent head                               l1    l2   l3                       mean and spread of the next latent
 
-A row's factor c is drawn when it is encoded, its reasoning embeddings are merged in groups of c
-(`ops/compress.py`), and the next latent is learnt at the position before it. Two ways to predict it are in files of
-their own: as an embedding (`gaussian.py`, the paper's) or token by token (`sequential.py`, ours). With the paper's,
-two heads are trained at the same positions:
+A row's factor c is drawn when it is encoded, its reasoning embeddings are merged in groups of c (`grouping.py`), and
+the next latent is learnt at the position before it. Two heads are trained at the same positions:
 
     L_comp   = mean over L_c + L_a of -log p(label)                             equation 1
     L_latent = mean over L_c and D of  soft-MSE  E[(mu + sigma eps - e)^2] - alpha * entropy       equation 3
                or of the Gaussian      NLL       (e - mu)^2 / (2 sigma^2) + log sigma              equation 2
+
+At inference the LM head decides BEFORE each latent whether to stop (it chooses the separator). Otherwise the latent
+head's mean, plus `latent_temperature` times sigma times noise, times sigma_e, is fed back. As an action, with p the LM
+head's softmax at the row's temperature, a thought has the log-prob
+
+    log(1 - p[###]) + log N(l / sigma_e; mu, (latent_temperature * sigma)^2)
+
+Its density is a mean over the D dimensions (`latent_logprob: mean`, of the size of a token's log-prob) or their sum
+(the true one). It is left out where latents are not drawn: a deterministic head, latent_temperature 0.
 
 Departures. The paper labels a group by one of its tokens, drawn at random (`chain_label: sampled`); our default is
 the expectation over that draw, -mean over the group of log p: the same forward, the same gradient on average, none
@@ -19,187 +26,318 @@ of its noise, and far fewer rows to learn from (lab/LOG.md). The expectation in 
 (mu - e)^2 + sigma^2 (its sigma settles at sqrt(alpha / 2)). The NLL has the square that the paper's formula
 misses, the last group is scaled by its own size, and c is drawn per row, not per batch. Targets are detached
 and divided by sigma_e, the standard deviation of the embedding module's output, and the embeddings are frozen:
-they are the targets. c need not be whole (`ops/groups.py`).
+they are the targets. c need not be whole.
 
-Shape suffixes: B rows, T reasoning tokens, K latents, D width.
+Shape suffixes: B rows, T reasoning tokens, K latents (of a row, or of one request), G tokens of a group, N labelled
+positions of a row, L thoughts of all rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from random import Random
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from colar.checks import check_choice, check_number, is_number
 from colar.data.example import Example
-from colar.methods import base
-from colar.methods.base import Batch, Row, ThinkState, Thought
-from colar.methods.colar import merging, shortlist
-from colar.methods.colar.config import ColarConfig, ColarParams, Deck
-from colar.methods.colar.fed import Fed
-from colar.methods.colar.gaussian import LatentPredictor
-from colar.methods.colar.sequential import TokenPredictor
-from colar.methods.efforts import spread
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scores
+from colar.methods import grouping, losses
+from colar.methods.base import Batch, ThinkState, Thought
+from colar.methods.colar.latent_head import LatentHead, gaussian_entropy, gaussian_logps, latent_loss
+from colar.methods.grouping import Factors, Fed
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
-from colar.ops import groups
-from colar.prompts import Template
+from colar.ops import noise, ragged
+from colar.ops.sampling import is_drawn, likeliest, probability, token_logps
+
+Merge = Literal["sqrt", "mean"]
+Head = Literal["gaussian", "deterministic"]
+LatentLoss = Literal["soft_mse", "nll"]
+ChainLabel = Literal["expected", "sampled"]
+Stop = Literal["majority", "argmax"]
+
+MOST_FACTOR = 32
+"""Largest factor of a request, unless training drew larger ones: c tokens of each thought are listed for a reader."""
 
 
-class Colar(base.Method):
+@dataclass(frozen=True)
+class ColarParams:
+    """Per-request values."""
+
+    compression_factor: float = 2
+    """c: the reasoning tokens that a latent stands for, 1 or more. It need not be whole: at 1.5 groups have 1 or 2."""
+
+    def __post_init__(self) -> None:
+        check_number("compression_factor", self.compression_factor, 1)
+
+
+@dataclass(frozen=True)
+class ColarConfig:
+    """The paper's choices; its ablations are values of these."""
+
+    compression_factors: tuple[float, ...] | str = "1..5"
+    """Factors drawn from in training: a range of whole numbers such as "1..5" (the paper's), a real range such as
+    "1.0..5.0", or a list, in which a factor that stands twice is drawn twice as often."""
+    merge: Merge = "sqrt"
+    """A group is fed as its sum over "sqrt" of its size, or as its "mean" (ablation MP)."""
+    head: Head = "gaussian"
+    """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL)."""
+    latent_loss: LatentLoss = "soft_mse"
+    """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
+    alpha: float = 0.02
+    """Weight of the entropy in soft-MSE; sigma settles at sqrt(alpha / 2) = 0.1 sigma_e, the exploration noise."""
+    nll_beta: float = 0.0
+    """Weighs the NLL by sigma^(2 nll_beta), 0 (the paper's) to 1 (beta-NLL, Seitzer et al. 2022): at 0 its gradient
+    grows with 1 / sigma^2, until little else is left of a clipped one; 0.5 learns the mean as well as soft_mse."""
+    supervise_chain: bool = True
+    """Train the LM head on the tokens of each next group; false keeps only the stop and answer labels (OC)."""
+    chain_label: ChainLabel = "expected"
+    """"sampled": one token of the group, drawn at random (the paper's); "expected": its expectation over the draw."""
+    stop: Stop = "majority"
+    """When greedy thinking ends: "majority", the separator is more likely than not; "argmax", likelier than any one
+    token (the paper's), which ends early where c tokens share what is left."""
+    latent_weight: float = 1.0
+    """Weight of L_latent beside L_comp ("we sum up L_comp and L_latent")."""
+    sigma_e: float | None = None
+    """Scale of the embeddings; null: measured on the backbone at the start and kept here."""
+
+    def __post_init__(self) -> None:
+        check_choice("method.merge", self.merge, get_args(Merge))
+        check_choice("method.head", self.head, get_args(Head))
+        check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
+        check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
+        check_choice("method.stop", self.stop, get_args(Stop))
+        check_number("method.nll_beta", self.nll_beta, 0, 1)
+        if self.head == "deterministic" and self.latent_loss == "nll":
+            raise ValueError("method.latent_loss nll needs a spread: use head gaussian, or soft_mse")
+        if self.nll_beta and self.latent_loss != "nll":
+            raise ValueError(f"method.nll_beta is a value of latent_loss nll; this one is {self.latent_loss}")
+        for name in ("alpha", "latent_weight"):
+            check_number(f"method.{name}", getattr(self, name), 0)
+        sigma_e = self.sigma_e
+        if sigma_e is not None and not (is_number(sigma_e) and sigma_e > 0):
+            raise ValueError(f"method.sigma_e must be above 0 or null, got {sigma_e!r}")
+        Factors.parse(self.compression_factors)
+
+    @property
+    def factors(self) -> Factors:
+        """The training factors, parsed."""
+        return Factors.parse(self.compression_factors)
+
+
+class Colar(grouping.GroupMethod):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
-    draws: ClassVar[bool] = True
-    latent: ClassVar[bool] = True
     Params: ClassVar[type] = ColarParams
-    measured: ClassVar[frozenset[str]] = frozenset({"shortlist_ids", "sigma_e"})
-    removed: ClassVar[Mapping[str, Any]] = {"own_latents": 0.0}
-
-    @property
-    def predictor(self) -> LatentPredictor | TokenPredictor:
-        """How the next latent is predicted: `method.head`."""
-        # Made at each use: `prepare` replaces the config, and a kept predictor would have the old one.
-        return (
-            TokenPredictor(self.config) if self.config.head == "sequential" else LatentPredictor(self.config)
-        )
-
-    @property
-    def unrolled(self) -> bool:
-        # Where groups end before unsure tokens, the model is asked first how sure it is.
-        return any(self.config.confidence_thresholds)
+    measured: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        return self.predictor.modules(lm)
+        return {"latent_head": LatentHead(lm.width)}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        if not self.predictor.trains_embeddings:
-            lm.freeze_embeddings()
+        # The targets are made of the embeddings: they must not move while they are aimed at.
+        lm.freeze_embeddings()
         if self.config.sigma_e is None:
             self.config = dataclasses.replace(self.config, sigma_e=lm.embedding_std())
-        return self._with_shortlist(lm, list(examples)) if self.config.shortlist else examples
-
-    def _with_shortlist(self, lm: LatentLM, examples: list[Example]) -> list[Example]:
-        """Count the shortlist in the examples; one that came with the config is kept, and what it lacks is said."""
-        known = self.config.shortlist_ids
-        if known is None:
-            counted = shortlist.count(lm.template, examples)
-            self.config = dataclasses.replace(self.config, shortlist_ids=counted)
-        else:
-            shortlist.warn_of_others(lm.template, examples, known)
         return examples
 
-    def prompt(self, params: ColarParams) -> str:
-        return f"(Thinking speed: {params.compression_factor:g})"
+    @property
+    def sigma_e(self) -> float:
+        """The scale of the embeddings, once `prepare` has measured it."""
+        if self.config.sigma_e is None:
+            raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
+        return float(self.config.sigma_e)
 
     def trained(self, params: ColarParams) -> str | None:
-        warnings = []
         c, factors = params.compression_factor, self.config.factors
-        # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy/factors): the
-        # caller is warned.
-        if c not in factors:
-            warnings.append(f"compression_factor {c:g} was not trained (trained: {factors}): expect less")
-        own = self.predictor.check(params)
-        if own:
-            warnings.append(own)
-        return "; ".join(warnings) or None
-
-    # Serving
-
-    def choices(self) -> Mapping[str, Sequence[Any]]:
-        return {
-            "compression_factor": self.config.factors.offered(),
-            "snap": self.predictor.snaps,
-            "confidence_threshold": sorted(set(self.config.confidence_thresholds)),
-        }
-
-    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
-        return spread("compression_factor", self.config.factors.offered())
+        # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
+        if c != int(c) and c not in factors:
+            raise ValueError(f"compression_factor {c:g} is not whole and was not trained; trained: {factors}")
+        most = max(MOST_FACTOR, factors.most)
+        if c > most:
+            raise ValueError(
+                f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
+            )
+        return super().trained(params)
 
     # Learning
 
-    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
-        (row,) = self.encode_draws(template, example, rng, epoch, 1)
-        return row
-
-    def encode_draws(
-        self, template: Template, example: Example, rng: Random, epoch: float, n: int
-    ) -> list[Row]:
-        factors = self.config.factors.draw_several(rng, n)
-        thresholds = Deck(self.config.confidence_thresholds)
-        return [self._encode(template, example, rng, c, thresholds) for c in factors]
-
-    def _encode(self, template: Template, example: Example, rng: Random, c: float, thresholds: Deck) -> Row:
-        seed = rng.getrandbits(62)
-        # Drawn last, and only where there is a choice: rows without thresholds stay what they were.
-        choice = len(thresholds.values) > 1
-        threshold = thresholds.draw(rng) if choice else thresholds.values[0]
-        params = ColarParams(c, confidence_threshold=threshold)
-        return base.encode_row(template, example, params, self.prompt(params), seed)
-
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        fed = self._fed(lm, batch)
-        return fed.latents_BKD, fed.counts_B
-
-    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        return self._fed(lm, batch).sizes_BK
+    @torch.no_grad()
+    def fed(self, lm: LatentLM, batch: Batch) -> Fed:
+        # No phase: groups of a c that is not whole have one pattern, which a head that sees no tokens can learn.
+        sizes_BK = grouping.sizes(batch.chain_lengths, batch.params["compression_factor"])
+        # Targets keep float32 over a half-precision base.
+        embeds_BTD = lm.embed(batch.chain_ids).float()
+        return Fed(grouping.compress(embeds_BTD, sizes_BK, self.config.merge), sizes_BK)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
-        return self.predictor.loss(lm, batch, self._fed(lm, batch))
+        """ce: equation 1. latent: equation 2 or 3, weighted by the config."""
+        fed = self.fed(lm, batch)
+        labels_BNG, weights_BNG = self.labels(batch, fed.sizes_BK)
+        hidden_BND = fed.hidden(lm, batch, n=labels_BNG.shape[1])
+        ce_B = losses.cross_entropy(lm, hidden_BND, labels_BNG, weights_BNG)
+        return {"ce": ce_B, **self._latent_terms(lm, hidden_BND, fed)}
 
-    def _fed(self, lm: LatentLM, batch: Batch) -> Fed:
-        """The latents of the rows' chains."""
-        # Latents that are targets must not be moved by the loss; those that are inputs alone may.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.predictor.trains_embeddings):
-            return self._grouped(lm, batch)
+    def labels(self, batch: Batch, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels of the LM head from the last question position on, (B, N, G), and their weights.
 
-    def _grouped(self, lm: LatentLM, batch: Batch) -> Fed:
-        c_B = batch.params["compression_factor"]
-        phase_B = self.predictor.phase(batch.seeds)
-        return self._merged(lm, batch, self._sizes(lm, batch, c_B, phase_B))
+        At the K positions before a latent: the tokens of its group, or one of them. After them: ### answer EOS, one
+        label each, in the first of the G places.
+        """
+        ids_BKG, real_BKG = grouping.members(batch.chain_ids, sizes_BK)
+        # The paper's label: one token of the group. The draw is a function of the row's seed, for a resumed run.
+        if self.config.chain_label == "sampled":
+            drawn_BK = noise.uniform(noise.keys(batch.seeds, noise.LABEL), sizes_BK.shape[1])
+            real_BKG = pick_one(real_BKG, drawn_BK)
+        weights_BKG = real_BKG / real_BKG.sum(-1, keepdim=True).clamp(min=1)
+        # The ablation OC: the chain's labels go, the stop after the last latent stays (it is the answer's first label).
+        if not self.config.supervise_chain:
+            weights_BKG = torch.zeros_like(weights_BKG)
+        return grouping.followed_by_answer(ids_BKG, weights_BKG, grouping.counts(sizes_BK), batch)
 
-    def _sizes(self, lm: LatentLM, batch: Batch, c_B: Tensor, phase_B: Tensor) -> Tensor:
-        """The tokens of each group, (B, K)."""
-        predictor = self.predictor
-        lengths_B = batch.chain_lengths
-        units = predictor.units(lm)
-        gated = bool((batch.params["confidence_threshold"] > 0).any())
-        if units.plain and not gated:
-            return groups.sizes(lengths_B, c_B, phase_B)
-        bounds_BT = units.bounds(batch.chain_ids, predictor.numbers(c_B))
-        if gated and isinstance(predictor, TokenPredictor):
-            # A first pass says how far the model is sure; the loss feeds groups that end there.
-            bounds_BT = torch.minimum(bounds_BT, predictor.bounds(lm, batch))
-        unit_BT = None if units.plain else units.lengths(batch.chain_ids, predictor.numbers(c_B))
-        return groups.cut_sizes(lengths_B, c_B, phase_B, bounds_BT, unit_BT)
+    def _latent_terms(self, lm: LatentLM, hidden_BND: Tensor, fed: Fed) -> dict[str, Tensor]:
+        """The latent head's loss, and two quantities to log: its spread and its squared error."""
+        config = self.config
+        K = fed.latents_BKD.shape[1]
+        latent_BK = ragged.length_mask(fed.counts_B, K)
+        mean_LD, log_std_LD = lm.extra["latent_head"](hidden_BND[:, :K][latent_BK])
+        target_LD = fed.latents_BKD[latent_BK].float() / self.sigma_e
+        # A head without a spread has only the squared error.
+        kind = "mse" if config.head == "deterministic" else config.latent_loss
+        loss_LD = latent_loss(mean_LD, log_std_LD, target_LD, kind, config.alpha, config.nll_beta)
 
-    def _merged(self, lm: LatentLM, batch: Batch, sizes_BK: Tensor) -> Fed:
-        units = self.predictor.units(lm)
-        latents_BKD = merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.config.merge, units)
-        return Fed(latents_BKD, sizes_BK)
+        def mean_of_row(values_L: Tensor) -> Tensor:
+            values_BK = values_L.new_zeros(latent_BK.shape).masked_scatter(latent_BK, values_L)
+            return ragged.row_mean(values_BK, latent_BK)
+
+        # Logged, not trained: soft-MSE and NLL hide how far the mean itself is off.
+        squared_error_LD = (mean_LD.detach() - target_LD).square()
+        return {
+            "latent": config.latent_weight * mean_of_row(loss_LD.mean(-1)),
+            "_sigma": mean_of_row(log_std_LD.detach().exp().mean(-1)),
+            "_latent_mse": mean_of_row(squared_error_LD.mean(-1)),
+        }
 
     # Reinforcement
 
     @property
-    def explores(self) -> bool:
-        """Whether latents are drawn (at a latent_temperature above 0)."""
+    def has_density(self) -> bool:
+        """Latents are drawn (at a latent_temperature above 0), so that `latent_logprob` has something to act on."""
         return bool(self.config.head != "deterministic")
 
-    @property
-    def has_density(self) -> bool:
-        return self.predictor.has_density
-
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
-        return self.predictor.logps(lm, rollouts, latent_logprob)
+        separator_id = lm.template.separator_id
+
+        def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
+            (go_on_L,) = lm.reduce_logits(
+                lambda logits_LV, temperature_L: (
+                    losses.go_on_logps(logits_LV, temperature_L, separator_id),
+                ),
+                thoughts.hidden,
+                thoughts.temperature,
+            )
+            if not self.has_density:
+                return go_on_L, {}
+            mean_LD, log_std_LD = lm.extra["latent_head"](thoughts.hidden)
+            temperature_L = rollouts.latent_temperature[thoughts.row].float()
+            spread_LD = temperature_L[:, None] * log_std_LD.exp()
+            density_LD = gaussian_logps(thoughts.latents.float() / self.sigma_e, mean_LD, spread_LD)
+            density_L = density_LD.mean(-1) if latent_logprob == "mean" else density_LD.sum(-1)
+            with torch.no_grad():
+                # Nothing is drawn at latent_temperature 0: there is no entropy to speak of.
+                entropy_L = torch.where(temperature_L > 0, gaussian_entropy(spread_LD), torch.nan)
+                sigma_L = log_std_LD.exp().mean(-1)
+            return go_on_L + density_L, {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
+
+        return score(lm, rollouts, thought_logps)
 
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
     ) -> Tensor:
-        return self.predictor.sampled_logps(info, stopped, latent_logprob)
+        stop_K = info["stop_logp"]
+        # `latent_logp` is the mean over the dimensions: the sum is that many times as large.
+        dimensions = info["mu"].shape[-1] if latent_logprob == "sum" else 1
+        # log(1 - p[###]) from log p[###]: `expm1` keeps the digits that 1 - exp would lose where p is nearly 1.
+        thought_K = torch.log(-torch.expm1(stop_K)) + dimensions * info["latent_logp"]
+        return torch.where(stopped, stop_K, thought_K)
 
     # Thinking
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        return self.predictor.think(lm, state)
+        logits_BV = state.logits()
+        mean_BD, log_std_BD = lm.extra["latent_head"](state.hidden)
+
+        # The next latent, in units of sigma_e: the mean, or a draw.
+        latent_BD = mean_BD
+        spread_BD = torch.zeros_like(mean_BD)
+        if self.has_density and bool((state.known("latent_temperature") > 0).any()):
+            spread_BD = state.latent_temperature[:, None].float() * log_std_BD.exp()
+            latent_BD = mean_BD + spread_BD * state.normal(mean_BD.shape[-1])
+
+        info = {}
+        if state.wants_info:
+            stop_B = probability(lm.template.separator_id, logits_BV)
+            # A deterministic head has the Gaussian's shape, but nothing ever trained its sigma.
+            spread = {"sigma": log_std_BD.exp()} if self.has_density else {}
+            info = {
+                "mu": mean_BD,
+                **spread,
+                "stop_probability": stop_B,
+                "stop_logp": _stop_logp(lm, state, logits_BV, stop_B),
+                # Mean over the dimensions; 0 where the latent was not drawn.
+                "latent_logp": gaussian_logps(latent_BD, mean_BD, spread_BD).mean(-1),
+            }
+        return Thought(
+            # In float32, as it was drawn: rounded to bfloat16 it would be off by more than a small sigma.
+            embeds=latent_BD * self.sigma_e,
+            # The stop is decided before the latent: a row that is done does not feed what was drawn above.
+            done=self._stops(lm, state, logits_BV),
+            token_ids=torch.full_like(state.step, -1),
+            info=info,
+        )
+
+    def _stops(self, lm: LatentLM, state: ThinkState, logits_BV: Tensor) -> Tensor:
+        """(B,) bool: which rows end their thinking here.
+
+        No token is chosen: whether it would be the separator takes the separator's probability alone.
+        """
+        separator_id = lm.template.separator_id
+        greedy_B = state.temperature == 0
+        is_greedy_B = state.known("temperature") == 0
+        stops_B = torch.zeros_like(greedy_B)
+        if bool(is_greedy_B.any()):
+            if self.config.stop == "majority":
+                stops_B = probability(separator_id, logits_BV) > 0.5
+            else:
+                stops_B = likeliest(logits_BV) == separator_id
+        if bool(is_greedy_B.all()):
+            return stops_B
+        known = state.known_decoding()
+        drawn_B = is_drawn(separator_id, logits_BV, state.temperature, state.top_p, state.uniform(), known)
+        return torch.where(greedy_B, stops_B, drawn_B)
+
+
+def _stop_logp(lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tensor) -> Tensor:
+    """(B,): log-prob of stopping at each row's own temperature (1 where it is 0)."""
+    temperature_B = state.known("temperature")
+    if bool(((temperature_B == 0) | (temperature_B == 1)).all()):
+        # `stop_B` is of temperature 1, by which temperature 0 is scored too: no second softmax.
+        return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
+    separator_B = torch.full_like(state.step, lm.template.separator_id)
+    return token_logps(logits_BV, state.temperature, separator_B)
+
+
+def pick_one(real_BKG: Tensor, uniform_BK: Tensor) -> Tensor:
+    """One member of each group, chosen uniformly: the label of section 3.1, as a (B, K, G) bool mask.
+
+    `uniform_BK` in [0, 1) decides, so the draw is a function of its seed and of nothing else.
+    """
+    size_BK = real_BKG.sum(-1)
+    last_BK = (size_BK - 1).clamp(min=0)
+    chosen_BK = torch.minimum((uniform_BK * size_BK).long(), last_BK)
+    one_BKG = torch.arange(real_BKG.shape[-1], device=real_BKG.device) == chosen_BK[..., None]
+    # An empty group chose its place 0, which holds no token.
+    return one_BKG & real_BKG

@@ -1,4 +1,4 @@
-"""The decoder of the sequential head: the tokens of a group, one after another.
+"""The decoder of groups: the tokens of a group, one after another.
 
     position   question's last          latent 1                 latent 2
     state      s1 ----> s2              s1 ----> s2              s1               s1 = h, the backbone's hidden state
@@ -34,10 +34,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from colar.methods.colar.actions import go_on_logps
-from colar.methods.colar.units import PLAIN, Units
-from colar.methods.losses import chosen_logps, log_probs
+from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
+from colar.methods.sequential.equations import Equations
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import row_mean
@@ -122,7 +121,7 @@ def thought_logps(
     temperature_L: Tensor,
     latent_temperature_L: Tensor,
     shortlist: HeadRows | None = None,
-    units: Units = PLAIN,
+    equations: Equations | None = None,
 ) -> Tensor:
     """Log-prob of each thought, (L,): the sum of its tokens', each given those before it in its group.
 
@@ -134,7 +133,7 @@ def thought_logps(
     # Tokens that were not drawn count nothing below: any temperature but 0 serves for them.
     scale_L = torch.where(drawn_L, latent_temperature_L, 1)
     tokens_LG = label_logps(
-        lm, actions.hidden, ids_LG, ids_LG != NOTHING, scale_L, shortlist=shortlist, units=units
+        lm, actions.hidden, ids_LG, ids_LG != NOTHING, scale_L, shortlist=shortlist, equations=equations
     )
     declined_LG = (actions.group_ids == NOTHING) & (ids_LG >= 0)
     tokens_LG = torch.where(declined_LG, _not(tokens_LG), tokens_LG)
@@ -181,7 +180,7 @@ def label_logps(
     real: Tensor,
     temperature: Tensor | None = None,
     shortlist: HeadRows | None = None,
-    units: Units = PLAIN,
+    equations: Equations | None = None,
 ) -> Tensor:
     """Log-prob of each real label given those before it in its group, (..., G); 0 elsewhere.
 
@@ -209,11 +208,11 @@ def label_logps(
         place_MG = torch.arange(ids.shape[-1], device=ids.device).expand_as(real_MG)
         behind_P = place_MG[real_MG] > 0
         logps_P = _scored_by_two(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
-    if not units.plain:
-        ends_by_label = {
-            NO_DIGIT: units.is_no_digit,
-            GROUP_START: units.is_start,
-            DIGIT_OR_START: units.is_digit_or_start,
+    if equations is not None:
+        ends_by_label: dict[int, Callable[[Tensor], Tensor]] = {
+            NO_DIGIT: lambda ids: ~equations.is_digit(ids),
+            GROUP_START: equations.is_start,
+            DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
         }
         for label, ends in ends_by_label.items():
             at_P = label_P == label
@@ -275,13 +274,6 @@ def _scored_ends(
     columns = () if temperature_X is None else (temperature_X,)
     (logps_X,) = lm.reduce_logits(reduce, state_XD, *columns, rows=shortlist)
     return logps_X
-
-
-def outside(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows) -> Tensor:
-    """(B,) float32: how many of a row's labels behind the first of their group the shortlist lacks."""
-    _, found_BNG = shortlist.find(ids_BNG)
-    lacking_BNG = (weights_BNG > 0) & ~found_BNG
-    return lacking_BNG[..., 1:].sum((1, 2)).float()
 
 
 def loss(

@@ -1,4 +1,25 @@
-"""How much each token of a chain matters: what TokenSkip prunes by. A number a token; the higher, the longer it stays.
+"""TokenSkip: a chain of the tokens that matter (Xia et al. 2025, "TokenSkip: Controllable Chain-of-Thought Compression
+in LLMs", sections 3 and 4).
+
+    question (Tokens kept: 1)   ###  t1 t2 t3 t4 t5 t6   ###  answer EOS
+    question (Tokens kept: 0.5) ###  t1       t4    t6   ###  answer EOS
+
+Every token of a chain gets an importance once, before training: a number; the higher, the longer it stays. For a row a
+ratio r is drawn from `ratios`, the ceil(r L_r) most important of its L_r tokens are kept in their order, the prompt
+names r, and the row is trained as CoT is:
+
+    L = mean over (kept tokens, ###, answer, EOS) of -log p(token)
+
+At inference a request names its `ratio`, and the chain is thought in tokens.
+
+Departures. The paper scores by LLMLingua-2 (`scorer: llmlingua2`); the default is the backbone's own surprisal, which
+needs no other weights. It compresses chains that the model itself wrote and answered right; here they are the data
+set's, as for every method. It writes the ratio between EOS tokens; here it is in the prompt's speed slot, at ratio 1
+as well. Its threshold is a percentile of the scores; ours counts, earlier tokens first where scores are equal. Ratios
+are drawn anew at each epoch. Rows that `prepare` has not seen (held-out ones) keep their whole chain and say so: their
+ratio is 1.
+
+Importance, by `scorer`:
 
     surprisal     -log p(token | question, tokens before) by the backbone itself, before it is trained
     llmlingua2    P(keep) by a token classifier trained for it (Pan et al. 2024, "LLMLingua-2"), laid over the chain's
@@ -10,21 +31,26 @@ Shape suffixes: B rows, N chain tokens, M positions, V vocabulary, W windows, T 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from colar import processes, progress
+from colar import checks, processes, progress
 from colar.data.example import Example
 from colar.methods import base, losses
-from colar.methods.base import Batch, NoParams
+from colar.methods.base import Batch, NoParams, Row
+from colar.methods.cot import Cot
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.prompts import Template
 
+Scorer = Literal["surprisal", "llmlingua2"]
 ROWS = 32
 """Rows that are scored at once. Processes divide batches, not rows: a score is the same to the last bit."""
 KEEP = 1
@@ -32,6 +58,113 @@ KEEP = 1
 
 Scores = tuple[float, ...]
 """A number for each token of a chain."""
+
+
+@dataclass(frozen=True)
+class TokenSkipParams:
+    """Per-request values."""
+
+    ratio: float = 0.5
+    """Share of the chain's tokens that is to be written, above 0 and at most 1."""
+
+    def __post_init__(self) -> None:
+        checks.check_number("ratio", self.ratio, 1e-6, 1)
+
+
+@dataclass(frozen=True)
+class TokenSkipConfig:
+    """How chains are pruned in training."""
+
+    ratios: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    """Ratios drawn from in training, each above 0 and at most 1 (the paper's)."""
+    scorer: Scorer = "surprisal"
+    """"surprisal" of the backbone before training, or "llmlingua2" (the paper's), whose weights must be loadable."""
+    scorer_model: str = "microsoft/llmlingua-2-xlm-roberta-large-meetingbank"
+    """Hub id or folder of llmlingua2's token classifier; unused by surprisal."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ratios, list | tuple) or not self.ratios:
+            raise ValueError(f"method.ratios must be a list of numbers, got {self.ratios!r}")
+        for ratio in self.ratios:
+            TokenSkipParams(ratio)
+        checks.check_choice("method.scorer", self.scorer, get_args(Scorer))
+
+
+@dataclass(frozen=True)
+class ScoredExample(Example):
+    """An example whose chain has been scored, a number for each of its tokens."""
+
+    importance: tuple[float, ...] = ()
+
+
+class TokenSkip(Cot):
+    name: ClassVar[str] = "tokenskip"
+    draws: ClassVar[bool] = True
+    Config: ClassVar[type] = TokenSkipConfig
+    Params: ClassVar[type] = TokenSkipParams
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        rows = list(examples)
+        # Before any update: the surprisal is that of the model to start from, in a resumed run as well.
+        if self.config.scorer == "surprisal":
+            scores = surprisal(lm, rows)
+        else:
+            scores = LLMLingua2(self.config.scorer_model, lm.device).scores(lm.template, rows)
+        scored = []
+        for row, values in zip(rows, scores, strict=True):
+            scored.append(ScoredExample(**vars(row), importance=tuple(values)))
+        return scored
+
+    def prompt(self, params: TokenSkipParams) -> str:
+        return f"(Tokens kept: {params.ratio:g})"
+
+    def trained(self, params: TokenSkipParams) -> str | None:
+        if params.ratio in self.config.ratios:
+            return None
+        known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
+        return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
+
+    def says_chain(self, params: TokenSkipParams) -> bool:
+        # Which tokens a smaller share would have kept is not known of a question that was not scored.
+        return params.ratio == 1
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        return {"ratio": sorted(set(self.config.ratios))}
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        # A high ratio keeps most of the chain.
+        return base.efforts_over("ratio", sorted(set(self.config.ratios), reverse=True))
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        ratio = rng.choice(self.config.ratios)
+        scored = isinstance(example, ScoredExample)
+        params = TokenSkipParams(ratio if scored else 1.0)
+        row = base.encode_row(template, example, params, self.prompt(params), rng.getrandbits(62))
+        # Held-out rows were not scored: they keep their whole chain, and their prompt says so.
+        if not isinstance(example, ScoredExample):
+            return row
+        return replace(row, steps=prune(row.steps, example.importance, ratio))
+
+
+def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -> list[list[int]]:
+    """The ceil(ratio * n) most important of a chain's n tokens, in order; a step that has lost all is gone."""
+    n = len(importance)
+    assert n == sum(map(len, steps)), "a score for each token"
+    # 0.6 x 5 is a rounding error above 3: it must not keep a fourth token.
+    count = math.ceil(ratio * n - 1e-9)
+    by_importance = sorted(range(n), key=lambda i: (-importance[i], i))
+    kept = set(by_importance[:count])
+    pruned = []
+    first = 0
+    for step in steps:
+        rest = [token for i, token in enumerate(step, first) if i in kept]
+        first += len(step)
+        if rest:
+            pruned.append(rest)
+    return pruned
+
+
+# Importance
 
 
 def in_batches(

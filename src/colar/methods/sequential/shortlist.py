@@ -7,14 +7,19 @@ Chains use few of a vocabulary's tokens (equations: some dozens of 49,152), and 
 model's step. The softmax of those places is over the shortlist: in thinking, in training, and in the log-probs that
 reinforcement learns from. A label that the shortlist lacks, in rows that it was not counted in, is scored by the whole
 vocabulary, and counted.
+
+Shape suffixes: B rows, N labelled positions of a row, G places of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from colar import progress
 from colar.data.example import Example
+from colar.model.head_rows import HeadRows
 from colar.prompts import Template
 
 
@@ -48,6 +53,13 @@ def warn_of_others(template: Template, examples: Sequence[Example], ids: tuple[i
             f"({len(set(lacking)):,} different ones, such as {template.token(lacking[0])!r}): no group can have them "
             "behind its first token, and as labels they are scored by the whole vocabulary"
         )
+
+
+def outside(ids_BNG: Tensor, weights_BNG: Tensor, shortlist: HeadRows) -> Tensor:
+    """(B,) float32: how many of a row's labels behind the first of their group the shortlist lacks."""
+    _, found_BNG = shortlist.find(ids_BNG)
+    lacking_BNG = (weights_BNG > 0) & ~found_BNG
+    return lacking_BNG[..., 1:].sum((1, 2)).float()
 
 
 def _chain(template: Template, example: Example) -> list[int]:

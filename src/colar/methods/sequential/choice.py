@@ -1,4 +1,4 @@
-"""How the sequential head chooses a group: its first token, or the stop, and then one token after another.
+"""How a group is chosen: its first token, or the stop, and then one token after another.
 
 A request has two temperatures. At a group's first place `temperature` decides whether to stop. Given that the thought
 goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colar.methods.colar.config import ThresholdOn
-from colar.methods.colar.group_decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT, NOTHING, without
-from colar.methods.colar.units import PLAIN, Extents, Units
+from colar.methods.sequential.decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT, NOTHING, without
+from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unlikely_logps
@@ -39,26 +38,27 @@ class Rules:
     """The draws for a place of the group, (B,)."""
     shortlist: HeadRows | None = None
     """What the tokens behind the first are chosen among; the whole vocabulary by default."""
-    units: Units = PLAIN
-    """What is a unit, and what a group of its own."""
+    equations: Equations | None = None
+    """The tokens by which groups of equations end; None: a group simply has `most` tokens."""
     numbers: Tensor | None = None
-    """Bools: in which rows numbers are units; None: in all."""
-    threshold_on: ThresholdOn = "token"
-    """Whether all tokens are compared with the threshold, or only those behind a number that may go on."""
+    """Bools: in which rows numbers are units. Of equations."""
     known: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""
 
     @property
     def places(self) -> int:
         """The most tokens that a group may have."""
-        numbers = None if self.numbers is None else self.look("numbers")
-        return int(self.units.tokens(self.look("most"), numbers).max())
+        most = int(self.look("most").max())
+        # A number that begins a group is one unit; behind it a unit is one token.
+        return most if self.equations is None else most + LONGEST - 1
 
     def thresholds(self, rows_X: Tensor, extents: Extents) -> Tensor:
         """The threshold of each group's next token, (X,)."""
         threshold_X = self.confidence_threshold[rows_X]
-        if self.threshold_on == "token":
+        if self.equations is None:
             return threshold_X
+        # Of equations, only what stands behind a number that may go on is asked for: a digit of it, or its end. A
+        # result's digits are computed one from another; a sign and the digit behind it cost nothing in one thought.
         return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
 
     def look(self, name: str) -> Tensor:
@@ -188,7 +188,8 @@ def choose(
     rows_X = torch.arange(len(first_B), device=first_B.device)
     state_XD = hidden_BD
     token_X = first_B
-    extents = Extents(rules.units, first_B, rules.most, rules.numbers)
+    numbers_B = torch.zeros_like(first_B, dtype=torch.bool) if rules.numbers is None else rules.numbers
+    extents = Extents(first_B, rules.most, rules.equations, numbers_B)
     going_X = (first_B != separator_id) & extents.open(rows_X)
     for place in range(1, G):
         if compact and not bool(going_X.all()):
@@ -205,8 +206,8 @@ def choose(
         token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
 
         was_going_X = going_X
-        if not rules.units.plain:
-            going_X = going_X & extents.admits(rows_X, token_X)
+        if rules.equations is not None:
+            going_X = going_X & extents.admits(rows_X, token_X[:, None])[:, 0]
         # A softmax over the vocabulary: only where somebody looks at it.
         if gated or wants_logps:
             # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
@@ -216,7 +217,7 @@ def choose(
             going_X = going_X & ~unsure_X
             found.logps[rows_X, place] = torch.where(going_X, logps_X, 0)
             # What is drawn is the likeliest where all are greedy: then nothing else could have been.
-            if (gated or not rules.units.plain) and wants_logps and not greedy:
+            if (gated or rules.equations is not None) and wants_logps and not greedy:
                 _note_declined(found, rows_X, was_going_X & ~going_X, logits_XV, rules, extents)
         found.ids[rows_X, place] = torch.where(going_X, token_X, NOTHING)
         extents.add(rows_X, token_X)
@@ -240,9 +241,10 @@ def _note_declined(
     temperature_X = rules.temperature[rows_X]
     threshold_X = rules.thresholds(rows_X, extents)
     allowed_XV = None
-    if not rules.units.plain:
+    if rules.equations is not None:
         ids_V = torch.arange(logits_XV.shape[1], device=logits_XV.device)
-        allowed_XV = extents.admits_of(rows_X, ids_V if rules.shortlist is None else rules.shortlist.ids_S)
+        ids_S = ids_V if rules.shortlist is None else rules.shortlist.ids_S
+        allowed_XV = extents.admits(rows_X, ids_S[None, :])
         best_XV = logits_XV.masked_fill(~allowed_XV, -torch.inf)
     else:
         best_XV = logits_XV

@@ -1,16 +1,21 @@
-"""The sequential head (ours): chooses the tokens of the next group one after another, and feeds their merged embedding.
+"""The sequential method (ours): the tokens of a group are chosen one after another, and their merged embedding is fed.
 
     position    question's last    latent 1     latent 2     ###        answer 1
     labels      t1 t2              t3 t4        t5 ###       answer 1   EOS           c = 2, a chain of five tokens
 
-`group_decoder.py` has the decoder and its formulas. A group ends with its c tokens, with the separator (it is then the
-short last one), or before a token that is less likely than `confidence_threshold`: c is then the most, not the number.
+The paper predicts the next latent itself; a Gaussian around the sum of a group cannot say which tokens come together.
+`decoder.py` has the decoder and its formulas, `choice.py` the choice of a group, `merging.py` what is fed. At c = 1
+this is CoT, its gradients included: embeddings are trained, because nothing aims at them.
+
+A group ends with its c tokens, with the separator (it is then the short last one), or before a token that is less
+likely than `confidence_threshold`: c is then the most, not the number.
+
 A model that was never asked to end groups there has not learnt to read what comes out. So training simulates it
 (`confidence_thresholds`): a forward without gradient feeds the row's tokens one by one and asks at each of them which
 tokens a group would have that starts there. Labels are a group's tokens and the one that it ended before: the decoder
-must know that it is unsure of it.
+must know that its confidence in it is low.
 
-    chain      t1 t2 t3 t4 t5           c = 3; unsure of t3 behind t1 t2, and of t4 behind t3
+    chain      t1 t2 t3 t4 t5           c = 3; low confidence in t3 behind t1 t2, and in t4 behind t3
     groups     [t1 t2]     [t3]     [t4 t5]
     labels      t1 t2 t3    t3 t4    t4 t5 ###
 
@@ -24,74 +29,67 @@ all rows, X rows with a threshold, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from colar.data.example import Example
+from colar.methods import grouping
 from colar.methods.base import Batch, ThinkState, Thought
-from colar.methods.colar import group_choice, group_decoder, merging
-from colar.methods.colar.config import ColarConfig, ColarParams
-from colar.methods.colar.fed import Fed, followed_by_answer
-from colar.methods.colar.group_choice import Rules
-from colar.methods.colar.group_decoder import NOTHING, GroupDecoder
-from colar.methods.colar.units import Units
+from colar.methods.grouping import Deck, Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
+from colar.methods.sequential import choice, decoder, merging, shortlist
+from colar.methods.sequential.choice import Rules
+from colar.methods.sequential.config import SequentialConfig, SequentialParams
+from colar.methods.sequential.decoder import NOTHING, GroupDecoder
+from colar.methods.sequential.equations import LONGEST, NUMBERS_FROM, Equations
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
-from colar.ops import groups, noise
+from colar.ops import noise
 from colar.ops.sampling import probability
 
 
-class TokenPredictor:
-    """`head: sequential`."""
+class Sequential(grouping.GroupMethod):
+    name: ClassVar[str] = "sequential"
+    Config: ClassVar[type] = SequentialConfig
+    Params: ClassVar[type] = SequentialParams
+    measured: ClassVar[frozenset[str]] = frozenset({"shortlist_ids"})
 
-    trains_embeddings: ClassVar[bool] = True
-    """As CoT does: what is fed is a sum of embeddings, and at c = 1 this is CoT, its gradients included."""
-    snaps: ClassVar[tuple[bool, ...]] = (False,)
-    """The values of `snap` that a request may have: what is fed is a sum of tokens anyway."""
-
-    def __init__(self, config: ColarConfig) -> None:
-        self.config = config
+    @property
+    def unrolled(self) -> bool:
+        # Where groups end before tokens of low confidence, the model is asked first how confident it is.
+        return any(self.config.confidence_thresholds)
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        config = self.config
-        return {
-            "group_decoder": GroupDecoder(lm.width),
-            **merging.modules(config.merge, lm.width, config.most_units, self.units(lm), config.merge_rank),
-        }
+        # The tokenizer is checked before a run begins.
+        equations = self.equations(lm)
+        found: dict[str, nn.Module] = {"group_decoder": GroupDecoder(lm.width)}
+        if self.config.merge == "ordered":
+            found |= merging.maps(lm.width, self.config.most_units, equations is not None)
+        return found
 
-    def units(self, lm: LatentLM) -> Units:
-        """What c counts, by the model's tokenizer. ValueError where it lacks a token that the config names."""
-        config = self.config
-        return Units.of(lm.template, config.unit, config.alone, config.starts)
+    def equations(self, lm: LatentLM) -> Equations | None:
+        """The tokens by which groups of equations end; None where c counts tokens. ValueError for a tokenizer that
+        lacks one."""
+        return Equations.of(lm.template) if self.config.grouping == "equations" else None
 
-    def numbers(self, c: Tensor) -> Tensor | None:
-        """In which rows numbers are units, by their c; None: in all of them."""
-        least = self.config.numbers_from
-        return None if least <= 1 else c >= least
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        if not self.config.shortlist:
+            return examples
+        rows = list(examples)
+        if self.config.shortlist_ids is None:
+            counted = shortlist.count(lm.template, rows)
+            self.config = dataclasses.replace(self.config, shortlist_ids=counted)
+        else:
+            shortlist.warn_of_others(lm.template, rows, self.config.shortlist_ids)
+        return rows
 
-    def check(self, params: ColarParams) -> str | None:
-        """None, or a warning; ValueError for values that this head cannot work with."""
-        c = params.compression_factor
-        factors = self.config.factors
-        if params.snap:
-            raise ValueError(
-                "snap belongs to the latent head: the sequential head feeds sums of tokens anyway"
-            )
-        # The decoder has never said a token at a place behind those.
-        if c > factors.most:
-            raise ValueError(f"compression_factor {c:g} is above what was trained ({factors.most:g})")
-        if params.confidence_threshold and not any(self.config.confidence_thresholds):
-            return (
-                f"confidence_threshold {params.confidence_threshold:g}: groups that end early were not trained "
-                "(method.confidence_thresholds): expect less"
-            )
-        return None
-
-    def shortlist(self, gather: Callable[[tuple[int, ...]], HeadRows]) -> HeadRows | None:
-        """What tokens behind a group's first are chosen among; None for the whole vocabulary."""
+    def shortlist_rows(self, gather: Callable[[tuple[int, ...]], HeadRows]) -> HeadRows | None:
+        """The tokens behind a group's first are chosen among these; None for the whole vocabulary."""
         if not self.config.shortlist:
             return None
         if self.config.shortlist_ids is None:
@@ -100,21 +98,63 @@ class TokenPredictor:
             )
         return gather(self.config.shortlist_ids)
 
-    def phase(self, seeds_B: Tensor) -> Tensor:
-        """The phase of each row's groups (`ops/groups.py`), (B,)."""
-        return groups.phase(seeds_B)
+    def trained(self, params: SequentialParams) -> str | None:
+        c, most = params.compression_factor, self.config.factors.most
+        # The decoder has never said a token at a place behind those.
+        if c > most:
+            raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
+        warnings = [super().trained(params)]
+        if params.confidence_threshold and not any(self.config.confidence_thresholds):
+            warnings.append(
+                f"confidence_threshold {params.confidence_threshold:g}: groups that end early were not trained "
+                "(method.confidence_thresholds): expect less"
+            )
+        return "; ".join(filter(None, warnings)) or None
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        thresholds = sorted(set(self.config.confidence_thresholds))
+        return {**super().choices(), "confidence_threshold": thresholds}
+
+    def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
+        deck = Deck(self.config.confidence_thresholds)
+        while True:
+            # Drawn only where there is a choice.
+            threshold = deck.draw(rng) if len(deck.values) > 1 else deck.values[0]
+            yield {"confidence_threshold": threshold}
 
     # Learning
 
-    def loss(self, lm: LatentLM, batch: Batch, fed: Fed) -> dict[str, Tensor]:
+    def fed(self, lm: LatentLM, batch: Batch) -> Fed:
+        sizes_BK = self._sizes(lm, batch)
+        return Fed(merging.merge_chains(lm, batch.chain_ids, sizes_BK, self.equations(lm)), sizes_BK)
+
+    def _sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
+        """The tokens of each group, (B, K)."""
+        c_B = batch.params["compression_factor"]
+        phase_B = grouping.phase(batch.seeds)
+        equations = self.equations(lm)
+        gated = bool((batch.params["confidence_threshold"] > 0).any())
+        if equations is None and not gated:
+            return grouping.sizes(batch.chain_lengths, c_B, phase_B)
+        bounds_BT = torch.full_like(batch.chain_ids, batch.chain_ids.shape[1])
+        unit_BT = None
+        if equations is not None:
+            bounds_BT = equations.bounds(batch.chain_ids, c_B >= NUMBERS_FROM)
+            unit_BT = equations.lengths(batch.chain_ids, c_B >= NUMBERS_FROM)
+        if gated:
+            # A first pass says how far the model is confident; the loss feeds groups that end there.
+            bounds_BT = torch.minimum(bounds_BT, self.bounds(lm, batch))
+        return grouping.cut_sizes(batch.chain_lengths, c_B, phase_B, bounds_BT, unit_BT)
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         """ce: cross-entropy of each token given those before it in its group, and of the answer."""
+        fed = self.fed(lm, batch)
         ids_BNG, weights_BNG = self._labels(lm, batch, fed)
         hidden_BND = fed.hidden(lm, batch, n=ids_BNG.shape[1])
-        shortlist = self.shortlist(lm.head_rows)
-        ce_B = group_decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, shortlist)
-        terms = {"ce": self.config.comp_weight * ce_B}
-        if shortlist is not None:
-            terms["_outside_shortlist"] = group_decoder.outside(ids_BNG, weights_BNG, shortlist)
+        rows = self.shortlist_rows(lm.head_rows)
+        terms = {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, rows)}
+        if rows is not None:
+            terms["_outside_shortlist"] = shortlist.outside(ids_BNG, weights_BNG, rows)
         return terms
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:
@@ -123,17 +163,14 @@ class TokenPredictor:
         A group's labels are its tokens, the one that it was cut before, and behind them, with `lookahead_weight`,
         those that a group of the largest factor would have.
         """
-        K = fed.sizes_BK.shape[1]
-        c_B1 = batch.params["compression_factor"][:, None]
-        phase_B1 = self.phase(batch.seeds)[:, None]
-        step_K = torch.arange(K, device=c_B1.device)
-        most_BK = groups.most(step_K, c_B1, phase_B1)
+        c_B = batch.params["compression_factor"]
+        step_K = torch.arange(fed.sizes_BK.shape[1], device=c_B.device)
+        most_BK = grouping.most(step_K, c_B[:, None], grouping.phase(batch.seeds)[:, None])
+        starts_BK = grouping.starts(fed.sizes_BK)
         # Up to the token that a group ended before: at inference nothing behind that is asked for.
-        numbers_B = self.numbers(batch.params["compression_factor"])
-        own_BK = self.units(lm).asked(batch.chain_ids, fed.sizes_BK, most_BK, numbers_B)
+        own_BK = self._asked(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
         ahead = self.config.lookahead_weight
-        starts_BK = groups.starts(fed.sizes_BK)
-        ids_BKG, real_BKG = group_decoder.windows(
+        ids_BKG, real_BKG = decoder.windows(
             batch.chain_ids,
             batch.chain_lengths,
             starts_BK,
@@ -142,24 +179,38 @@ class TokenPredictor:
         )
         place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
         weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
-        if not self.config.supervise_chain:
-            weights_BKG = torch.zeros_like(weights_BKG)
-        return followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
+        return grouping.followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
+
+    def _asked(
+        self,
+        lm: LatentLM,
+        batch: Batch,
+        starts_BK: Tensor,
+        sizes_BK: Tensor,
+        most_BK: Tensor,
+        numbers_B: Tensor,
+    ) -> Tensor:
+        """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where
+        another could still have joined it, the one behind."""
+        equations = self.equations(lm)
+        if equations is None:
+            return torch.minimum(most_BK, sizes_BK + 1)
+        return equations.asked(batch.chain_ids, starts_BK, sizes_BK, most_BK, numbers_B)
 
     def _ahead(self, lm: LatentLM, batch: Batch, starts_BK: Tensor) -> Tensor:
         """The tokens that inference would ask for at each group's position at the largest factor, (B, K)."""
-        units = self.units(lm)
+        equations = self.equations(lm)
         most_BK = torch.full_like(starts_BK, self.config.most_units)
-        if units.plain or not starts_BK.numel():
+        if equations is None or not starts_BK.numel():
             return most_BK
-        c_B = batch.params["compression_factor"]
-        numbers_B = self.numbers(torch.full_like(c_B, self.config.factors.most))
-        sizes_BK = groups.reach(units.lengths(batch.chain_ids, numbers_B), starts_BK, most_BK)
+        largest = self.config.factors.most
+        numbers_B = torch.full_like(batch.chain_lengths, largest >= NUMBERS_FROM, dtype=torch.bool)
+        sizes_BK = grouping.reach(equations.lengths(batch.chain_ids, numbers_B), starts_BK, most_BK)
         # Behind a row's last group the starts are the chain's length.
         at_BK = starts_BK.clamp(max=batch.chain_ids.shape[1] - 1)
-        sizes_BK = torch.minimum(sizes_BK, units.bounds(batch.chain_ids, numbers_B).gather(1, at_BK))
+        sizes_BK = torch.minimum(sizes_BK, equations.bounds(batch.chain_ids, numbers_B).gather(1, at_BK))
         sizes_BK = torch.minimum(sizes_BK, batch.chain_lengths[:, None] - starts_BK)
-        return units.asked(batch.chain_ids, sizes_BK, most_BK, numbers_B, starts_BK)
+        return self._asked(lm, batch, starts_BK, sizes_BK, most_BK, numbers_B)
 
     @torch.no_grad()
     def bounds(self, lm: LatentLM, batch: Batch) -> Tensor:
@@ -170,14 +221,14 @@ class TokenPredictor:
         """
         B, T = batch.chain_ids.shape
         # Places: what the row's c lets in.
-        c_B1 = batch.params["compression_factor"][:, None]
-        numbers_B = self.numbers(c_B1[:, 0])
-        starts_BT = torch.arange(T, device=c_B1.device).expand(B, T)
-        most_BT = c_B1.ceil().long().expand(B, T)
-        units = self.units(lm)
-        if not units.plain:
-            most_BT = groups.reach(units.lengths(batch.chain_ids, numbers_B), starts_BT, most_BT)
-        ids_BTG, asked_BTG = group_decoder.windows(
+        c_B = batch.params["compression_factor"]
+        numbers_B = c_B >= NUMBERS_FROM
+        starts_BT = torch.arange(T, device=c_B.device).expand(B, T)
+        most_BT = c_B[:, None].ceil().long().expand(B, T)
+        equations = self.equations(lm)
+        if equations is not None:
+            most_BT = grouping.reach(equations.lengths(batch.chain_ids, numbers_B), starts_BT, most_BT)
+        ids_BTG, asked_BTG = decoder.windows(
             batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.separator_id
         )
         if ids_BTG.shape[-1] < 2:
@@ -186,9 +237,8 @@ class TokenPredictor:
         asked_BTG = asked_BTG & (torch.arange(ids_BTG.shape[-1], device=ids_BTG.device) > 0)
         threshold_B = batch.params["confidence_threshold"]
         asked_BTG = asked_BTG & (threshold_B > 0)[:, None, None]
-        if self.config.threshold_on == "number":
-            columns_BT = None if numbers_B is None else numbers_B[:, None].expand(B, T)
-            asked_BTG = asked_BTG & units.numbers_open(ids_BTG, columns_BT)
+        if equations is not None:
+            asked_BTG = asked_BTG & equations.numbers_open(ids_BTG, numbers_B[:, None].expand(B, T))
 
         # Most rows of a batch may have nothing to ask for, and cost nothing then.
         sure_BTG = torch.ones_like(asked_BTG)
@@ -203,15 +253,15 @@ class TokenPredictor:
     def _alone_logps(self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, asked_BTG: Tensor) -> Tensor:
         """Log-probs of the tokens behind each token, (B, T, G), where they are asked for. Single tokens are fed."""
         T = batch.chain_ids.shape[1]
-        sizes_BT = groups.sizes(batch.chain_lengths, torch.ones_like(batch.params["compression_factor"]))
-        latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, self.config.merge, self.units(lm))
+        sizes_BT = grouping.sizes(batch.chain_lengths, torch.ones_like(batch.params["compression_factor"]))
+        latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, self.equations(lm))
         hidden_BTD = Fed(latents_BTD, sizes_BT).hidden(lm, batch, n=T)
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
         behind_BTG = asked_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
         behind_BTG[..., 0] = False
-        return group_decoder.label_logps(
-            lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist(lm.head_rows)
+        return decoder.label_logps(
+            lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist_rows(lm.head_rows)
         )
 
     # Reinforcement
@@ -233,9 +283,13 @@ class TokenPredictor:
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             temperature_L = rollouts.temperature[thoughts.row]
             latent_temperature_L = rollouts.latent_temperature[thoughts.row]
-            shortlist = self.shortlist(lm.head_rows)
-            logps_L = group_decoder.thought_logps(
-                lm, thoughts, temperature_L, latent_temperature_L, shortlist, self.units(lm)
+            logps_L = decoder.thought_logps(
+                lm,
+                thoughts,
+                temperature_L,
+                latent_temperature_L,
+                self.shortlist_rows(lm.head_rows),
+                self.equations(lm),
             )
             return logps_L, {}
 
@@ -258,8 +312,7 @@ class TokenPredictor:
         known_temperature_B, known_top_p_B = state.known_decoding()
         known_latent_temperature_B = state.known("latent_temperature")
         known_c_B = state.known("compression_factor")
-        known_numbers_B = self.numbers(known_c_B)
-        first_B = group_choice.choose_first(
+        first_B = choice.choose_first(
             logits_BV,
             separator_id,
             *temperatures,
@@ -270,36 +323,35 @@ class TokenPredictor:
         )
         rules = Rules(
             most=self._most(state),
-            units=self.units(lm),
-            numbers=self.numbers(state.params["compression_factor"]),
+            equations=self.equations(lm),
+            numbers=state.params["compression_factor"] >= NUMBERS_FROM,
             temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
-            threshold_on=self.config.threshold_on,
             # Draws of their own stream: a group's first token is drawn as CoT's is, whatever c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
-            shortlist=self.shortlist(state.make_head_rows or lm.head_rows),
+            shortlist=self.shortlist_rows(state.make_head_rows or lm.head_rows),
             known={
                 # An upper bound: for a c that is not whole the phase decides, which is drawn on the device.
                 "most": known_c_B.ceil().long(),
                 "temperature": known_latent_temperature_B,
                 "top_p": known_top_p_B,
                 "confidence_threshold": state.known("confidence_threshold"),
-                **({} if known_numbers_B is None else {"numbers": known_numbers_B}),
             },
         )
-        found = group_choice.choose(lm, state.hidden, first_B, rules, state.wants_info)
+        found = choice.choose(lm, state.hidden, first_B, rules, state.wants_info)
         ids_BG, logps_BG = found.ids, found.logps
         embeds_BD = self._merged(lm, ids_BG)
         info = {}
         if state.wants_info:
-            first_logp_B = group_choice.first_logps(logits_BV, separator_id, *temperatures, first_B)
+            first_logp_B = choice.first_logps(logits_BV, separator_id, *temperatures, first_B)
             # Tokens that were not drawn are no choice, unless the request is greedy altogether.
             scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
             rest_B = torch.where(scored_B, logps_BG[:, 1:].sum(-1) + found.declined_logps, 0)
             logps_BG[:, 0] = first_logp_B
             # Rows of different c share a batch, and batches are compared: as many columns in all of them.
-            behind = self.config.widest - ids_BG.shape[1]
+            widest = self.config.most_units + (LONGEST - 1 if rules.equations is not None else 0)
+            behind = widest - ids_BG.shape[1]
             info = {
                 "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
                 "group_logps": nn.functional.pad(logps_BG, (0, behind)),
@@ -319,7 +371,7 @@ class TokenPredictor:
         """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
         # The separator that ends a group is no part of it.
         real = (ids != NOTHING) & (ids != lm.template.separator_id)
-        return merging.merge_groups(lm, ids, real, self.config.merge, self.units(lm))
+        return merging.merge_groups(lm, ids, real, self.equations(lm))
 
     def _most(self, state: ThinkState) -> Tensor:
         """The units that each row's next group has where nothing ends it before, (B,)."""
@@ -328,4 +380,4 @@ class TokenPredictor:
         known_c_B = state.known("compression_factor")
         if bool((known_c_B == known_c_B.floor()).all()):
             return c_B.long()
-        return groups.most(state.step, c_B, groups.phase(state.seed, state.sample))
+        return grouping.most(state.step, c_B, grouping.phase(state.seed, state.sample))

@@ -1,0 +1,371 @@
+"""Groups of reasoning tokens, and what is fed for them: all that `colar` and `sequential` share.
+
+    tokens        t0   t1   t2   t3   t4   t5   t6         L_r = 7
+    c = 3         [      g0     ][      g1     ][g2]       sizes 3, 3, 1
+    c = 1.5       [g0][   g1   ][g2][   g3   ][g4]         sizes 1, 2, 1, 2, 1     phase 0
+                  [   g0   ][g1][   g2   ][g3][g4]         sizes 2, 1, 2, 1, 1     phase 0.5
+
+Group k starts at token floor(k c + u). The phase u, from 0 to 1, is drawn once for a row, so groups of a c that is not
+whole differ in size by one at most, and have c tokens on average over the draws. For a whole c the phase changes
+nothing. Only the last group may be shorter: it takes what is left. No padding slot ever lies between the last latent
+and the answer.
+
+A group is fed as one latent, the sum of its embeddings divided by the square root of the tokens in it (Embedding
+Compress, section 3.1). Departure: the paper divides by sqrt(c), which is the same for full groups; ours keeps the scale
+of the last one.
+
+Shape suffixes: B rows, T reasoning tokens, K groups, A answer, G tokens of a group or labels of a position, N labelled
+positions of a row, D width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from colar.checks import check_number, is_number
+from colar.data.example import Example
+from colar.methods import base
+from colar.methods.base import Batch, Row
+from colar.model.latent_lm import LatentLM
+from colar.ops import devices, noise, ragged
+from colar.prompts import Template
+
+PHASES = 2**20
+"""Phases are multiples of 1 / PHASES: so close to 1 that k c + u would be rounded up, there is none."""
+
+# Factors
+
+
+class Deck:
+    """Values that are each drawn once before one is drawn again: two equal rows of an example teach little."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = values
+        self.left: list[float] = []
+
+    def draw(self, rng: Random) -> float:
+        """The next one; of values that stand twice there are two."""
+        self.left = self.left or list(self.values)
+        value = rng.choice(self.left)
+        self.left.remove(value)
+        return value
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors that training draws from: some values, or all of a real range, to two decimals."""
+
+    values: tuple[float, ...]
+    """The values, or the two ends of the range."""
+    real: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("method.compression_factors is empty")
+        for c in self.values:
+            check_number("compression_factor", c, 1)
+
+    def draw(self, rng: Random, n: int) -> list[float]:
+        """n of them: of a list, each entry once before one comes again; one that stands twice, twice as often."""
+        if self.real:
+            return [self._rounded(rng.uniform(self.least, self.most)) for _ in range(n)]
+        deck = Deck(self.values)
+        return [deck.draw(rng) for _ in range(n)]
+
+    def offered(self) -> list[float]:
+        """The values, ascending and each once; of a range five, evenly spaced."""
+        if not self.real:
+            return sorted(set(self.values))
+        step = (self.most - self.least) / 4
+        return sorted({self._rounded(self.least + i * step) for i in range(5)})
+
+    def _rounded(self, c: float) -> float:
+        """Of a range: to two decimals, but never beyond its ends, which may have more."""
+        # The model reads c in its prompt: two decimals are few enough to be read.
+        return min(max(round(c, 2), self.least), self.most)
+
+    @property
+    def least(self) -> float:
+        return min(self.values)
+
+    @property
+    def most(self) -> float:
+        return max(self.values)
+
+    def __contains__(self, c: object) -> bool:
+        if self.real:
+            return is_number(c) and self.least <= float(str(c)) <= self.most
+        return c in self.values
+
+    def __str__(self) -> str:
+        if self.real:
+            return f"{self.least:g} to {self.most:g}"
+        return ", ".join(f"{value:g}" for value in sorted(set(self.values)))
+
+    @classmethod
+    def parse(cls, given: Sequence[float] | str) -> Factors:
+        """A list; whole numbers, "1..5"; or a real range, "1.0..5.0". ValueError for anything else."""
+        if isinstance(given, list | tuple):
+            return cls(tuple(given))
+        low, dots, high = str(given).partition("..")
+        real = "." in low or "." in high
+        ends: tuple[float, float]
+        try:
+            ends = (float(low), float(high)) if real else (int(low), int(high))
+        except ValueError:
+            ends = (1, 0)
+        if not dots or ends[0] > ends[1]:
+            raise ValueError(
+                'method.compression_factors must be a list, a range of whole numbers such as "1..5", or a real '
+                f'range such as "1.0..5.0", got {given!r}'
+            )
+        if real:
+            return cls(ends, real=True)
+        return cls(tuple(range(int(low), int(high) + 1)))
+
+
+# Sizes
+
+
+def phase(seed_B: Tensor, sample_B: Tensor | int = 0) -> Tensor:
+    """u of each row, (B,) float64 in [0, 1): a function of the row's seed, or of a request's seed and sample."""
+    drawn_B = noise.uniform(noise.keys(seed_B, sample_B, noise.PHASE), 1)[:, 0]
+    return torch.floor(drawn_B * PHASES) / PHASES
+
+
+def most(step: Tensor, c: Tensor, phase: Tensor) -> Tensor:
+    """The tokens that group number `step` (from 0) has where nothing ends it before: int64, of the arguments' shape."""
+    # float64: at float32 a fractional factor would move groups of long chains by a token.
+    c = devices.wide(c)
+    return (torch.floor((step + 1) * c + phase) - torch.floor(step * c + phase)).long()
+
+
+def sizes(lengths_B: Tensor, c_B: Tensor, phase_B: Tensor | float = 0.0) -> Tensor:
+    """The tokens of each group of each row, (B, K) int64; 0 behind a row's last group.
+
+    `lengths_B` are the reasoning tokens. Without a phase a row has ceil(L_r / c) groups.
+    """
+    c_B = devices.wide(c_B)
+    phase_B = torch.as_tensor(phase_B, dtype=c_B.dtype, device=c_B.device).expand_as(c_B)
+    # An upper bound of any row's groups: a phase only makes them fewer.
+    n_groups = int(torch.ceil(devices.wide(lengths_B) / c_B).max()) if lengths_B.numel() else 0
+    # Where each group starts; the one behind the last starts at the chain's end, or later.
+    step_K1 = torch.arange(n_groups + 1, device=c_B.device)
+    starts_BK1 = torch.floor(step_K1 * c_B[:, None] + phase_B[:, None]).long()
+    sizes_BK = torch.minimum(starts_BK1, lengths_B[:, None]).diff(dim=1)
+    used = int((sizes_BK > 0).any(0).sum())
+    return sizes_BK[:, :used]
+
+
+def cut_sizes(
+    lengths_B: Tensor, c_B: Tensor, phase_B: Tensor, bounds_BT: Tensor, unit_BT: Tensor | None = None
+) -> Tensor:
+    """As `sizes`, and a group that starts at token t has no more than `bounds_BT[:, t]` tokens, from 1 on.
+
+    The next group starts where it ends, and c lets it take as many tokens as without the cut. c counts units where
+    `unit_BT` gives the tokens of the unit that starts at each token.
+    """
+    columns: list[Tensor] = []
+    start_B = torch.zeros_like(lengths_B)
+    # A group's start depends on where the one before it was cut: one group of all rows after another.
+    while bool((start_B < lengths_B).any()):
+        step_B = torch.full_like(lengths_B, len(columns))
+        # Rows that have ended look at their last token; nothing is left for them to take.
+        at_B1 = start_B.clamp(max=bounds_BT.shape[1] - 1)[:, None]
+        bound_B = bounds_BT.gather(1, at_B1)[:, 0]
+        size_B = most(step_B, c_B, phase_B)
+        if unit_BT is not None:
+            size_B = reach(unit_BT, at_B1, size_B[:, None])[:, 0]
+        size_B = torch.minimum(size_B, bound_B)
+        size_B = torch.minimum(size_B, lengths_B - start_B)
+        columns.append(size_B)
+        start_B = start_B + size_B
+    return torch.stack(columns, dim=1) if columns else lengths_B.new_zeros(len(lengths_B), 0)
+
+
+def reach(unit_BT: Tensor, starts_BK: Tensor, most_BK: Tensor) -> Tensor:
+    """The tokens of `most` units from each start on, (B, K). `unit_BT` are the tokens of the unit that starts at each
+    token. More units than the row has reach beyond its end."""
+    last = unit_BT.shape[1] - 1
+    total_BK = torch.zeros_like(starts_BK)
+    for step in range(int(most_BK.max()) if most_BK.numel() else 0):
+        at_BK = starts_BK + total_BK
+        length_BK = unit_BT.gather(1, at_BK.clamp(max=last))
+        total_BK = total_BK + torch.where(step < most_BK, length_BK, 0)
+    return total_BK
+
+
+def counts(sizes_BK: Tensor) -> Tensor:
+    """L_c, the groups of each row, (B,) int64. A row without reasoning tokens has none."""
+    return (sizes_BK > 0).sum(-1)
+
+
+def starts(sizes_BK: Tensor) -> Tensor:
+    """The first token of each group, (B, K); behind the last group, the chain's length."""
+    return sizes_BK.cumsum(-1) - sizes_BK
+
+
+def members(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of each group: ids (B, K, G) and which of them are real (B, K, G) bool.
+
+    G is the size of the largest group; ids are 0 where a group is shorter, or a row has fewer groups.
+    """
+    G = int(sizes_BK.max()) if sizes_BK.numel() else 0
+    if G == 0:
+        nothing = ids_BT.new_zeros(*sizes_BK.shape, 0)
+        return nothing, nothing.bool()
+    # A group is a run of tokens: its first position, and the positions after it.
+    offset_G = torch.arange(G, device=ids_BT.device)
+    position_BKG = starts(sizes_BK)[..., None] + offset_G
+    position_BKG = position_BKG.clamp(max=ids_BT.shape[1] - 1)
+    ids_BKG = ids_BT.gather(1, position_BKG.flatten(1)).view(position_BKG.shape)
+    real_BKG = offset_G < sizes_BK[..., None]
+    return torch.where(real_BKG, ids_BKG, 0), real_BKG
+
+
+# What is fed
+
+
+def scale(size: Tensor, divisor: Literal["sqrt", "mean"] = "sqrt") -> Tensor:
+    """The divisor of a sum of `size` embeddings: sqrt(size), or size; 1 for an empty sum."""
+    count = size.clamp(min=1).float()
+    return count.sqrt() if divisor == "sqrt" else count
+
+
+def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mean"] = "sqrt") -> Tensor:
+    """Merge each row's embeddings in groups of `sizes_BK` tokens, from the first one on.
+
+    Returns the latents (B, K, D), zero where a size is 0. `sqrt` divides a group's sum by the square root of its size
+    (keeps the variance of uncorrelated embeddings), `mean` by its size (the paper's mean-pooling ablation). Sums are
+    taken in float32.
+    """
+    B, T, D = embeds_BTD.shape
+    K = sizes_BK.shape[1]
+    if K == 0:
+        return embeds_BTD.new_zeros(B, 0, D)
+
+    # Merging is one matrix product: row k of a sample's weights has 1 / scale at the tokens of group k.
+    #                t0   t1   t2   t3   t4   (pad)
+    #     latent 0   1/s  1/s   0    0    0    0         c = 2, L_r = 5, s = sqrt(2)
+    #     latent 1    0    0   1/s  1/s   0    0
+    #     latent 2    0    0    0    0    1    0
+    starts_BK1 = starts(sizes_BK)[..., None]
+    ends_BK1 = starts_BK1 + sizes_BK[..., None]
+    position_T = torch.arange(T, device=embeds_BTD.device)
+    member_BKT = (position_T >= starts_BK1) & (position_T < ends_BK1)
+    weight_BKT = member_BKT.float() / scale(sizes_BK, divisor)[..., None]
+
+    # A weight of 0 is not enough: 0 times a NaN in the padding would be NaN.
+    real_BT = position_T < sizes_BK.sum(-1, keepdim=True)
+    clean_BTD = torch.where(real_BT[..., None], embeds_BTD, 0)
+    # Under autocast the product would be taken in bfloat16.
+    with torch.autocast(embeds_BTD.device.type, enabled=False):
+        latents_BKD = weight_BKT @ clean_BTD.float()
+    return latents_BKD.to(embeds_BTD.dtype)
+
+
+@dataclass(frozen=True)
+class Fed:
+    """The latents of a batch's chains: (B, K, D), and how many tokens each stands for, (B, K); 0 behind the last."""
+
+    latents_BKD: Tensor
+    sizes_BK: Tensor
+
+    @property
+    def counts_B(self) -> Tensor:
+        """The latents of each row, (B,)."""
+        return counts(self.sizes_BK)
+
+    def hidden(self, lm: LatentLM, batch: Batch, n: int) -> Tensor:
+        """Hidden states (B, n, D) from the question's last position on: the first label is predicted there."""
+        question = (lm.embed(batch.question_ids), batch.question_lengths)
+        answer = (lm.embed(batch.answer_ids), batch.answer_lengths)
+        fed_BTD = ragged.pack(question, (self.latents_BKD, self.counts_B), answer, multiple=ragged.PAD_TO)
+        lengths_B = batch.question_lengths + self.counts_B + batch.answer_lengths
+        # One example at several speeds has one question.
+        shared = (batch.question_ids, batch.question_lengths)
+        hidden_BTD = lm.hidden_of_rows(fed_BTD, shared, lengths_B)
+        return ragged.shift(hidden_BTD, batch.question_lengths - 1, n)
+
+
+def followed_by_answer(
+    ids_BKG: Tensor, weights_BKG: Tensor, counts_B: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """The labels of a row's groups and then of its answer, (B, N, G), and their weights (numbers or bools)."""
+    # The answer's labels get as many places as a group's, so that the two can stand in one row.
+    G = max(1, ids_BKG.shape[-1])
+    answer_BA1 = batch.answer_ids[..., None]
+    answer_BAG = nn.functional.pad(answer_BA1, (0, G - 1))
+    one_BA1 = torch.ones_like(answer_BA1, dtype=weights_BKG.dtype)
+    answer_weights_BAG = nn.functional.pad(one_BA1, (0, G - 1))
+    if ids_BKG.shape[-1] == 0:  # no row of the batch has any reasoning
+        ids_BKG = answer_BAG[:, :0]
+        weights_BKG = answer_weights_BAG[:, :0]
+    labels_BNG = ragged.pack((ids_BKG, counts_B), (answer_BAG, batch.answer_lengths))
+    weights_BNG = ragged.pack((weights_BKG, counts_B), (answer_weights_BAG, batch.answer_lengths))
+    return labels_BNG, weights_BNG
+
+
+# Methods
+
+
+class GroupMethod(base.Method):
+    """A method that thinks in latents of c tokens each: `Params` have a `compression_factor`, the config `factors`."""
+
+    draws: ClassVar[bool] = True
+    latent: ClassVar[bool] = True
+
+    @abstractmethod
+    def fed(self, lm: LatentLM, batch: Batch) -> Fed:
+        """The latents of the rows' chains."""
+
+    def prompt(self, params: Any) -> str:
+        return f"(Thinking speed: {params.compression_factor:g})"
+
+    def trained(self, params: Any) -> str | None:
+        # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy).
+        c, factors = params.compression_factor, self.config.factors
+        if c in factors:
+            return None
+        return f"compression_factor {c:g} was not trained (trained: {factors}): expect less"
+
+    def choices(self) -> Mapping[str, Sequence[Any]]:
+        return {"compression_factor": self.config.factors.offered()}
+
+    def efforts(self) -> Mapping[str, Mapping[str, Any]]:
+        return base.efforts_over("compression_factor", self.config.factors.offered())
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        (row,) = self.encode_draws(template, example, rng, epoch, 1)
+        return row
+
+    def encode_draws(
+        self, template: Template, example: Example, rng: Random, epoch: float, n: int
+    ) -> list[Row]:
+        rows = []
+        others = self.other_values(rng)
+        for c in self.config.factors.draw(rng, n):
+            # Drawn in this order: a row without other values stays what it was when there were none.
+            seed = rng.getrandbits(62)
+            params = self.Params(c, **next(others))
+            rows.append(base.encode_row(template, example, params, self.prompt(params), seed))
+        return rows
+
+    def other_values(self, rng: Random) -> Iterator[dict[str, float]]:
+        """The values of `Params` beside the factor, for one row of an example after another."""
+        return itertools.repeat({})
+
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        fed = self.fed(lm, batch)
+        return fed.latents_BKD, fed.counts_B
+
+    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
+        return self.fed(lm, batch).sizes_BK

@@ -1,0 +1,158 @@
+"""How the tokens of a group become the latent that is fed: `method.merge`.
+
+    sqrt       (E t_1 +     E t_2 +     E t_3) / sqrt(3)      the paper's
+    ordered    (E t_1 + W_2 E t_2 + W_3 E t_3) / sqrt(3)      ours: W_j a learnt map of the j-th place
+
+A plain sum has lost the order of its tokens: 12 and 21 are one latent where each digit is a token. That of `ordered`
+has not. In groups of equations a number is the ordered sum of its digits, and j the place of its unit:
+
+    [4 8 <<]     ( (U_2 E 4 + E 8) + W_2 E << ) / sqrt(3)      U_2: the map of tens, U_3 of hundreds
+
+So a number is read alike wherever in a group it stands, and a digit by what it is worth. A map is I + U V of rank 32,
+as LoRA changes a weight: trained full matrices differed from the identity in few directions (lab/LOG.md). It starts as
+the identity: training begins with sums that a model may know already. Near relatives: MegaByte's patch embedding
+(2305.07185) and Hourglass's linear pooling (2110.13711) concatenate a group's embeddings and map them at once, which is
+the same sum of a map for each place.
+
+Shape suffixes: B rows, T reasoning tokens, K groups, G places of a group, P places with a map, R rank, U different
+tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from colar.methods import grouping
+from colar.methods.sequential.equations import LONGEST, Equations
+from colar.model.latent_lm import LatentLM
+
+RANK = 32
+"""Of what a map adds to the identity."""
+
+
+class PlaceMaps(nn.Module):
+    """W_2 to W_n: embeddings (..., G, D) by the place that each has -> what is summed, in float32.
+
+    Places are (..., G), from 0. What is in the first place stays as it is.
+    """
+
+    def __init__(self, width: int, places: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.zeros(places - 1, width, RANK))
+        self.down = nn.Parameter(torch.randn(places - 1, RANK, width) / width**0.5)
+
+    def of_each_place(self, embeds_UD: Tensor) -> Tensor:
+        """(U, D) -> (P, U, D): what each embedding is in each place, the first one as it is."""
+        embeds_UD = embeds_UD.float()
+        with torch.autocast(embeds_UD.device.type, enabled=False):
+            low_PUR = embeds_UD @ self.down.float().transpose(1, 2)
+            mapped_PUD = embeds_UD + low_PUR @ self.up.float().transpose(1, 2)
+        return torch.cat([embeds_UD[None], mapped_PUD])
+
+    @torch.no_grad()
+    def start_from(self, state: Mapping[str, Tensor]) -> None:
+        """Take the maps of a checkpoint, which may have other numbers of places. ValueError for another width.
+
+        Places that it lacks stay as they are; those that it has more are left out.
+        """
+        for name, mine in self.named_parameters():
+            theirs = state[name]
+            if theirs.shape[1:] != mine.shape[1:]:
+                raise ValueError(
+                    f"maps of {tuple(theirs.shape[1:])} do not fit those of {tuple(mine.shape[1:])}"
+                )
+            n = min(len(theirs), len(mine))
+            mine[:n] = theirs[:n]
+
+    def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
+        mapped = embeds.float()
+        up, down = self.up.float(), self.down.float()
+        # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
+        with torch.autocast(embeds.device.type, enabled=False):
+            matrices = torch.eye(up.shape[1], device=up.device) + up @ down
+            for place, weight in enumerate(matrices, start=1):
+                at = (places == place)[..., None]
+                mapped = torch.where(at, mapped @ weight.T, mapped)
+        return mapped
+
+
+def maps(width: int, most: int, equations: bool) -> dict[str, nn.Module]:
+    """The modules of `merge: ordered`, by name; `most` is the most units that a group may have."""
+    found: dict[str, nn.Module] = {}
+    if most > 1:
+        found["place_maps"] = PlaceMaps(width, most)
+    if equations:
+        found["digit_maps"] = PlaceMaps(width, LONGEST)
+    return found
+
+
+def merge_chains(lm: LatentLM, chain_ids: Tensor, sizes_BK: Tensor, equations: Equations | None) -> Tensor:
+    """The latents (B, K, D) of chains (B, T) in groups of `sizes_BK`, in float32; zero where a size is 0."""
+    if _maps_of(lm):
+        ids_BKG, real_BKG = grouping.members(chain_ids, sizes_BK)
+        return merge_groups(lm, ids_BKG, real_BKG, equations)
+    return grouping.compress(lm.embed(chain_ids).float(), sizes_BK)
+
+
+def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations | None) -> Tensor:
+    """The latents (..., D) of groups of tokens: ids (..., G), any where not real; float32, zero for an empty group."""
+    # Places without a token may hold -1, which is no row of the embedding.
+    known = torch.where(real, ids, 0)
+    maps = _maps_of(lm) if ids.shape[-1] > 1 else {}
+    places = _places(torch.where(real, ids, -1), equations) if maps else {}
+    if maps and ids.device.type == "cpu":
+        # The table takes a look at the ids, which a GPU would have to wait for; there all products are fast.
+        total = _from_table(lm, known, real, maps, places)
+    else:
+        embeds = lm.embed(known).float()
+        for name, each in maps.items():
+            embeds = each(embeds, places[name])
+        total = (real[..., None] * embeds).sum(-2)
+    return total / grouping.scale(real.sum(-1, keepdim=True))
+
+
+def _maps_of(lm: LatentLM) -> dict[str, PlaceMaps]:
+    """The maps that a model has, in the order in which a token goes through them."""
+    found = {}
+    for name in ("digit_maps", "place_maps"):
+        if name in lm.extra:
+            maps = lm.extra[name]
+            assert isinstance(maps, PlaceMaps)
+            found[name] = maps
+    return found
+
+
+def _places(ids: Tensor, equations: Equations | None) -> dict[str, Tensor]:
+    """The place of each token for each of the maps; ids (..., G) are -1 behind a group."""
+    if equations is None:
+        return {"place_maps": torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)}
+    unit, digit = equations.places(ids)
+    return {"digit_maps": digit, "place_maps": unit}
+
+
+def _from_table(
+    lm: LatentLM, ids: Tensor, real: Tensor, maps: Mapping[str, PlaceMaps], places: Mapping[str, Tensor]
+) -> Tensor:
+    """The sums (..., D) of mapped embeddings, each token of a batch mapped to each place once.
+
+    Chains have a few dozen different tokens and thousands of places: the maps' products would take as long as the
+    layers of a small backbone.
+    """
+    present_U, index = torch.unique(ids, return_inverse=True)
+    table = lm.embed(present_U).float()
+    for name, each in maps.items():
+        rows = table.flatten(end_dim=-2)
+        index = index + places[name] * len(rows)
+        table = each.of_each_place(rows)
+    # Groups of more units than there are maps do not come: c is at most what was trained.
+    index = torch.where(real, index, 0)
+    sums = nn.functional.embedding_bag(
+        index.flatten(end_dim=-2),
+        table.reshape(-1, table.shape[-1]),
+        mode="sum",
+        per_sample_weights=real.flatten(end_dim=-2).to(table.dtype),
+    )
+    return sums.view(*ids.shape[:-1], -1)

@@ -1,5 +1,0 @@
-"""TokenSkip: the method, and how much each token of a chain matters."""
-
-from colar.methods.tokenskip.method import TokenSkip, TokenSkipConfig, TokenSkipParams
-
-__all__ = ["TokenSkip", "TokenSkipConfig", "TokenSkipParams"]
