@@ -22,11 +22,10 @@ from typing import Any
 
 from colar import files, progress
 from colar.data import sources
-from colar.data.answers import judge
 from colar.data.example import Example
+from colar.data.judge.answers import judge
 from colar.evaluation import report
-from colar.show.naming import AVERAGE, System, point_name
-from colar.show.report_rows import Report, ReportRow
+from colar.evaluation.rows import AVERAGE, Report, ReportRow, System, point_name
 
 Record = dict[str, Any]
 ARROW = " -> "

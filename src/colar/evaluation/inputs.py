@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from colar.data import sources
-from colar.data.reading import is_own_file
+from colar.data.raw_rows import is_own_file
+from colar.evaluation.rows import AVERAGE
+from colar.methods import registry
 from colar.model import checkpoint
-from colar.show.naming import AVERAGE
 
 
 class CheckpointName(NamedTuple):
@@ -44,7 +45,7 @@ def name_checkpoints(given: Iterable[tuple[str, str]], label: str | None) -> dic
         own_label = run.get("label", "")
         name = CheckpointName(
             model=model,
-            method=info["method"]["name"],
+            method=registry.rebuild(info["method"], path).name,
             label=own_label if label is None else label,
             train_seed=run.get("seed"),
         )

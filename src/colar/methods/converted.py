@@ -1,4 +1,4 @@
-"""Checkpoints of earlier versions: their method, in the names and keys of this one.
+"""Checkpoints and recipes of earlier versions: their method, in the names and keys of this one.
 
 There was one method `colar`, and `head: sequential` made it the one that is now called `sequential`.
 """
@@ -34,6 +34,15 @@ KEPT = (
 TOKENS = {"unit": "token", "alone": [], "starts": []}
 EQUATIONS = {"unit": "result", "alone": ["="], "starts": ["*", "+", "-", "/"], "numbers_from": 2}
 """The old values that `grouping: tokens` and `grouping: equations` stand for."""
+
+
+def check_recipe(name: str, config: Mapping[str, Any]) -> None:
+    """Reject the name by which a recipe of an earlier version asked for `sequential`."""
+    if name == "colar" and config.get("head") == "sequential":
+        raise ValueError(
+            "method.head sequential is a method of its own: write method.name sequential and leave method.head out; "
+            "unit, alone, starts, numbers_from and threshold_on are method.grouping now (tokens | equations)"
+        )
 
 
 def current(saved: Mapping[str, Any], where: object) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from colar.methods import base
 from colar.methods.base import Batch, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
-from colar.prompts import Template
+from colar.template.template import Template
 
 PHASES = 2**20
 """Phases are multiples of 1 / PHASES: so close to 1 that k c + u would be rounded up, there is none."""

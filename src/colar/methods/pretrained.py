@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from colar.checks import check_holds
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import added_rows, backbones, card, checkpoint, rehearsal
+from colar.model import backbones, card, checkpoint, rehearsal
 from colar.model.latent_lm import LatentLM, LoraSettings
 
 
@@ -88,13 +88,11 @@ def load_for_training(
     lora: LoraSettings | None,
     dtype: str,
     seed: int,
-    number_tokens: int | None = None,
 ) -> LatentLM:
     """A checkpoint's weights for another stage of training, with the modules of `method`.
 
     The modules are loaded where the checkpoint is of the same method, and made afresh where it is not. With
-    `lora` an adapter trains on (its settings must be the checkpoint's), or is laid on full weights. Number tokens stay
-    what they are in the checkpoint; full weights without any may get them now.
+    `lora` an adapter trains on (its settings must be the checkpoint's), or is laid on full weights.
     """
     folder = checkpoint.resolve(path_or_id)
     info = checkpoint.read_info(folder)
@@ -106,33 +104,16 @@ def load_for_training(
             "(or make it full weights: colar export --merge)"
         )
     lm, _ = checkpoint.load(folder, dtype)
-    if number_tokens is not None and number_tokens != lm.template.number_tokens:
-        _add_numbers(lm, number_tokens, folder)
     if isinstance(lm.lm, PeftModel) and lora is not None:
         lora.check_same(lm.lm, folder)
     elif lora is not None:
         backbone = backbones.Backbone(str(folder), lm.causal_lm, lm.tokenizer, lm.fingerprint)
         lm = LatentLM(backbone, lm.template, lora)
     attach(lm, method, seed)
-    # Modules of other names or shapes (CoLaR's other kind of head) are an error there, not a fresh start.
-    if info["method"]["name"] == method.name:
+    # Modules of other names or shapes are an error there, not a fresh start.
+    if registry.rebuild(info["method"], folder).name == method.name:
         checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only, starts=True)
     return lm
-
-
-def _add_numbers(lm: LatentLM, largest: int, folder: Path) -> None:
-    """Give a checkpoint's model number tokens. ValueError where it has others, or is an adapter."""
-    trained = lm.template.number_tokens
-    if trained is not None:
-        raise ValueError(
-            f"model.number_tokens is {largest}, but {folder} was trained with {trained}: leave it out"
-        )
-    if lm.has_adapter:
-        raise ValueError(
-            f"model.number_tokens is {largest}, but {folder} is an adapter without number tokens: leave it out, "
-            "or make it full weights (colar export --merge), to which they can be added"
-        )
-    added_rows.add_numbers(lm.causal_lm, lm.template, largest)
 
 
 def attach(lm: LatentLM, method: Method, seed: int) -> None:

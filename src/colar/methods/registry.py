@@ -30,6 +30,7 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
         raise ValueError(
             f"method.name: unknown method {name!r}{did_you_mean(name, METHODS)}; one of {', '.join(METHODS)}"
         )
+    converted.check_recipe(name, config or {})
     cls = METHODS[name]
     return cls(typed(cls.Config, config or {}, f"method ({name})"))
 

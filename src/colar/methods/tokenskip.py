@@ -48,7 +48,7 @@ from colar.methods.base import Batch, NoParams, Row
 from colar.methods.cot import Cot
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
-from colar.prompts import Template
+from colar.template.template import Template
 
 Scorer = Literal["surprisal", "llmlingua2"]
 ROWS = 32

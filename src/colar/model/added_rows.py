@@ -1,4 +1,4 @@
-"""Rows of the embedding and of the LM head for added tokens: the separator, numbers.
+"""Rows of the embedding and of the LM head for an added separator.
 
 Where embedding and head are tied, one row serves both. Under LoRA peft trains these rows: they lie in the adapter, in
 place of the base's. peft's own layer copies the whole table to put them in, at each call; `embed` and `logits` compute
@@ -16,9 +16,7 @@ from peft.utils import TrainableTokensWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from colar import number_tokens
-from colar.model import number_rows
-from colar.prompts import Template
+from colar.template.template import Template
 
 # What they start from
 
@@ -33,7 +31,7 @@ def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
         template.rows = vocabulary_size(lm)
         bos = [] if template.bos_id is None else [template.bos_id]
         template.require_rows([*bos, template.separator_id, template.eos_id])
-    needed = 1 + max([template.separator_id, *template.added_ids])
+    needed = 1 + template.separator_id
     if needed > vocabulary_size(lm):
         lm.resize_token_embeddings(needed, mean_resizing=False)
 
@@ -43,20 +41,6 @@ def start_separator(lm: PreTrainedModel, separator_id: int) -> None:
     """Start a new separator's row as the mean of the rows before it, where it is read and where it is chosen."""
     for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
         module.weight[separator_id] = module.weight[:separator_id].mean(0)
-
-
-@torch.no_grad()
-def add_numbers(lm: PreTrainedModel, template: Template, largest: int) -> None:
-    """Make the numbers from 10 to `largest` tokens of a model that has one token a digit.
-
-    Their rows start from those of their digits, where they are read and where they are chosen. ValueError where the
-    tokenizer does not allow it.
-    """
-    template.add_numbers(largest)
-    fit_vocabulary(lm, template)
-    digits = number_tokens.digit_ids(template.tokenizer)
-    for module in (lm.get_input_embeddings(), lm.get_output_embeddings()):
-        number_rows.start(module, digits, template.number_ids)
 
 
 def vocabulary_size(lm: PreTrainedModel) -> int:
@@ -69,7 +53,7 @@ def vocabulary_size(lm: PreTrainedModel) -> int:
 # Which of them are trained
 
 
-def to_train(lm: PreTrainedModel, ids: list[int]) -> dict[str, list[int]]:
+def to_train(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
     """Module name -> rows: the embedding, and the head too where it is not tied (peft follows ties by itself)."""
     embedding = lm.get_input_embeddings()
     head = lm.get_output_embeddings()
@@ -80,7 +64,7 @@ def to_train(lm: PreTrainedModel, ids: list[int]) -> dict[str, list[int]]:
     rows = {}
     for name, module in lm.named_modules():
         if any(module is one for one in wanted):
-            rows[name] = list(ids)
+            rows[name] = [separator_id]
     return rows
 
 

@@ -46,8 +46,6 @@ def text(
         f"A causal language model fine-tuned with colar to reason by the method `{name}`. "
         f"Backbone: `{_short(lm.name)}` ({kind})."
     )
-    if lm.template.number_tokens is not None:
-        introduction += f" Numbers from 10 to {lm.template.number_tokens} are tokens of their own."
     parts = [
         _front_matter(lm, name, run),
         introduction,

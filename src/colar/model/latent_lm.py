@@ -11,7 +11,7 @@ Face model, and are saved beside it (`checkpoint.py`).
       .lm             PeftModel or PreTrainedModel: the one that is trained and saved
       .causal_lm      the PreTrainedModel inside it, adapter layers included: the one that computes
       .extra          the method's modules
-      .template       text to ids (`prompts.py`), with the tokenizer
+      .template       text to ids (`template/template.py`), with the tokenizer
 
 Shape suffixes: B rows, T positions, D width, V vocabulary.
 """
@@ -36,7 +36,7 @@ from colar.model import added_rows, chunks, context, input_check, mask_check, ma
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import devices, trees
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,12 @@ class LatentLM(nn.Module):
         backbone: Backbone,
         template: TemplateConfig | None = None,
         lora: LoraSettings | None = None,
-        number_tokens: int | None = None,
     ) -> LatentLM:
-        """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token.
-
-        With `number_tokens` the numbers from 10 to that are added too.
-        """
+        """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
         layout = Template(template or TemplateConfig(), backbone.tokenizer)
         added_rows.fit_vocabulary(backbone.lm, layout)
         if layout.separator_added:
             added_rows.start_separator(backbone.lm, layout.separator_id)
-        if number_tokens is not None:
-            added_rows.add_numbers(backbone.lm, layout, number_tokens)
         return cls(backbone, layout, lora)
 
     # What the parts are
@@ -349,19 +343,13 @@ class LatentLM(nn.Module):
     def freeze_embeddings(self) -> None:
         """Stop training the input embeddings; an added separator's row stays trainable.
 
-        Latent targets are sums of these embeddings, those of number tokens too: they must not move while they are
-        learnt. With tied embeddings the LM head is frozen with them.
+        Latent targets are sums of these embeddings: they must not move while they are learnt. With tied embeddings the
+        LM head is frozen with them.
         """
-        template = self.template
-        kept = [template.separator_id] if template.separator_added else []
-        if self.has_adapter:
-            # The base is frozen anyway; peft trains the rows of added tokens.
-            rows = added_rows.adapter_rows(self.causal_lm.get_input_embeddings())
-            if rows is not None:
-                places = [template.added_ids.index(token_id) for token_id in kept]
-                added_rows.train_only(rows.weight_ND, places)
-            return
-        added_rows.train_only(self.causal_lm.get_input_embeddings().weight, kept)
+        # Under an adapter the base is frozen anyway, and peft trains the separator's row alone.
+        if not self.has_adapter:
+            kept = [self.template.separator_id] if self.template.separator_added else []
+            added_rows.train_only(self.causal_lm.get_input_embeddings().weight, kept)
 
 
 def _adapted_weights(lm: PeftModel) -> list[nn.Parameter]:
@@ -421,8 +409,8 @@ def _shown(targets: tuple[str, ...] | str) -> str:
 
 
 def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
-    """peft's config; rows of added tokens are trained where they are read and where they are chosen."""
-    rows = added_rows.to_train(lm, template.added_ids) if template.added_ids else None
+    """peft's config; the row of an added separator is trained where it is read and where it is chosen."""
+    rows = added_rows.to_train(lm, template.separator_id) if template.separator_added else None
     config = lora.to_peft(rows)
     if rows is not None:
         _check_rows(lm, template, config)
@@ -430,7 +418,7 @@ def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> 
 
 
 def _check_rows(lm: PreTrainedModel, template: Template, config: LoraConfig) -> None:
-    """Reject an adapter on the embedding or the LM head where rows of these are trained for added tokens.
+    """Reject an adapter on the embedding or the LM head where a row of these is trained for an added separator.
 
     peft refuses both in one layer. With a tied head it does not, but the head would not see the rows.
     """

@@ -7,14 +7,13 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar import number_tokens
 from colar.checks import check_choice, check_holds, check_number
-from colar.data import renumber
+from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
 from colar.model.backbones import DTYPES
 from colar.model.latent_lm import LoraSettings
-from colar.prompts import TemplateConfig
+from colar.template.template import TemplateConfig
 from colar.training.grpo.config import GrpoConfig
 from colar.training.sft import TrainingConfig
 
@@ -58,11 +57,7 @@ class ModelConfig:
     """Dtype of the weights: float32 | bfloat16 | float16. Half precision is for a frozen base under LoRA; to train all
     weights at its speed leave float32 here and set training.bf16."""
 
-    number_tokens: int | None = None
-    """99 | 999: numbers from 10 to that become tokens of a backbone that has one a digit; null: as in the tokenizer."""
-
     def __post_init__(self) -> None:
-        number_tokens.check("model.number_tokens", self.number_tokens)
         check_choice("model.dtype", self.dtype, list(DTYPES))
         # Without an adapter the half-precision weights themselves would be trained. An update of 1e-4 of a weight is
         # less than half of bfloat16's step (4e-3 of the weight), and rounds to nothing.

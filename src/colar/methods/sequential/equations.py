@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from colar.prompts import Template
+from colar.template.template import Template
 
 DIGITS = tuple("0123456789")
 SIGNS = ("+", "-", "*", "/")

@@ -20,7 +20,7 @@ from torch import Tensor
 from colar import progress
 from colar.data.example import Example
 from colar.model.head_rows import HeadRows
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 def count(template: Template, examples: Sequence[Example]) -> tuple[int, ...]:
