@@ -60,7 +60,6 @@ MODELS = [
             "params": {
                 "compression_factor": {"default": 1.0, "allowed": None, "about": "tokens a thought"},
                 "confidence_threshold": {"default": 0.0, "allowed": None, "about": "end a group early"},
-                "snap": {"default": False, "allowed": None, "about": "round thoughts to tokens"},
             },
             "factors": [1, 2, 3, 5],
             "efforts": {"none": {"thinking_token_budget": 0}, "low": {"compression_factor": 5}, "medium": {"compression_factor": 2}, "high": {"compression_factor": 1}},

@@ -68,17 +68,15 @@ def tiny_lm(
     separator: bool | None = None,
     seed: int = 0,
     scale: float = 0.5,
-    number_tokens: int | None = None,
     digits: bool = False,
 ) -> LatentLM:
     """A fresh model in eval mode. `tied` and `separator` (is `###` in the vocabulary?) override the family's.
 
-    `scale` is the weights' standard deviation: 0.5 makes rows differ a lot, 0.1 learns more easily. With `digits`, or
-    with `number_tokens` before they are added, the tokenizer splits numbers into digits.
+    `scale` is the weights' standard deviation: 0.5 makes rows differ a lot, 0.1 learns more easily. With `digits`
+    the tokenizer splits numbers into digits.
     """
-    digits = digits or number_tokens is not None
     made = backbone(family, tied=tied, separator=separator, seed=seed, scale=scale, digits=digits)
-    return LatentLM.from_backbone(made, lora=lora, number_tokens=number_tokens).eval()
+    return LatentLM.from_backbone(made, lora=lora).eval()
 
 
 def backbone(

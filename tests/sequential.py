@@ -1,4 +1,4 @@
-"""The sequential head on tiny random models, for tests."""
+"""The sequential method on tiny random models, for tests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from families import EXAMPLES, liven, tiny_lm
 
 from colar.methods import pretrained, registry
 from colar.methods.base import Row
-from colar.methods.colar import Colar
-from colar.methods.colar.group_choice import Groups
+from colar.methods.sequential import Sequential
+from colar.methods.sequential.choice import Groups
 from colar.model.latent_lm import LatentLM
 
 
 def made(
     family: str = "llama", live: bool = False, digits: bool = False, **config: Any
-) -> tuple[LatentLM, Colar]:
+) -> tuple[LatentLM, Sequential]:
     """A random model whose decoder and maps do something: they would start as the identity. With `digits` its tokenizer
     has a token for each digit."""
-    lm, method = tiny_lm(family, digits=digits), registry.build("colar", {"head": "sequential", **config})
-    assert isinstance(method, Colar)
+    lm, method = tiny_lm(family, digits=digits), registry.build("sequential", config)
+    assert isinstance(method, Sequential)
     pretrained.attach(lm, method, seed=1)
     torch.manual_seed(2)
     torch.nn.init.normal_(lm.extra["group_decoder"].mlp[-1].weight, std=0.3)
@@ -35,7 +35,7 @@ def made(
     return (liven(lm) if live else lm), method
 
 
-def encoded(lm: LatentLM, method: Colar, times: int = 1) -> list[Row]:
+def encoded(lm: LatentLM, method: Sequential, times: int = 1) -> list[Row]:
     rows = []
     for i in range(times * len(EXAMPLES)):
         rows.append(method.encode(lm.template, EXAMPLES[i % len(EXAMPLES)], Random(i), 0.0))

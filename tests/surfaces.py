@@ -66,7 +66,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
     made.tokenizer.save_pretrained(folder / "backbone")
     loaded = backbones.load(str(folder / "backbone"))
     lm = LatentLM.from_backbone(loaded, lora=LoraSettings(r=2))
-    method = registry.build("colar", {"head": "sequential"})
+    method = registry.build("sequential")
     pretrained.attach(lm, method, seed=1)
     method.prepare(lm, EXAMPLES)
     adapter = pretrained.save(lm, method, folder / "adapter", {"seed": 0, "label": ""}, "# card\n")
@@ -264,7 +264,7 @@ class Folder(Surface):
         elif use == "merge":
             pretrained.merge(copy, target, "float32")
         elif use == "train":
-            method = registry.build("colar", {"head": "sequential" if name == "adapter" else "gaussian"})
+            method = registry.build("sequential" if name == "adapter" else "colar")
             pretrained.load_for_training(
                 copy, method, LoraSettings(r=2) if name == "adapter" else None, "float32", 0
             )

@@ -24,7 +24,7 @@ def chat_body() -> dict[str, Any]:
         "model": "colar", "messages": [{"role": "user", "content": QUESTION}], "n": 1, "stop": ["x"], "max_tokens": 4, "temperature": 0.5,
         "top_p": 0.9, "latent_temperature": 0.5, "seed": 1, "thinking_token_budget": 3, "reasoning_effort": "low", "stream": False,
         "stream_options": {"include_usage": True}, "include_reasoning": True, "return_thoughts": True, "logprobs": True, "top_logprobs": 2,
-        "compression_factor": 2, "snap": False, "user": "u", "metadata": {"a": "b"}, "tools": [], "max_completion_tokens": 3,
+        "compression_factor": 2, "confidence_threshold": 0.5, "user": "u", "metadata": {"a": "b"}, "tools": [], "max_completion_tokens": 3,
         "frequency_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}, "service_tier": "auto",
     }  # fmt: skip
 
@@ -33,7 +33,7 @@ def bodies() -> dict[str, dict[str, Any]]:
     """A full body for each path."""
     chat = chat_body()
     shared = {name: chat[name] for name in ("model", "temperature", "top_p", "latent_temperature", "seed", "thinking_token_budget",
-              "stream", "include_reasoning", "return_thoughts", "compression_factor", "snap", "user")}  # fmt: skip
+              "stream", "include_reasoning", "return_thoughts", "compression_factor", "confidence_threshold", "user")}  # fmt: skip
     completions = {**shared, "prompt": [QUESTION], "n": 1, "stop": "x", "max_tokens": 4, "logprobs": 2, "echo": False, "best_of": 1,
                    "suffix": None, "stream_options": {"include_usage": False}}  # fmt: skip
     responses = {**shared, "input": [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}], "instructions": "",
@@ -97,7 +97,7 @@ class Python(Surface):
     FIELDS: ClassVar = {
         "from_pretrained": ("path_or_id", "dtype", "backbone"),
         "save_pretrained": ("folder", "run", "card"),
-        "make_params": ("compression_factor", "snap", "confidence_threshold", "x"),
+        "make_params": ("compression_factor", "confidence_threshold", "x"),
         "Request": ("question", "params", "decoding", "seed", "sample", "keep_latents", "top_logprobs", "id"),
         "Decoding": ("temperature", "top_p", "latent_temperature", "max_latents", "max_completion_length"),
         "Engine": ("max_batch", "token_budget", "max_waiting", "prefill_chunk"),

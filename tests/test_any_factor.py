@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,14 +21,13 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look import retrieval
-from colar.methods import pretrained, registry
+from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
-from colar.methods.colar import Colar, ColarConfig, ColarParams
-from colar.methods.colar.config import Factors
-from colar.methods.colar.group_choice import Rules, choose
+from colar.methods.grouping import Factors
+from colar.methods.sequential import Sequential, SequentialConfig, SequentialParams
+from colar.methods.sequential.choice import Rules, choose
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
-from colar.ops import groups
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
 
@@ -39,7 +37,7 @@ WHOLE = [1, 2, 3, 4, 5]
 
 
 def phase_of(seed: int, sample: int = 0) -> float:
-    return groups.phase(torch.tensor([seed]), torch.tensor([sample])).item()
+    return grouping.phase(torch.tensor([seed]), torch.tensor([sample])).item()
 
 
 def most_of(k: int, c: float, phase: float) -> int:
@@ -216,13 +214,13 @@ def requests() -> list[Request]:
     thresholds = (0, 0.3, 0.9, 0.05)
     for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED)):
         for i in range(24):
-            params = ColarParams(factors[i % 6], confidence_threshold=thresholds[i // 6])
+            params = SequentialParams(factors[i % 6], confidence_threshold=thresholds[i // 6])
             question = EXAMPLES[(i + i // 6) % 6].question
             asked.append(Request(f"{mode}/{i}", question, params, decoding, i, i % 3, keep_latents=True))
     return asked
 
 
-def thinker(family: str = "llama") -> tuple[LatentLM, Colar]:
+def thinker(family: str = "llama") -> tuple[LatentLM, Sequential]:
     return made(family, live=True, compression_factors="1.0..5.0", confidence_thresholds=[0, 0.5])
 
 
@@ -274,7 +272,7 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
         phase = phase_of(request.seed, request.sample)
         for k, info in enumerate(done.info):
             ids = ids_of(info)
-            most = groups.most(torch.tensor(k), torch.tensor(c), torch.tensor(phase).double()).item()
+            most = grouping.most(torch.tensor(k), torch.tensor(c), torch.tensor(phase).double()).item()
             assert most == most_of(k, c, phase)
             stopped = ids[-1] == separator
             assert ids[0] != separator
@@ -331,7 +329,7 @@ def test_a_threshold_of_1_thinks_token_by_token() -> None:
     lengths = set()
     for example in EXAMPLES:
         for c in (1.5, 3, 5):
-            params = ColarParams(c, confidence_threshold=1)
+            params = SequentialParams(c, confidence_threshold=1)
             done = reference.complete(
                 lm, method, Request("x", example.question, params, GREEDY, keep_latents=True)
             )
@@ -371,10 +369,10 @@ def test_a_real_range_is_drawn_to_two_decimals() -> None:
 
 
 @pytest.mark.parametrize("factors", ["1..5", [1, 2, 2, 2], [1, 1.5, 2]], ids=str)
-@pytest.mark.parametrize("head", ["gaussian", "sequential"])
-def test_listed_factors_are_drawn_as_ever(factors: Any, head: str) -> None:
+@pytest.mark.parametrize("name", ["colar", "sequential"])
+def test_listed_factors_are_drawn_as_ever(factors: Any, name: str) -> None:
     lm, method = made(compression_factors=WHOLE)
-    method = registry.build("colar", {"head": head, "compression_factors": factors})
+    method = registry.build(name, {"compression_factors": factors})
     values = range(1, 6) if factors == "1..5" else factors
     for i in range(50):
         rng = Random(i)
@@ -385,18 +383,16 @@ def test_listed_factors_are_drawn_as_ever(factors: Any, head: str) -> None:
 
 def test_thresholds_are_drawn_after_everything_else() -> None:
     lm, method = made(compression_factors=WHOLE, confidence_thresholds=[0, 0.8, 0.9])
-    one = registry.build(
-        "colar", {"head": "sequential", "compression_factors": WHOLE, "confidence_thresholds": [0.7]}
-    )
+    one = registry.build("sequential", {"compression_factors": WHOLE, "confidence_thresholds": [0.7]})
     for i in range(50):
         rng = Random(i)
         c, seed, threshold = rng.choice(WHOLE), rng.getrandbits(62), rng.choice((0, 0.8, 0.9))
         row = method.encode(lm.template, EXAMPLES[0], Random(i), 0.0)
         assert row.seed == seed
-        assert row.params == ColarParams(c, confidence_threshold=threshold)
+        assert row.params == SequentialParams(c, confidence_threshold=threshold)
         # One value is no draw.
         alone = one.encode(lm.template, EXAMPLES[0], Random(i), 0.0)
-        assert (alone.seed, alone.params) == (seed, ColarParams(c, confidence_threshold=0.7))
+        assert (alone.seed, alone.params) == (seed, SequentialParams(c, confidence_threshold=0.7))
 
 
 def test_draws_of_one_example_have_each_threshold_once() -> None:
@@ -423,18 +419,18 @@ def test_draws_of_one_example_have_each_threshold_once() -> None:
 def test_factors_are_read(given: Any, values: tuple[float, ...], real: bool, text: str) -> None:
     factors = Factors.parse(given)
     assert (factors.values, factors.real, str(factors)) == (values, real, text)
-    assert ColarConfig(compression_factors=given).widest == math.ceil(max(values))
+    assert SequentialConfig(compression_factors=given).most_units == math.ceil(max(values))
 
 
 def test_a_range_whose_ends_have_more_decimals_is_not_left() -> None:
     """Rounded to two, 1.004 would be below the range, and 2.006 a factor that requests may not have."""
-    method = Colar(ColarConfig(head="sequential", compression_factors="1.004..2.006"))
+    method = Sequential(SequentialConfig(compression_factors="1.004..2.006"))
     factors = method.config.factors
-    drawn = [factors.draw(Random(i)) for i in range(2000)]
+    drawn = factors.draw(Random(0), 2000)
     assert all(c in factors for c in [*drawn, *factors.offered()])
     assert factors.offered() == [1.004, 1.25, 1.5, 1.76, 2.006]
     for values in method.efforts().values():
-        assert method.trained(ColarParams(**values)) is None
+        assert method.trained(SequentialParams(**values)) is None
 
 
 @pytest.mark.parametrize(
@@ -442,7 +438,7 @@ def test_a_range_whose_ends_have_more_decimals_is_not_left() -> None:
 )
 def test_factors_that_make_no_sense_are_refused_by_name(given: Any) -> None:
     with pytest.raises(ValueError, match="compression_factor"):
-        ColarConfig(compression_factors=given)
+        SequentialConfig(compression_factors=given)
 
 
 # What is refused, and what is warned of
@@ -453,15 +449,12 @@ def test_factors_that_make_no_sense_are_refused_by_name(given: Any) -> None:
     [
         ({}, {"compression_factor": 3.01}, "compression_factor 3.01 is above what was trained"),
         ({"compression_factors": "1.0..3.0"}, {"compression_factor": 4}, "4 is above what was trained"),
-        ({}, {"snap": True}, "snap belongs to the latent head"),
-        ({"head": "gaussian"}, {"confidence_threshold": 0.9}, "confidence_threshold belongs to head: sequential"),
-        ({"head": "gaussian"}, {"compression_factor": 1.5}, "1.5 is not whole and was not trained; trained: 1, 2, 3"),
     ],
 )  # fmt: skip
 def test_values_that_cannot_work_are_refused(config: Any, params: Any, message: str) -> None:
-    method = registry.build("colar", {"head": "sequential", "compression_factors": [1, 2, 3], **config})
+    method = registry.build("sequential", {"compression_factors": [1, 2, 3], **config})
     with pytest.raises(ValueError, match=message):
-        method.trained(ColarParams(**params))
+        method.trained(SequentialParams(**params))
 
 
 LEFT_OUT = "compression_factor 1.5 was not trained"
@@ -477,13 +470,11 @@ UNGATED = "confidence_threshold 0.9: groups that end early were not trained"
         ({}, {"compression_factor": 2, "confidence_threshold": 0.9}, [UNGATED]),
         ({}, {"compression_factor": 1.5, "confidence_threshold": 0.9}, [LEFT_OUT, UNGATED]),
         ({"confidence_thresholds": [0, 0.8]}, {"compression_factor": 2, "confidence_threshold": 0.9}, []),
-        ({"head": "gaussian"}, {"compression_factor": 9}, ["compression_factor 9 was not trained"]),
-        ({"head": "gaussian", "compression_factors": [1, 1.5]}, {"compression_factor": 1.5}, []),
     ],
 )  # fmt: skip
 def test_what_was_not_trained_is_said(config: Any, params: Any, expected: list[str]) -> None:
-    method = registry.build("colar", {"head": "sequential", "compression_factors": [1, 2, 3], **config})
-    said = method.trained(ColarParams(**params))
+    method = registry.build("sequential", {"compression_factors": [1, 2, 3], **config})
+    said = method.trained(SequentialParams(**params))
     if not expected:
         assert said is None
     for text in expected:
@@ -493,42 +484,29 @@ def test_what_was_not_trained_is_said(config: Any, params: Any, expected: list[s
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "0.5", True, None])
 def test_thresholds_out_of_range_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="confidence_threshold must be a number, from 0 to 1, got"):
-        ColarParams(2, confidence_threshold=value)
+        SequentialParams(2, confidence_threshold=value)
     with pytest.raises(ValueError, match=r"method\.confidence_thresholds must be a number, from 0 to 1, got"):
-        ColarConfig(head="sequential", confidence_thresholds=(0, value))
+        SequentialConfig(confidence_thresholds=(0, value))
 
 
 @pytest.mark.parametrize("value", [0.99, 0, -2, math.nan, math.inf, "2"])
 def test_factors_below_1_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="compression_factor must be a number, 1 or more, got"):
-        ColarParams(value)
+        SequentialParams(value)
     with pytest.raises(ValueError, match="compression_factor must be a number, 1 or more, got"):
-        ColarConfig(compression_factors=(value,))
+        SequentialConfig(compression_factors=(value,))
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"head": "sequential", "confidence_thresholds": []}, r"confidence_thresholds is empty: \[0\] trains without"),
-        ({"confidence_thresholds": [0, 0.5]}, "is an option of head: sequential; this one is gaussian"),
-        ({"head": "anchored", "confidence_thresholds": [0.5]}, "is an option of head: sequential; this one is anchored"),
-        ({"head": "sequential", "confidence_thresholds": 0.5}, "method.confidence_thresholds must be a list"),
+        ({"confidence_thresholds": []}, r"confidence_thresholds is empty: \[0\] trains without"),
+        ({"confidence_thresholds": 0.5}, "method.confidence_thresholds must be a list"),
     ],
 )  # fmt: skip
 def test_wrong_thresholds_of_training_are_refused(config: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        registry.build("colar", config)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("latent_loss", "nll"), ("alpha", 0.1), ("chain_label", "sampled"), ("stop", "argmax")],
-)
-def test_what_the_sequential_head_would_ignore_is_refused(option: str, value: Any) -> None:
-    """A sweep over it would compare equal runs."""
-    registry.build("colar", {option: value})
-    with pytest.raises(ValueError, match=f"method.{option} is an option of heads that predict a latent"):
-        registry.build("colar", {"head": "sequential", option: value})
+        registry.build("sequential", config)
 
 
 def test_factors_that_are_not_whole_are_scored_like_others() -> None:
@@ -634,10 +612,10 @@ def test_a_group_that_ended_unsure_is_read_as_such() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained sequential head on the built-in backbone, for c from 1 to 3."""
+    """An untrained sequential method on the built-in backbone, for c from 1 to 3."""
     folder = tmp_path_factory.mktemp("checkpoints") / "sequential"
     lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
-    method = registry.build("colar", {"head": "sequential", "compression_factors": "1.0..3.0"})
+    method = registry.build("sequential", {"compression_factors": "1.0..3.0"})
     pretrained.attach(lm, method, 0)
     method.prepare(lm, [])
     pretrained.save(lm, method, folder, {"seed": 7, "label": ""}, "# card\n")
@@ -753,36 +731,3 @@ def test_diagnose_tells_thresholds_apart(checkpoint: Path, tmp_path: Path) -> No
     assert rows[1]["reference_length"] == rows[3]["reference_length"] > rows[0]["reference_length"]
     assert len(rows[1]["write_by_place"]) == 1
     assert "| m (confidence_threshold=1) | 1.5 |" in (out / "diagnosis.md").read_text()
-
-
-# Checkpoints of other versions
-
-
-def saved_config(folder: Path) -> Any:
-    return json.loads((folder / "colar.json").read_text())
-
-
-def test_a_checkpoint_from_before_thresholds_loads(checkpoint: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(checkpoint, old)
-    info = saved_config(old)
-    for key in ("confidence_thresholds", "lookahead_weight"):
-        del info["method"]["config"][key]
-    info["method"]["config"]["own_latents"] = 0.0
-    (old / "colar.json").write_text(json.dumps(info))
-    _, method = pretrained.load(old)
-    assert method.config.confidence_thresholds == (0,)
-    assert method.config == pretrained.load(checkpoint)[1].config
-
-
-def test_a_removed_option_says_what_to_do(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(checkpoint, old)
-    info = saved_config(old)
-    info["method"]["config"]["own_latents"] = 0.5
-    (old / "colar.json").write_text(json.dumps(info))
-    assert main(["generate", str(old), "q", *SHORT]) == 2
-    (line,) = [text for text in capsys.readouterr().err.splitlines() if "own_latents" in text]
-    assert "load it with the version that trained it, or train again without" in line

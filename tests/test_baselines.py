@@ -16,12 +16,12 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry, unroll
+from colar.methods import tokenskip as importance
 from colar.methods.base import Batch
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.distill import alignment
 from colar.methods.icot import Icot, IcotConfig, offset, without_first
-from colar.methods.tokenskip import importance
-from colar.methods.tokenskip.method import ScoredExample, TokenSkipParams, prune
+from colar.methods.tokenskip import ScoredExample, TokenSkipParams, prune
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training import preflight

@@ -26,9 +26,9 @@ from transformers import (
 
 from colar.data.example import Example
 from colar.methods import pretrained, registry
+from colar.methods import tokenskip as importance
 from colar.methods.base import Batch, Method
 from colar.methods.losses import chosen_logps, position_losses
-from colar.methods.tokenskip import importance
 from colar.model import chunks
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training import batches
@@ -46,10 +46,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "colar": {"name": "colar"},
     "colar-sampled-label": {"name": "colar", "chain_label": "sampled"},
     "colar-unsupervised": {"name": "colar", "supervise_chain": False},
-    "anchored": {"name": "colar", "head": "anchored"},
-    "anchored-unsupervised": {"name": "colar", "head": "anchored", "supervise_chain": False},
-    "sequential": {"name": "colar", "head": "sequential"},
-    "sequential-shortlist": {"name": "colar", "head": "sequential", "shortlist": True},
+    "sequential": {"name": "sequential"},
+    "sequential-shortlist": {"name": "sequential", "shortlist": True},
 }
 
 
@@ -192,11 +190,10 @@ def test_a_shared_label_by_hand() -> None:
     [
         (METHODS["cot"], {}),
         (METHODS["colar"], {"temperature": 0.7}),
-        (METHODS["anchored"], {}),
         (METHODS["sequential"], {}),
         (METHODS["sequential-shortlist"], {"temperature": 0.7, "latent_temperature": 1.3}),
     ],
-    ids=["cot", "colar", "anchored", "sequential", "two-temperatures"],
+    ids=["cot", "colar", "sequential", "two-temperatures"],
 )
 def test_scores_are_those_of_all_logits_at_once(settings: dict[str, Any], decoding: dict[str, float]) -> None:
     lm, method = made(settings)
@@ -339,7 +336,7 @@ def test_slopes_are_scaled_position_by_position() -> None:
     assert results[1][0].abs().max() == 0
 
 
-def test_number_tokens_rows_are_trained_in_chunks() -> None:
+def test_an_added_row_is_trained_in_chunks() -> None:
     """Rows of the adapter take a gradient, and the rest of the head is made once."""
     lora = LoraSettings(r=4, lora_alpha=8, target_modules=("q_proj",))
     lm, method = made(METHODS["cot"], lora=lora, separator=False)

@@ -17,7 +17,7 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import pretrained, registry
-from colar.methods.tokenskip.importance import chain_spans
+from colar.methods.tokenskip import chain_spans
 from colar.model import tiny
 from colar.template.template import Template, TemplateConfig
 

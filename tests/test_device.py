@@ -41,7 +41,7 @@ SAMPLED = Decoding(1.0, 0.9, 1.0, max_latents=6, max_completion_length=5)
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "cot": ("cot", {}),
     "colar": ("colar", {"stop": "argmax"}),
-    "sequential": ("colar", {"head": "sequential"}),
+    "sequential": ("sequential", {}),
     "coconut": ("coconut", {}),
 }
 

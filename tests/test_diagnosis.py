@@ -25,10 +25,11 @@ from colar.look.reference_chain import (
     reference_tokens,
     require_groups,
 )
-from colar.methods import pretrained, registry
+from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, variant
 from colar.methods.colar.method import ColarParams
-from colar.ops import groups, noise
+from colar.methods.sequential import SequentialParams
+from colar.ops import noise
 
 LIMITS = Decoding(max_latents=30, max_completion_length=6)
 CHAIN = Example("x", "3 pens and 4 pens, twice?", ("<<3+4=7>>", "<<7*2=14>>"), "14")
@@ -169,7 +170,7 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
 
 def test_a_variant_names_what_is_not_the_default():
     assert variant(ColarParams(5)) == ""
-    assert variant(ColarParams(5, snap=True)) == "snap"
+    assert variant(SequentialParams(5, 0.8)) == "confidence_threshold=0.8"
 
 
 def tokens_of(example):
@@ -348,7 +349,7 @@ def taught(steps):
     """A sequential head that was taught three problems for some steps."""
     torch.manual_seed(0)
     lm = tiny_lm("llama", scale=0.1)
-    method = registry.build("colar", {"head": "sequential", "compression_factors": FACTORS})
+    method = registry.build("sequential", {"compression_factors": FACTORS})
     pretrained.attach(lm, method, seed=3)
     method.prepare(lm, TAUGHT)
     optimiser = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0.0)
@@ -392,7 +393,7 @@ def brute_force(lm, method, example, params):
         equals = max(i for i, text in enumerate(texts) if "=" in text)
         kinds += ["result" if i > equals and text.strip(" >") else "other" for i, text in enumerate(texts)]
     chain, kinds = [token for step in steps for token in step], [*kinds, "end"]
-    phase = groups.phase(torch.tensor([noise.seed_from(0, example.id)])).item()
+    phase = grouping.phase(torch.tensor([noise.seed_from(0, example.id)])).item()
     fed, start, k, judged = list(embed(question)), 0, 0, []
     while start < len(chain):
         size = most(k, params.compression_factor, phase)
@@ -419,7 +420,7 @@ def brute_force(lm, method, example, params):
 @pytest.mark.parametrize("c", FACTORS)
 def test_writing_by_place_equals_a_count(beginner, c):
     lm, method = beginner
-    params = ColarParams(c)
+    params = SequentialParams(c)
     expected, found = [], []
     for example, record in zip(TAUGHT, diagnosis.write(lm, method, TAUGHT, params), strict=True):
         expected += brute_force(lm, method, example, params)
@@ -446,7 +447,7 @@ def test_tokens_that_a_threshold_holds_back_are_not_counted(beginner):
     lm, method = beginner
     counts = []
     for threshold in (0, 0.6, 1):
-        params = ColarParams(3, confidence_threshold=threshold)
+        params = SequentialParams(3, confidence_threshold=threshold)
         records = list(diagnosis.write(lm, method, TAUGHT, params))
         judged = [place for record in records for group in record["places"] for place in group]
         counts.append([sum(place.place == j for place in judged) for j in range(3)])
@@ -467,7 +468,7 @@ def test_who_knows_its_problems_knows_them_in_groups_of_any_size(expert, c, thre
     """Reference, writing and thinking agree on every group's size: their phases are the same."""
     lm, method = expert
     limits = Decoding(max_latents=40, max_completion_length=12)
-    params = ColarParams(c, confidence_threshold=threshold)
+    params = SequentialParams(c, confidence_threshold=threshold)
     found, lines = diagnosis.diagnose(lm, method, TAUGHT, params, limits)
     assert [found[name] for name in ("read", "write_group", "write_chain", "stop", "free")] == [1.0] * 5
     assert found["length"] == found["reference_length"]
@@ -482,8 +483,8 @@ def test_reference_groups_are_those_of_training(beginner):
     lm, method = beginner
     sizes = set()
     for example in EXAMPLES:
-        (row,) = reference_rows(lm, method, [example], ColarParams(1.5))
-        phase = groups.phase(torch.tensor([row.seed])).item()
+        (row,) = reference_rows(lm, method, [example], SequentialParams(1.5))
+        phase = grouping.phase(torch.tensor([row.seed])).item()
         found = reference_groups(lm, method, row)
         assert [token.token_id for group in found for token in group] == row.chain
         for k, group in enumerate(found[:-1]):

@@ -41,7 +41,7 @@ class Case:
         if name in FEEDBACK:
             self.lm.double()
         params = (
-            [ColarParams(1), ColarParams(2), ColarParams(5), ColarParams(3, snap=True)]
+            [ColarParams(1), ColarParams(2), ColarParams(5), ColarParams(3)]
             if name == "colar"
             else [self.method.Params()]
         )
@@ -139,7 +139,7 @@ def test_cached_steps_equal_one_forward(cases, family):
     lm, head = case.lm, case.lm.extra["latent_head"]
     several = 0
     for done in Engine(lm, case.method, 16).generate(case.requests):
-        if done.length < 2 or done.request.params.snap:
+        if done.length < 2:
             continue
         several += 1
         ids = lm.template.question(done.request.question, case.method.prompt(done.request.params))

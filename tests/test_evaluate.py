@@ -14,7 +14,7 @@ from colar.evaluation import evaluate
 from colar.evaluation.claim import claim
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
 from colar.methods import pretrained, registry
-from colar.methods.colar.method import ColarParams
+from colar.methods.sequential import SequentialParams
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -147,17 +147,23 @@ def test_a_question_too_long_stops_before_the_first_answer(model, tmp_path):
     assert not path.exists()
 
 
-def test_a_variant_is_a_row_of_its_own(model, tmp_path):
-    """The same question asked with and without snapping: two records, told apart by their label."""
-    asked = [ColarParams(2), ColarParams(2, snap=True)]
+def test_a_variant_is_a_row_of_its_own(tmp_path):
+    """The same question asked with and without a threshold: two records, told apart by their label."""
+    lm = LatentLM.from_backbone(backbones.load("tiny"))
+    method = registry.build("sequential")
+    pretrained.attach(lm, method, 0)
+    model = EvaluatedModel("toy", lm, method, train_seed=3)
+    asked = [SequentialParams(2), SequentialParams(2, 0.5)]
     grid = evaluate.make_grid(model, ["x"], asked, ["greedy"], [0])
-    assert [point.cell.system.label for point in grid] == ["", "snap"]
+    assert [point.cell.system.label for point in grid] == ["", "confidence_threshold=0.5"]
     labelled = GridPoint(replace(model, label="control"), "x", asked[1], "greedy", 0)
-    assert labelled.cell.system.label == "control, snap"
+    assert labelled.cell.system.label == "control, confidence_threshold=0.5"
     path = tmp_path / "records.jsonl"
     assert evaluate.evaluate(grid, {"x": EXAMPLES}, path, LIMITS) == 2 * len(EXAMPLES)
     metrics = evaluate.score(model.lm, model.method, EXAMPLES, asked, "greedy", LIMITS)
-    assert {"accuracy/compression_factor=2", "accuracy/compression_factor=2/snap"} < set(metrics)
+    assert {"accuracy/compression_factor=2", "accuracy/compression_factor=2/confidence_threshold=0.5"} < set(
+        metrics
+    )
 
 
 def test_validation_shows_the_default_of_several_values_by_itself():

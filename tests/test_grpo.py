@@ -336,7 +336,7 @@ def sample(
 def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
     """One output's log-probs, one forward for each of its actions, by torch.distributions."""
     completion = each.completion
-    decoding, c = completion.request.decoding, completion.request.params.compression_factor
+    decoding = completion.request.decoding
     separator = lm.template.separator_id
     latents = [] if completion.latents is None else list(completion.latents)
     fed = lm.embed(torch.tensor(each.question_ids))
@@ -345,10 +345,10 @@ def naive(lm: LatentLM, method: Colar, each: Output, how: str) -> list[float]:
         hidden = lm.hidden(fed[None])[:, -1]
         stop = Categorical(logits=lm.logits(hidden)[0] / decoding.temperature).probs[separator]
         logp = Bernoulli(probs=stop).log_prob(torch.tensor(0.0))
-        if method.explores and decoding.latent_temperature > 0:
-            mean, log_std = method.predictor._predict(lm, hidden, torch.tensor([c]))
+        if method.has_density and decoding.latent_temperature > 0:
+            mean, log_std = lm.extra["latent_head"](hidden)
             drawn = Normal(mean[0], decoding.latent_temperature * log_std[0].exp()).log_prob(
-                latent / method.predictor.sigma_e
+                latent / method.sigma_e
             )
             logp = logp + (drawn.mean() if how == "mean" else drawn.sum())
         found.append(float(logp))
@@ -368,7 +368,6 @@ CASES = [
     *[(family, {}, "mean", {}) for family in FAMILIES],
     ("llama", {}, "sum", {}),
     ("llama", {}, "mean", {"temperature": 0.7, "latent_temperature": 1.6}),
-    ("qwen2", {"head": "anchored"}, "mean", {}),
     ("qwen2", {"head": "deterministic"}, "mean", {}),
     ("gpt2", {}, "sum", {"latent_temperature": 0.0}),
 ]
@@ -479,14 +478,6 @@ def test_gradients_reach_adapter_and_head_and_none_goes_through_latents() -> Non
     assert any("lora_B" in name for name in moved)
     assert {"extra.latent_head.mean.weight", "extra.latent_head.log_std.bias"} <= moved
     assert all(p.grad is None for name, p in lm.named_parameters() if not p.requires_grad)
-
-
-def test_snapped_latents_are_refused() -> None:
-    lm, method = model()
-    rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
-    rollouts.params["snap"][0] = 1
-    with pytest.raises(ValueError, match="snap must be false"):
-        method.logps(lm, rollouts, "mean")
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -713,7 +704,7 @@ def test_factors_are_drawn_for_a_group_or_within_it() -> None:
 
 
 def test_thresholds_are_drawn_as_factors_are_and_change_no_factor() -> None:
-    _, method = model()
+    method = registry.build("sequential")
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(40)]
     thresholds = (0, 0.8, 0.9)
     for drawn, most in (("group", 1), ("sample", 3)):
@@ -735,7 +726,7 @@ def test_outputs_survive_the_way_through_a_flat_dict() -> None:
     rollouts = rollout.collate(sample(lm, method, grpo()), lm.width)
     again = Rollouts.from_tensors({**rollouts.tensors(), "more": torch.zeros(1)})
     assert all(torch.equal(value, again.tensors()[name]) for name, value in rollouts.tensors().items())
-    assert set(again.params) == {"compression_factor", "snap", "confidence_threshold"}
+    assert set(again.params) == {"compression_factor"}
 
 
 # --- rewards -------------------------------------------------------------------------------------------
@@ -1293,8 +1284,7 @@ def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path
     lm, pause = tiny_lm("llama"), registry.build("pause")
     with pytest.raises(ValueError, match="method.name pause cannot be trained by grpo"):
         grpo_run.train(lm, pause, EXAMPLES, TrainingConfig(**QUICK), grpo(), tmp_path)
-    for head in ("sequential", "deterministic"):
-        without = registry.build("colar", {"head": head})
+    for without in (registry.build("sequential"), registry.build("colar", {"head": "deterministic"})):
         with pytest.raises(ValueError, match=r"grpo.latent_logprob must be mean for .* got 'sum'"):
             grpo_run.train(
                 lm, without, EXAMPLES, TrainingConfig(**QUICK), grpo(latent_logprob="sum"), tmp_path

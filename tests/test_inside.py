@@ -16,7 +16,6 @@ from colar.look.reference_chain import reference_passes
 from colar.look.retrieval import directions, nearest_tokens
 from colar.look.retrieval_accuracy import Shares, ThoughtRanks
 from colar.methods import pretrained, registry
-from colar.methods.colar.method import ColarParams
 from colar.model.latent_lm import LoraSettings
 
 LIMITS = Decoding(max_latents=8, max_completion_length=4)
@@ -26,14 +25,17 @@ HEADS = ("gaussian", "deterministic", "sequential")
 
 def build(family="llama", head="gaussian", lora=None, **config):
     lm = tiny_lm(family, lora=lora)
-    method = registry.build("colar", {"head": head, **config})
+    if head == "sequential":
+        method = registry.build("sequential", config)
+    else:
+        method = registry.build("colar", {"head": head, **config})
     pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return lm.eval(), method
 
 
 def passes_of(lm, method, c=2):
-    return list(reference_passes(lm, method, CHAINS, ColarParams(c)))
+    return list(reference_passes(lm, method, CHAINS, method.Params(c)))
 
 
 # Retrieval
@@ -93,7 +95,7 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
 def test_written_and_own_thoughts_have_chosen_tokens_where_the_head_chooses(head):
     lm, method = build(head=head)
     rays = directions(lm)
-    requests = [Request(e.id, e.question, ColarParams(2), LIMITS, keep_latents=True) for e in CHAINS]
+    requests = [Request(e.id, e.question, method.Params(2), LIMITS, keep_latents=True) for e in CHAINS]
     completions = Engine(lm, method, 4).generate(requests)
     written, own = [], []
     for each, completion in zip(passes_of(lm, method), completions, strict=True):
@@ -112,8 +114,8 @@ def test_a_question_that_is_asked_twice_is_one():
     lm, method = build()
     again = replace(CHAINS[0], id="again", cluster=CHAINS[0].id)
     found = set()
-    for each in reference_passes(lm, method, [CHAINS[0], again], ColarParams(2)):
-        request = Request(each.example.id, each.example.question, ColarParams(2), LIMITS, keep_latents=True)
+    for each in reference_passes(lm, method, [CHAINS[0], again], method.Params(2)):
+        request = Request(each.example.id, each.example.question, method.Params(2), LIMITS, keep_latents=True)
         (completion,) = Engine(lm, method, 1).generate([request])
         rays = directions(lm)
         ranks = accuracy.written_ranks(each, rays) + accuracy.reference_ranks(each, rays)

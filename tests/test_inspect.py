@@ -22,7 +22,7 @@ def inside(tmp_path_factory):
     asked = []
     for head in HEADS:
         lm = LatentLM.from_backbone(backbones.load("tiny", seed=1))
-        method = registry.build("colar", {"head": head})
+        method = registry.build("sequential" if head == "sequential" else "colar")
         pretrained.attach(lm, method, 0)
         method.prepare(lm, sources.load("arithmetic", "train", limit=4))
         # In a run's folder, which stands for its checkpoint.

@@ -17,8 +17,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
-from colar.methods.colar import Colar
-from colar.methods.cot import Cot, CotConfig
+from colar.methods.cot import CotConfig
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
@@ -129,43 +128,3 @@ def test_another_stage_of_training_makes_afresh_what_was_not_published(tmp_path:
     again = pretrained.load_for_training(tmp_path / "made", method, None, "float32", seed=0)
     assert again.extra["scale"].weight.item() == 3.0
     assert torch.equal(again.extra["decoder"].weight, again.causal_lm.get_output_embeddings().weight)
-
-
-# Options that are gone
-
-
-def saved_with(folder: Path, **config: object) -> Path:
-    """A CoLaR checkpoint as an earlier version wrote it, with an option that there no longer is."""
-    lm, method = tiny_lm("llama"), registry.build("colar", {"sigma_e": 1.0})
-    pretrained.attach(lm, method, seed=0)
-    pretrained.save(lm, method, folder, {}, "a card")
-    info = files.read_json(folder / "colar.json")
-    info["method"]["config"] |= config
-    files.write_json(folder / "colar.json", info)
-    return folder
-
-
-def test_a_removed_option_that_was_off_is_dropped(tmp_path: Path) -> None:
-    _, method = pretrained.load(saved_with(tmp_path / "old", own_latents=0.0))
-    assert isinstance(method, Colar)
-    assert not hasattr(method.config, "own_latents")
-
-
-def test_a_removed_option_that_was_on_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"old: trained with method\.own_latents 0\.5, an option that this version"
-    ):
-        pretrained.load(saved_with(tmp_path / "old", own_latents=0.5))
-    with pytest.raises(ValueError, match="unknown key 'nonsense'"):
-        pretrained.load(saved_with(tmp_path / "newer", nonsense=1))
-
-
-def test_a_method_must_say_how_it_learns_and_thinks() -> None:
-    class Half(base.Method):
-        name = "half"
-        Config = CotConfig
-
-    with pytest.raises(TypeError, match="abstract"):
-        Half(CotConfig())
-    assert all(issubclass(method, base.Method) for method in registry.METHODS.values())
-    assert Cot.training_only == frozenset()

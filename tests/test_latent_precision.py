@@ -10,7 +10,7 @@ from families import EXAMPLES, liven, tiny_lm
 from torch import Tensor
 
 from colar.methods import pretrained
-from colar.methods.colar.heads import LOG_STD_RANGE, LatentHead, expected_embedding
+from colar.methods.colar.latent_head import LOG_STD_RANGE, LatentHead
 from colar.methods.colar.method import Colar, ColarConfig
 from colar.methods.rollouts import ThoughtActions, score
 from colar.model.latent_lm import LatentLM
@@ -48,9 +48,8 @@ def test_a_drawn_latent_is_as_far_from_its_mean_as_sigma_says(log_sigma: float, 
     squares: list[Tensor] = []
 
     def thought_logps(actions: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
-        c_L = rollouts.params["compression_factor"][actions.row]
-        mean_LD, log_std_LD = method.predictor._predict(lm, actions.hidden, c_L)
-        squares.append((((actions.latents / method.predictor.sigma_e) - mean_LD) / log_std_LD.exp()).square())
+        mean_LD, log_std_LD = lm.extra["latent_head"](actions.hidden)
+        squares.append((((actions.latents / method.sigma_e) - mean_LD) / log_std_LD.exp()).square())
         # Any value for each thought: what is tested lies in `squares`.
         return actions.temperature, {}
 
@@ -79,17 +78,3 @@ def test_the_head_is_float32_under_autocast() -> None:
         again = head(hidden)
     assert torch.equal(again[0], mean)
     assert torch.equal(again[1], log_std)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_an_expected_embedding_is_float32_whatever_the_vocabulary_is(autocast: bool) -> None:
-    torch.manual_seed(0)
-    vocabulary = torch.randn(9000, 16).bfloat16()
-    probs = torch.randn(5, 9000).softmax(-1)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = expected_embedding(probs, vocabulary)
-    exact = probs.double() @ vocabulary.double()
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-6)
-    torch.testing.assert_close(
-        expected_embedding(probs, vocabulary.float()).double(), exact, rtol=0, atol=1e-6
-    )

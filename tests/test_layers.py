@@ -17,7 +17,6 @@ FLOORS = (
     ("methods",),
     ("model",),
     ("template",),
-    ("number_tokens",),
     ("ops", "data"),
     ("processes",),
     ("yaml_files",),
@@ -135,7 +134,7 @@ def test_a_fault_is_found(name, text, part):
         ("colar.engine.engine", "from . import cache\nfrom .request import fold\nfrom ..methods import base"),
         (
             "colar.ops.noise",
-            "import torch\nfrom colar.ops.compress import groups\nfrom colar.files import read_json",
+            "import torch\nfrom colar.ops.trees import plan\nfrom colar.files import read_json",
         ),
         ("colar.data.sources", "import datasets\nfrom colar import files, progress"),
     ],

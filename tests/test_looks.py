@@ -22,7 +22,7 @@ from colar.engine.request import Decoding, Request, fold
 from colar.evaluation.evaluate import Limits
 from colar.methods import pretrained, registry
 from colar.methods.base import Method, ThinkState, param_columns
-from colar.methods.colar import group_choice
+from colar.methods.sequential import choice as group_choice
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.sampling import is_drawn, sample_tokens
@@ -37,12 +37,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cot": ("cot", {}, {}),
     "gaussian": ("colar", {}, {}),
     "argmax": ("colar", {"stop": "argmax"}, {}),
-    "anchored": ("colar", {"head": "anchored"}, {}),
-    "snapped": ("colar", {}, {"snap": True}),
-    "sequential": ("colar", {"head": "sequential"}, {"compression_factor": 3}),
+    "sequential": ("sequential", {}, {"compression_factor": 3}),
     "any c": (
-        "colar",
-        {"head": "sequential", "compression_factors": "1.0..5.0"},
+        "sequential",
+        {"compression_factors": "1.0..5.0"},
         {"compression_factor": 1.5},
     ),
     "coconut": ("coconut", {}, {}),

@@ -16,8 +16,8 @@ from colar.engine import reference
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
-from colar.methods.colar import ColarParams
-from colar.methods.colar.merging import PlaceMaps, merge_chains, merge_groups
+from colar.methods.sequential import SequentialParams
+from colar.methods.sequential.merging import PlaceMaps, merge_chains, merge_groups
 from colar.model import checkpoint
 
 
@@ -27,7 +27,7 @@ def test_it_starts_as_the_plain_sum() -> None:
     batch = Batch.collate(encoded(lm, method))
     plain = method.loss(lm, batch)["ce"]
     lm.add_modules({"place_maps": PlaceMaps(lm.width, 3)})
-    ordered = registry.build("colar", {"head": "sequential", "compression_factors": [3], "merge": "ordered"})
+    ordered = registry.build("sequential", {"compression_factors": [3], "merge": "ordered"})
     torch.testing.assert_close(ordered.loss(lm, batch)["ce"], plain)
 
 
@@ -35,7 +35,7 @@ def test_each_place_has_its_map_and_the_first_has_none() -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
     ids = torch.tensor([[[5, 6, 7], [8, 9, 0]], [[7, 6, 5], [0, 0, 0]]])
     real = torch.tensor([[[1, 1, 1], [1, 1, 0]], [[1, 1, 1], [0, 0, 0]]]).bool()
-    found = merge_groups(lm, ids, real, "ordered")
+    found = merge_groups(lm, ids, real, None)
     torch.testing.assert_close(found[0, 0], latent(lm, [5, 6, 7]))
     torch.testing.assert_close(found[0, 1], latent(lm, [8, 9]))
     torch.testing.assert_close(found[1, 0], latent(lm, [7, 6, 5]))
@@ -48,7 +48,7 @@ def test_chains_are_merged_group_by_group() -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
     chains = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 0, 0]])
     sizes = torch.tensor([[2, 3], [1, 2]])
-    found = merge_chains(lm, chains, sizes, "ordered")
+    found = merge_chains(lm, chains, sizes, None)
     for row, k, ids in ((0, 0, [11, 12]), (0, 1, [13, 14, 15]), (1, 0, [21]), (1, 1, [22, 23])):
         torch.testing.assert_close(found[row, k], latent(lm, ids))
 
@@ -58,22 +58,14 @@ def test_the_maps_are_trained_and_c_1_needs_none() -> None:
     rows = encoded(lm, method, times=4)
     batch = Batch.collate([row for row in rows if row.params.compression_factor == 3])
     method.loss(lm, batch)["ce"].sum().backward()
-    gradient = lm.extra["place_maps"].maps.grad
-    assert (gradient.abs().sum((1, 2)) > 0).all()
+    for weight in lm.extra["place_maps"].parameters():
+        assert (weight.grad.abs().sum((1, 2)) > 0).all()
     assert "place_maps" not in made(compression_factors=[1], merge="ordered")[0].extra
 
 
-@pytest.mark.parametrize("head", ["gaussian", "deterministic", "anchored"])
-def test_a_head_that_aims_at_latents_refuses_maps_that_move_them(head: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"merge ordered is an option of head: sequential; this one is {head}"
-    ):
-        registry.build("colar", {"head": head, "merge": "ordered"})
-
-
 def test_a_wrong_merge_is_refused() -> None:
-    with pytest.raises(ValueError, match="method.merge must be one of sqrt, mean, ordered"):
-        registry.build("colar", {"merge": "sum"})
+    with pytest.raises(ValueError, match="method.merge must be one of sqrt, ordered, got 'mean'"):
+        registry.build("sequential", {"merge": "mean"})
 
 
 def test_a_checkpoint_keeps_its_maps(tmp_path: Path) -> None:
@@ -81,9 +73,9 @@ def test_a_checkpoint_keeps_its_maps(tmp_path: Path) -> None:
     pretrained.save(lm, method, tmp_path / "model", {}, "")
     again, method_again = pretrained.load(tmp_path / "model")
     assert method_again.config.merge == "ordered"
-    torch.testing.assert_close(again.extra["place_maps"].maps, lm.extra["place_maps"].maps)
+    torch.testing.assert_close(again.extra["place_maps"].matrices(), lm.extra["place_maps"].matrices())
     decoding = Decoding(max_latents=5, max_completion_length=4)
-    request = Request("a", EXAMPLES[0].question, ColarParams(3), decoding, 0, keep_latents=True)
+    request = Request("a", EXAMPLES[0].question, SequentialParams(3), decoding, 0, keep_latents=True)
     ours, theirs = reference.complete(lm, method, request), reference.complete(again, method_again, request)
     assert (ours.token_ids, ours.length) == (theirs.token_ids, theirs.length)
     assert ours.length > 0
@@ -99,7 +91,7 @@ def test_autocast_does_not_round_what_is_fed(dtype: torch.dtype) -> None:
     lm, _ = made(compression_factors=[3], merge="ordered")
     ids = torch.tensor([[5, 6, 7]])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        found = merge_groups(lm, ids, torch.ones_like(ids).bool(), "ordered")
+        found = merge_groups(lm, ids, torch.ones_like(ids).bool(), None)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found[0], latent(lm, [5, 6, 7]))
 
@@ -108,24 +100,19 @@ def test_two_digits_are_told_apart_only_in_order() -> None:
     """Two orders of the same tokens, at c = 2: one latent as a plain sum, two where places have maps."""
     lm = tiny_lm("llama")
     ids, real = torch.tensor([[5, 6], [6, 5]]), torch.ones(2, 2).bool()
-    plain: Any = merge_groups(lm, ids, real, "sqrt")
+    plain: Any = merge_groups(lm, ids, real, None)
     torch.testing.assert_close(plain[0], plain[1])
     torch.testing.assert_close(plain[0], lm.embed(ids[0]).sum(0) / math.sqrt(2))
-    torch.testing.assert_close(merge_groups(lm, ids, real, "mean")[0], lm.embed(ids[0]).mean(0))
     ordered, _ = made(compression_factors=[2], merge="ordered")
-    found = merge_groups(ordered, ids, real, "ordered")
+    found = merge_groups(ordered, ids, real, None)
     assert not torch.allclose(found[0], found[1], atol=0.1)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{}, {"unit": "number"}, {"unit": "result", "merge_rank": 3}],
-    ids=["places", "digits", "maps of low rank"],
-)
-def test_mapping_each_token_once_is_mapping_each_place(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize("grouping", ["tokens", "equations"])
+def test_mapping_each_token_once_is_mapping_each_place(grouping: str) -> None:
     """On a CPU each token is mapped once a batch: values and gradients are those of the maps at every place."""
-    lm, method = made(compression_factors=[3], merge="ordered", digits=True, **config)
-    units = method.predictor.units(lm)
+    lm, method = made(compression_factors=[3], merge="ordered", digits=True, grouping=grouping)
+    equations = method.equations(lm)
     digits = lm.template.token_ids(tuple("0123456789"), "")
     torch.manual_seed(0)
     ids = torch.tensor([5, 6, *digits])[torch.randint(0, 12, (4, 6, 3))]
@@ -137,11 +124,12 @@ def test_mapping_each_token_once_is_mapping_each_place(config: dict[str, Any]) -
         (latents @ weight).square().sum().backward()
         return {name: each.grad.clone() for name, each in lm.named_parameters() if each.grad is not None}
 
-    found = merge_groups(lm, ids, real, "ordered", units)
+    found = merge_groups(lm, ids, real, equations)
     mine = gradients(found)
     embeds = lm.embed(torch.where(real, ids, 0))
-    unit, digit = units.places(torch.where(real, ids, -1))
-    if "digit_maps" in lm.extra:
+    unit = torch.arange(3).expand(ids.shape)
+    if equations is not None:
+        unit, digit = equations.places(torch.where(real, ids, -1))
         embeds = lm.extra["digit_maps"](embeds, digit)
     embeds = lm.extra["place_maps"](embeds, unit)
     expected = (embeds * real[..., None]).sum(-2) / real.sum(-1, keepdim=True).clamp(min=1).sqrt()
@@ -152,24 +140,18 @@ def test_mapping_each_token_once_is_mapping_each_place(config: dict[str, Any]) -
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-5)
 
 
-# Maps of low rank, and maps to start from
+# Maps to start from
 
 
-def test_maps_of_low_rank_start_as_the_plain_sum_and_learn() -> None:
-    lm, method = made(compression_factors=[3], merge="ordered")
-    low = PlaceMaps(lm.width, 3, rank=2)
-    torch.testing.assert_close(low.matrices(), torch.eye(lm.width).repeat(2, 1, 1))
-    assert sum(weight.numel() for weight in low.parameters()) == 2 * 2 * 2 * lm.width
-    lm.extra["place_maps"] = low
-    method.loss(lm, Batch.collate(encoded(lm, method)))["ce"].sum().backward()
-    assert (low.up.grad.abs().sum((1, 2)) > 0).all()
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-def test_a_map_is_what_its_matrix_says(rank: int | None) -> None:
-    maps = PlaceMaps(8, 4, rank)
+def random_maps(width: int, places: int) -> PlaceMaps:
+    maps = PlaceMaps(width, places)
     for weight in maps.parameters():
-        torch.nn.init.normal_(weight)
+        torch.nn.init.normal_(weight, std=0.3)
+    return maps
+
+
+def test_a_map_is_what_its_matrix_says() -> None:
+    maps = random_maps(8, 4)
     embeds = torch.randn(5, 3, 8)
     places = torch.randint(0, 4, (5, 3))
     by_matrix = torch.zeros_like(embeds)
@@ -184,30 +166,15 @@ def test_a_map_is_what_its_matrix_says(rank: int | None) -> None:
     torch.testing.assert_close(chosen, by_matrix, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("trained", [None, 3])
-@pytest.mark.parametrize("rank", [None, 3, 8])
-def test_maps_start_from_those_of_a_checkpoint(trained: int | None, rank: int | None) -> None:
-    """Of full matrices or of a rank, with fewer places: the same where the rank suffices, the nearest where not."""
-    before = PlaceMaps(8, 3, trained)
-    for weight in before.parameters():
-        torch.nn.init.normal_(weight)
-    maps = PlaceMaps(8, 5, rank)
-    maps.start_from(before.state_dict())
-    change = before.matrices() - torch.eye(8)
-    u, s, v = torch.linalg.svd(change)
-    kept = rank or 8
-    nearest = u[:, :, :kept] @ torch.diag_embed(s[:, :kept]) @ v[:, :kept]
-    torch.testing.assert_close(maps.matrices()[:2], nearest + torch.eye(8), rtol=1e-4, atol=1e-4)
-    # Places that the checkpoint has not seen start as the plain sum.
-    torch.testing.assert_close(maps.matrices()[2:], torch.eye(8).repeat(2, 1, 1))
-
-
-@pytest.mark.parametrize("rank", [None, 8])
-def test_places_that_are_no_longer_there_are_left_out(rank: int | None) -> None:
-    before, maps = PlaceMaps(8, 5), PlaceMaps(8, 3, rank)
-    torch.nn.init.normal_(before.maps)
-    maps.start_from(before.state_dict())
-    torch.testing.assert_close(maps.matrices(), before.matrices()[:2], rtol=1e-4, atol=1e-4)
+def test_maps_start_from_those_of_a_checkpoint() -> None:
+    """Places that it has not seen start as the plain sum, and those that are no longer there are left out."""
+    before = random_maps(8, 3)
+    more, fewer = PlaceMaps(8, 5), PlaceMaps(8, 2)
+    more.start_from(before.state_dict())
+    fewer.start_from(before.state_dict())
+    torch.testing.assert_close(more.matrices()[:2], before.matrices())
+    torch.testing.assert_close(more.matrices()[2:], torch.eye(8).repeat(2, 1, 1))
+    torch.testing.assert_close(fewer.matrices(), before.matrices()[:1])
 
 
 @pytest.mark.parametrize("merge", ["ordered", "sqrt"])
@@ -216,7 +183,7 @@ def test_maps_that_a_checkpoint_lacks_start_as_the_identity(tmp_path: Path, merg
     lm, method = made(compression_factors=[1], merge=merge)
     assert "place_maps" not in lm.extra
     folder = pretrained.save(lm, method, tmp_path / "first", {}, "")
-    wider = registry.build("colar", {"head": "sequential", "compression_factors": [1, 3], "merge": "ordered"})
+    wider = registry.build("sequential", {"compression_factors": [1, 3], "merge": "ordered"})
     again = pretrained.load_for_training(folder, wider, None, "float32", seed=0)
     maps = again.extra["place_maps"]
     assert isinstance(maps, PlaceMaps)
@@ -224,54 +191,30 @@ def test_maps_that_a_checkpoint_lacks_start_as_the_identity(tmp_path: Path, merg
     decoders = (again.extra["group_decoder"].state_dict(), lm.extra["group_decoder"].state_dict())
     torch.testing.assert_close(*decoders)
     # What is asked, and not trained further, must have all of its modules.
-    with pytest.raises(ValueError, match='(?s)does not fit the method.s modules: .*"place_maps.maps"'):
+    with pytest.raises(ValueError, match='(?s)does not fit the method.s modules: .*"place_maps.up"'):
         checkpoint.load_modules(again.extra, folder)
 
 
 def test_maps_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="maps of width 4 do not fit those of width 8"):
+    with pytest.raises(ValueError, match=r"maps of \(4, 32\) do not fit those of \(8, 32\)"):
         PlaceMaps(8, 3).start_from(PlaceMaps(4, 3).state_dict())
 
 
 def test_training_goes_on_from_other_maps_and_thinking_does_not(tmp_path: Path) -> None:
-    """`init_from` takes over maps of fewer places and another rank; a checkpoint that is loaded must have its own."""
-    lm, method = made(compression_factors=[2], merge="ordered", unit="number", digits=True)
+    """`init_from` takes over maps of fewer places; a checkpoint that is loaded must have its own."""
+    lm, method = made(compression_factors=[2], merge="ordered")
     folder = tmp_path / "model"
     pretrained.save(lm, method, folder, {}, "")
-    config = {
-        "head": "sequential",
-        "compression_factors": [4],
-        "merge": "ordered",
-        "unit": "result",
-        "merge_rank": 4,
-    }
-    other = registry.build("colar", config)
+    other = registry.build("sequential", {"compression_factors": [4], "merge": "ordered"})
     again = pretrained.load_for_training(folder, other, None, "float32", seed=0)
-    change = lm.extra["place_maps"].matrices()[0] - torch.eye(lm.width)
     started = again.extra["place_maps"].matrices()
+    torch.testing.assert_close(started[0], lm.extra["place_maps"].matrices()[0])
     assert len(started) == 3
-    u, s, v = torch.linalg.svd(change)
-    torch.testing.assert_close(
-        started[0] - torch.eye(lm.width), u[:, :4] @ torch.diag(s[:4]) @ v[:4], rtol=1e-3, atol=1e-4
-    )
     for name, weight in lm.extra["group_decoder"].state_dict().items():
         torch.testing.assert_close(again.extra["group_decoder"].state_dict()[name], weight)
 
     info = files.read_json(folder / "colar.json")
-    info["method"]["config"]["merge_rank"] = 4
+    info["method"]["config"]["compression_factors"] = [4]
     files.write_json(folder / "colar.json", info)
     with pytest.raises(ValueError, match=r"modules.safetensors does not fit the method's modules"):
         pretrained.load(folder)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"merge_rank": 0, "merge": "ordered"}, "method.merge_rank must be a whole number, 1 or more, got 0"),
-        ({"merge_rank": 1.5, "merge": "ordered"}, "method.merge_rank must be a whole number, 1 or more, got 1.5"),
-        ({"merge_rank": 4}, "method.merge_rank is a value of merge: ordered; this one is sqrt"),
-    ],
-)  # fmt: skip
-def test_a_wrong_rank_is_refused(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        registry.build("colar", {"head": "sequential", **config})

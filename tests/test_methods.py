@@ -8,18 +8,16 @@ import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 from torch.distributions import Normal
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.methods import pretrained, registry
+from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row, ThinkState
-from colar.methods.colar.heads import LOG_STD_RANGE, latent_loss
+from colar.methods.colar.latent_head import LOG_STD_RANGE, latent_loss
 from colar.methods.colar.method import ColarParams
 from colar.model.latent_lm import LoraSettings
-from colar.ops import groups, noise, trees
-from colar.ops.sampling import sample_tokens
+from colar.ops import noise, trees
 from colar.template.template import Template
 
 METHODS = tuple(registry.METHODS)
@@ -100,7 +98,7 @@ CONFIGS = [
     {"latent_loss": "nll"},
     {"latent_loss": "nll", "nll_beta": 0.5},
     {"head": "deterministic"},
-    {"merge": "mean", "latent_weight": 0.25, "comp_weight": 3.0},
+    {"merge": "mean", "latent_weight": 0.25},
     {"merge": "mean", "latent_loss": "nll", "supervise_chain": False},
     {"supervise_chain": False},
     {"chain_label": "sampled"},
@@ -118,7 +116,7 @@ def test_colar_loss_equals_a_naive_loop(family, config):
     found = loss_of(method, lm, rows)
     for b, row in enumerate(rows):
         ce, latent = naive_colar(lm, method.config, row, row.params.compression_factor)
-        torch.testing.assert_close(found["ce"][b], ce * method.config.comp_weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found["ce"][b], ce, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(
             found["latent"][b], latent * method.config.latent_weight, rtol=1e-4, atol=1e-5
         )
@@ -218,8 +216,8 @@ def test_the_stop_label_is_never_lost(c):
     for length in range(13):
         batch = Batch.collate([colar_row(length, c), colar_row(12, 1)])
         n = math.ceil(length / c)
-        sizes = groups.sizes(batch.chain_lengths, batch.params["compression_factor"])
-        labels, weights = method.predictor.labels(batch, sizes)
+        sizes = grouping.sizes(batch.chain_lengths, batch.params["compression_factor"])
+        labels, weights = method.labels(batch, sizes)
         assert labels[0, n : n + 3, 0].tolist() == [50, 51, 1]
         assert weights[0, n : n + 3, 0].tolist() == [1, 1, 1]
         total = weights.sum(-1)
@@ -230,7 +228,7 @@ def test_the_stop_label_is_never_lost(c):
             group = list(range(100 + k * c, 100 + min(length, (k + 1) * c)))
             assert labels[0, k][weights[0, k] > 0].tolist() == group
         stop_only = registry.build("colar", {"supervise_chain": False})
-        _, only = stop_only.predictor.labels(batch, sizes)
+        _, only = stop_only.labels(batch, sizes)
         assert only[0].sum(-1).nonzero()[:, 0].tolist() == [n, n + 1, n + 2]
 
 
@@ -238,7 +236,7 @@ def test_every_token_of_a_group_gets_its_turn():
     """The label is drawn uniformly: over seeds, each of three tokens about a third of the time."""
     method = registry.build("colar", {"chain_label": "sampled"})
     rows = [dataclasses.replace(colar_row(6, 3), seed=seed) for seed in range(600)]
-    _, weights = method.predictor.labels(Batch.collate(rows), torch.tensor([[3, 3]]).repeat(600, 1))
+    _, weights = method.labels(Batch.collate(rows), torch.tensor([[3, 3]]).repeat(600, 1))
     assert set(weights[:, :2].unique().tolist()) == {0.0, 1.0}
     assert (weights[:, :2].sum(-1) == 1).all()
     assert weights[:, :2].sum(0).min() > 150
@@ -308,107 +306,17 @@ def test_sigma_e_is_measured_on_the_embedding_modules_output(family, lora):
     assert kept.config.sigma_e == 0.125
 
 
-# Variants of the head, and what is fed back
+# When thinking stops
 
 
 def state_of(lm, hidden, **params):
     """One greedy thinking step of as many requests as there are hidden states."""
     n = hidden.shape[0]
-    columns = {"compression_factor": torch.full((n,), 2.0), "snap": torch.zeros(n)}
+    columns = {"compression_factor": torch.full((n,), 2.0)}
     columns |= {name: torch.full((n,), float(value)) for name, value in params.items()}
     zeros = torch.zeros(n, dtype=torch.float64)
     whole = torch.arange(n)
     return ThinkState(hidden, whole * 0, columns, zeros, zeros + 1, zeros, whole, whole * 0, lm.logits)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_anchored_head_starts_at_the_expected_embedding(family):
-    """sqrt(c) times the mean embedding under the LM head, the separator left out, Gemma's scaling included."""
-    lm = tiny_lm(family)
-    method = build(lm, "colar", head="anchored")
-    hidden = lm.hidden(lm.embed(torch.tensor([[3, 4, 5]])))[0].detach()
-    for c in (1, 2, 5):
-        thought = method.think(lm, state_of(lm, hidden, compression_factor=c))
-        logits = lm.logits(hidden)
-        logits[:, lm.template.separator_id] = -torch.inf
-        expected = sum(p * lm.embed(torch.tensor(v)) for v, p in enumerate(logits.softmax(-1).T[..., None]))
-        torch.testing.assert_close(thought.embeds, math.sqrt(c) * expected, rtol=1e-4, atol=1e-5)
-
-
-def test_an_anchored_heads_correction_is_trained():
-    lm = tiny_lm("llama")
-    method = build(lm, "colar", head="anchored")
-    loss_of(method, lm, encode(method, lm))["latent"].sum().backward()
-    assert lm.extra["latent_head"].mean.weight.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("merge", ["sqrt", "mean"])
-@pytest.mark.parametrize("head", ["gaussian", "anchored", "deterministic"])
-def test_snapping_feeds_what_training_fed(head, merge):
-    """Where the LM head gives a group's tokens their shares, the latent of that group comes back to the digit."""
-    lm = tiny_lm("llama")
-    method = build(lm, "colar", head=head, merge=merge)
-    tokens = torch.tensor([[7, 9], [9, 9], [11, 8]])
-    hidden = lm.hidden(lm.embed(tokens))[:, -1].detach()
-    state = state_of(lm, hidden, snap=True)
-    logits = torch.full((3, lm.vocabulary().shape[0]), -20.0)
-    for row, group in enumerate(tokens):
-        for token in group:
-            logits[row, token] = math.log(float((group == token).float().mean()))
-    state.make_logits = lambda _: logits
-    scale = math.sqrt(2) if merge == "sqrt" else 2
-    torch.testing.assert_close(method.think(lm, state).embeds, lm.embed(tokens).sum(1) / scale)
-
-
-def test_snapping_at_factor_one_thinks_in_tokens():
-    """At c = 1 it is the chain of tokens that the LM head would write, greedy and sampled."""
-    lm = tiny_lm("llama")
-    method = build(lm, "colar")
-    hidden = torch.randn(64, lm.width, generator=torch.Generator().manual_seed(0))
-    state = state_of(lm, hidden, compression_factor=1, snap=True)
-    for temperature in (0.0, 1.3):
-        state.temperature = torch.full((64,), temperature, dtype=torch.float64)
-        embeds = method.think(lm, state).embeds
-        logits = state.logits().clone()
-        logits[:, lm.template.separator_id] = -torch.inf
-        ids = sample_tokens(logits, state.temperature, state.top_p, state.uniform(noise.SNAP))
-        torch.testing.assert_close(embeds, lm.embed(ids))
-        assert temperature == 0 or len(ids.unique()) > 1
-
-
-class CountCalls(TorchDispatchMode):
-    """Counts an operator's calls within the block."""
-
-    def __init__(self, op):
-        super().__init__()
-        self.op = op
-        self.calls = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += func is self.op
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_snapping_rows_do_not_wait_for_the_factor_of_others(temperature):
-    """Tokens are chosen for the rows that snap alone, c of them; these rows feed what they feed by themselves."""
-    lm = tiny_lm("llama")
-    method = build(lm, "colar")
-    hidden = torch.randn(3, lm.width, generator=torch.Generator().manual_seed(0))
-    state = state_of(lm, hidden)
-    state.params["compression_factor"] = torch.tensor([30.0, 2.0, 3.0])
-    state.params["snap"] = torch.tensor([0.0, 1.0, 1.0])
-    state.temperature = torch.full((3,), temperature, dtype=torch.float64)
-    with CountCalls(torch.ops.aten.scatter_add_.default) as chosen:
-        embeds = method.think(lm, state).embeds
-    assert chosen.calls == 3
-    for row, c in ((1, 2), (2, 3)):
-        alone = state_of(lm, hidden[row : row + 1], compression_factor=c, snap=True)
-        alone.seed = state.seed[row : row + 1]
-        alone.temperature = state.temperature[:1]
-        torch.testing.assert_close(embeds[row], method.think(lm, alone).embeds[0])
-    mean = method.think(lm, state_of(lm, hidden, compression_factor=30)).embeds[0]
-    torch.testing.assert_close(embeds[0], mean)
 
 
 def test_greedy_thinking_stops_when_that_is_more_likely_than_not():
@@ -604,16 +512,15 @@ def test_a_factor_that_is_none(value, message):
         registry.make_params(registry.build("colar"), {"compression_factor": value})
 
 
-@pytest.mark.parametrize("snap", [False, True])
-def test_factors_far_beyond_what_was_trained_are_refused(snap):
-    """They would take as long as they are large: for the snap, and for whoever reads c tokens of each thought."""
+def test_factors_far_beyond_what_was_trained_are_refused():
+    """They would take as long as they are large, for whoever reads c tokens of each thought."""
     method = registry.build("colar", {"compression_factors": [1, 2, 5]})
-    assert "was not trained" in method.trained(ColarParams(32, snap=snap))
+    assert "was not trained" in method.trained(ColarParams(32))
     for c in (33, 1e9, 10**300):
         with pytest.raises(ValueError, match=r"compression_factor must be 32 or less .*trained: 1, 2, 5"):
-            method.trained(ColarParams(c, snap=snap))
+            method.trained(ColarParams(c))
     wide = registry.build("colar", {"compression_factors": [1, 40]})
-    assert wide.trained(ColarParams(40, snap=snap)) is None
+    assert wide.trained(ColarParams(40)) is None
 
 
 def test_factors_beyond_what_was_trained():
@@ -650,11 +557,9 @@ def test_a_number_beyond_the_largest_float_is_no_size():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"merge": "sum"}, "method.merge must be one of sqrt, mean, ordered, got 'sum'"),
-        (
-            {"head": "gauss"},
-            "method.head must be one of gaussian, deterministic, anchored, sequential, got 'gauss'",
-        ),
+        ({"merge": "sum"}, "method.merge must be one of sqrt, mean, got 'sum'"),
+        ({"head": "gauss"}, "method.head must be one of gaussian, deterministic, got 'gauss'"),
+        ({"head": "sequential"}, "write method.name sequential and leave method.head out"),
         ({"own_latents": 0.0}, "unknown key 'own_latents'"),
         ({"nll_beta": 2.0}, "method.nll_beta must be a number, from 0 to 1, got 2.0"),
         ({"nll_beta": 0.5}, "method.nll_beta is a value of latent_loss nll; this one is soft_mse"),
@@ -666,10 +571,6 @@ def test_a_number_beyond_the_largest_float_is_no_size():
         ({"alpha": "0.1"}, "alpha must be a float, got '0.1'"),
         ({"latent_weight": math.inf}, "method.latent_weight must be a number, 0 or more, got inf"),
         ({"supervise_chain": 1}, "supervise_chain must be a bool, got 1"),
-        (
-            {"head": "sequential", "supervise_chain": False},
-            "method.supervise_chain false is an option of heads that predict a latent",
-        ),
         ({"sigma_e": 0.0}, "sigma_e must be above 0 or null, got 0.0"),
         ({"sigma_e": math.inf}, "sigma_e must be above 0 or null, got inf"),
         ({"sigma_e": "big"}, "sigma_e must be above 0 or null, got 'big'"),
@@ -763,7 +664,11 @@ HEART = (
 )
 
 
-HEART_CONFIGS = {"colar": {"compression_factors": [1, 2], "alpha": 0.002}, "tokenskip": {"ratios": [0.5]}}
+HEART_CONFIGS = {
+    "colar": {"compression_factors": [1, 2], "alpha": 0.002},
+    "sequential": {"compression_factors": [1, 2]},
+    "tokenskip": {"ratios": [0.5]},
+}
 LAST_STAGE = math.inf
 """An epoch in which every curriculum has come to its end."""
 
@@ -774,7 +679,10 @@ def test_four_examples_are_learnt_by_heart(name):
     lm = tiny_lm("llama", scale=0.1)
     method = build(lm, name, **HEART_CONFIGS.get(name, {}))
     examples = list(method.prepare(lm, HEART))
-    asked = [ColarParams(1), ColarParams(2)] if name == "colar" else [method.Params()]
+    speeds = (
+        [method.Params(1), method.Params(2)] if "compression_factors" in HEART_CONFIGS.get(name, {}) else None
+    )
+    asked = speeds or [method.Params()]
     rows = [
         dataclasses.replace(row, params=p, question=lm.template.question(e.question, method.prompt(p)))
         for p in asked

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.ops import groups, noise, ragged
-from colar.ops.compress import compress, lattice, members, pick_one, scale
+from colar.methods import grouping
+from colar.methods.colar.method import pick_one
+from colar.methods.grouping import compress, members, scale
+from colar.ops import noise, ragged
 from colar.ops.sampling import likeliest, sample_tokens
 
 
@@ -34,8 +36,8 @@ def test_compress_equals_a_loop(lengths, factors, merge, extra):
     torch.manual_seed(0)
     embeds = torch.randn(len(lengths), max(lengths) + extra, 3)
     lengths_B, c_B = torch.tensor(lengths), torch.tensor(factors[: len(lengths)], dtype=torch.float64)
-    sizes = groups.sizes(lengths_B, c_B)
-    latents, counts = compress(embeds, sizes, merge), groups.counts(sizes)
+    sizes = grouping.sizes(lengths_B, c_B)
+    latents, counts = compress(embeds, sizes, merge), grouping.counts(sizes)
     for b, (n, c) in enumerate(
         zip(lengths, factors, strict=False)
     ):  # c_B took as many factors as there are rows
@@ -51,65 +53,34 @@ def test_scale_of_a_sum():
     assert scale(sizes, "mean").tolist() == [1, 1, 4]
 
 
-def greedy(mass_BV, g):
-    return mass_BV.argmax(-1)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    groups_of=st.lists(st.lists(st.integers(0, 6), min_size=5, max_size=5), min_size=1, max_size=4),
-    factors=st.lists(st.integers(1, 5), min_size=4, max_size=4),
-    noise_of=st.floats(0, 0.09),
-)
-def test_lattice_gives_back_the_tokens_of_a_label(groups_of, factors, noise_of):
-    """Whatever tokens a group holds, one several times too, their shares are rounded back to them."""
-    factors = factors[: len(groups_of)]
-    wanted = [sorted(row[:c]) for row, c in zip(groups_of, factors, strict=True)]
-    probs = torch.zeros(len(wanted), 7)
-    for b, tokens in enumerate(wanted):
-        for token in tokens:
-            probs[b, token] += 1 / len(tokens)
-    blurred = (1 - noise_of) * probs + noise_of * torch.full((7,), 1 / 7)
-    ids, real = lattice(blurred, torch.tensor(factors), greedy)
-    assert [sorted(row[keep].tolist()) for row, keep in zip(ids, real, strict=True)] == wanted
-
-
-def test_lattice_by_hand():
-    """0.55, 0.25, 0.2 at c = 2: the first token, then 0.05 is left of it; 0.8, 0.2: the first token twice."""
-    probs = torch.tensor([[0.55, 0.25, 0.20], [0.8, 0.2, 0.0], [0.1, 0.3, 0.6]])
-    ids, real = lattice(probs, torch.tensor([2, 2, 1]), greedy)
-    assert ids[:2].tolist() == [[0, 1], [0, 0]]
-    assert (ids[2, 0], real[2].tolist()) == (2, [True, False])
-
-
 def test_factor_one_is_the_identity():
     embeds = torch.randn(2, 6, 4)
-    sizes = groups.sizes(torch.tensor([6, 4]), torch.ones(2))
+    sizes = grouping.sizes(torch.tensor([6, 4]), torch.ones(2))
     latents = compress(embeds, sizes)
     torch.testing.assert_close(latents[0], embeds[0], rtol=0, atol=0)
     torch.testing.assert_close(latents[1, :4], embeds[1, :4], rtol=0, atol=0)
-    assert groups.counts(sizes).tolist() == [6, 4]
+    assert grouping.counts(sizes).tolist() == [6, 4]
 
 
 def test_last_group_is_scaled_by_its_own_size():
     """PITFALLS 7: seven ones at c = 3 give sqrt(3), sqrt(3), 1, and there is no fourth, empty slot."""
-    sizes = groups.sizes(torch.tensor([7]), torch.tensor([3]))
+    sizes = grouping.sizes(torch.tensor([7]), torch.tensor([3]))
     latents = compress(torch.ones(1, 9, 1), sizes)
     torch.testing.assert_close(latents[0, :, 0], torch.tensor([3**0.5, 3**0.5, 1.0]))
-    assert groups.counts(sizes).tolist() == [3]
+    assert grouping.counts(sizes).tolist() == [3]
 
 
 def test_nan_in_padding_does_not_leak():
     embeds = torch.ones(1, 4, 1)
     embeds[0, 2:] = float("nan")
-    latents = compress(embeds, groups.sizes(torch.tensor([2]), torch.tensor([5])))
+    latents = compress(embeds, grouping.sizes(torch.tensor([2]), torch.tensor([5])))
     torch.testing.assert_close(latents, torch.full((1, 1, 1), 2**0.5))
 
 
 def test_empty_chain_has_no_latents():
-    sizes = groups.sizes(torch.tensor([0, 0]), torch.tensor([2, 3]))
+    sizes = grouping.sizes(torch.tensor([0, 0]), torch.tensor([2, 3]))
     assert compress(torch.ones(2, 0, 3), sizes).shape == (2, 0, 3)
-    assert groups.counts(sizes).tolist() == [0, 0]
+    assert grouping.counts(sizes).tolist() == [0, 0]
     assert members(torch.zeros(2, 0, dtype=torch.int64), sizes)[0].shape == (2, 0, 0)
 
 
@@ -136,7 +107,7 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
     T = max(lengths) + more
     ids = torch.arange(1, 1 + len(lengths) * T).view(len(lengths), T)
     c_B = torch.tensor(factors[: len(lengths)], dtype=torch.float64)
-    sizes = groups.sizes(torch.tensor(lengths), c_B)
+    sizes = grouping.sizes(torch.tensor(lengths), c_B)
     K = sizes.shape[1] + more
     found, real = members(ids, torch.nn.functional.pad(sizes, (0, more)))
     for b, n in enumerate(lengths):
@@ -154,12 +125,12 @@ def test_members_are_the_tokens_of_each_group(lengths, factors, more):
 
 
 def test_groups_of_one_and_a_half_by_hand():
-    """The picture of ops/groups.py: seven tokens at c = 1.5 and at 3, with two phases."""
+    """The picture of methods/grouping.py: seven tokens at c = 1.5 and at 3, with two phases."""
     lengths, c = torch.tensor([7, 7, 7, 0]), torch.tensor([1.5, 1.5, 3, 2])
-    sizes = groups.sizes(lengths, c, torch.tensor([0, 0.5, 0.9, 0.3], dtype=torch.float64))
+    sizes = grouping.sizes(lengths, c, torch.tensor([0, 0.5, 0.9, 0.3], dtype=torch.float64))
     assert sizes.tolist() == [[1, 2, 1, 2, 1], [2, 1, 2, 1, 1], [3, 3, 1, 0, 0], [0] * 5]
-    assert groups.counts(sizes).tolist() == [5, 5, 3, 0]
-    assert groups.starts(sizes)[0].tolist() == [0, 1, 3, 4, 6]
+    assert grouping.counts(sizes).tolist() == [5, 5, 3, 0]
+    assert grouping.starts(sizes)[0].tolist() == [0, 1, 3, 4, 6]
 
 
 CENTS = st.integers(100, 600).map(lambda hundredths: hundredths / 100)
@@ -168,29 +139,29 @@ CENTS = st.integers(100, 600).map(lambda hundredths: hundredths / 100)
 @settings(deadline=None, max_examples=150)
 @given(n=st.integers(0, 40), c=CENTS, seed=st.integers(0, 10**6))
 def test_groups_are_a_partition_with_sizes_around_c(n, c, seed):
-    phase = groups.phase(torch.tensor([seed]))
-    sizes = groups.sizes(torch.tensor([n]), torch.tensor([c], dtype=torch.float64), phase)[0]
+    phase = grouping.phase(torch.tensor([seed]))
+    sizes = grouping.sizes(torch.tensor([n]), torch.tensor([c], dtype=torch.float64), phase)[0]
     assert sizes.sum() == n
     assert (sizes > 0).all()
     full = set(sizes[:-1].tolist())
     assert full <= {math.floor(c), math.ceil(c)}
-    most = groups.most(torch.arange(len(sizes)), torch.tensor(c, dtype=torch.float64), phase)
+    most = grouping.most(torch.arange(len(sizes)), torch.tensor(c, dtype=torch.float64), phase)
     assert (sizes[:-1] == most[:-1]).all()
     assert len(sizes) == 0 or 0 < sizes[-1] <= most[-1]
 
 
 def test_groups_have_c_tokens_on_average_and_the_phase_of_a_whole_c_does_nothing():
-    phase = groups.phase(torch.arange(4000))
+    phase = grouping.phase(torch.arange(4000))
     assert phase.min() >= 0
     assert phase.max() < 1
     c = torch.full((4000,), 2.3, dtype=torch.float64)
     for step in (0, 1, 7):
-        most = groups.most(torch.full((4000,), step), c, phase)
+        most = grouping.most(torch.full((4000,), step), c, phase)
         assert abs(most.double().mean().item() - 2.3) < 0.03
         assert set(most.tolist()) == {2, 3}
     # The phase nearest to 1 that there is, and a long chain: nothing is rounded up to the next token.
-    last = torch.tensor([1 - 1 / groups.PHASES], dtype=torch.float64)
-    assert (groups.most(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
+    last = torch.tensor([1 - 1 / grouping.PHASES], dtype=torch.float64)
+    assert (grouping.most(torch.arange(100_000), torch.tensor(5.0), last) == 5).all()
 
 
 def loop_cut(n, c, phase, bounds):
@@ -219,13 +190,13 @@ def test_cut_groups_equal_a_loop(rows, factors, seed, more):
     for b, row in enumerate(rows):
         bounds[b, : len(row)] = torch.tensor(row, dtype=torch.long)
     c = torch.tensor(factors[: len(rows)], dtype=torch.float64)
-    phase = groups.phase(torch.arange(len(rows)) + seed)
-    found = groups.cut_sizes(lengths, c, phase, bounds)
+    phase = grouping.phase(torch.arange(len(rows)) + seed)
+    found = grouping.cut_sizes(lengths, c, phase, bounds)
     for b, row in enumerate(rows):
         expected = loop_cut(len(row), factors[b], phase[b].item(), row)
         assert [size for size in found[b].tolist() if size] == expected
-    uncut = groups.cut_sizes(lengths, c, phase, torch.full_like(bounds, 99))
-    assert uncut.tolist() == groups.sizes(lengths, c, phase).tolist()
+    uncut = grouping.cut_sizes(lengths, c, phase, torch.full_like(bounds, 99))
+    assert uncut.tolist() == grouping.sizes(lengths, c, phase).tolist()
 
 
 # Ragged rows

@@ -9,7 +9,6 @@ from colar.look import probe
 from colar.look.layer_states import layer_states
 from colar.look.reference_chain import reference_passes
 from colar.methods import pretrained, registry
-from colar.methods.colar.method import ColarParams
 
 
 def names(n):
@@ -105,7 +104,7 @@ def build(family, head="gaussian"):
 def test_results_are_looked_for_where_they_stand(family):
     lm, method = build(family)
     for c in (1, 2, 5):
-        for each in reference_passes(lm, method, EXAMPLES[:3], ColarParams(c)):
+        for each in reference_passes(lm, method, EXAMPLES[:3], method.Params(c)):
             results = probe.results_of(lm, each)
             values = [float(step.split("=")[1].strip(">")) for step in each.example.steps]
             assert [result.label for result in results] == [probe.label_of(value) for value in values]
@@ -128,7 +127,7 @@ def test_results_are_looked_for_where_they_stand(family):
 @pytest.mark.parametrize("head", ["gaussian", "sequential"])
 def test_a_probe_of_a_random_model(head):
     lm, method = build("llama", head)
-    passes = list(reference_passes(lm, method, EXAMPLES, ColarParams(2)))
+    passes = list(reference_passes(lm, method, EXAMPLES, method.Params(2)))
     found = probe.probe_of(lm, passes)
     assert [(score.step, score.features) for score in found.scores] == [
         (step, name) for step in range(2) for name in probe.FEATURES

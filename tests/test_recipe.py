@@ -444,7 +444,7 @@ def test_rows_of_more_steps_are_left_out(capsys):
         (["--model.lora.r", "0"], "recipe.yaml: model.lora.r must be 1 or more, got 0"),
         (
             ["--method.head", "cauchy"],
-            "method.head must be one of gaussian, deterministic, anchored, sequential, got 'cauchy'",
+            "method.head must be one of gaussian, deterministic, got 'cauchy'",
         ),
         (["--method.alpha", "lots"], "alpha must be a float, got 'lots'"),
         (["--method.alpha", ".nan"], "method.alpha must be a finite number, got nan"),

@@ -8,7 +8,7 @@ from colar.engine import reference
 from colar.engine.request import Decoding, Request
 from colar.look import retrieval
 from colar.methods import pretrained, registry
-from colar.ops.compress import compress
+from colar.methods.grouping import compress
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -399,7 +399,7 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
     monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
     gates = importlib.import_module("gates")
     folders = {}
-    for name, config in (("cot", {}), ("colar", {"head": "sequential", "confidence_thresholds": [0, 0.5]})):
+    for name, config in (("cot", {}), ("sequential", {"confidence_thresholds": [0, 0.5]})):
         lm, method = LatentLM.from_backbone(backbones.load("tiny")), registry.build(name, config)
         pretrained.attach(lm, method, seed=0)
         folders[name] = pretrained.save(lm, method, tmp_path / name, {}, "card")

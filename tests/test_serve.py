@@ -74,7 +74,7 @@ SAMPLED = Decoding(0.8, 0.9, 0.8, max_latents=8, max_completion_length=8)
 CASES = [
     ("colar", {"compression_factor": 1}),
     ("colar", {"compression_factor": 2}),
-    ("colar", {"compression_factor": 5, "snap": True}),
+    ("colar", {"compression_factor": 5}),
     ("sequential", {"compression_factor": 1.5}),
     ("sequential", {"compression_factor": 3, "confidence_threshold": 0.5}),
     ("cot", {}),
@@ -355,10 +355,8 @@ def test_models_are_described(client):
     assert list(cards) == list(MODELS)
     assert cards["colar"]["method"] == "colar"
     assert cards["colar"]["factors"] == [1, 2, 3, 4, 5]
-    assert cards["colar"]["params"]["snap"]["allowed"] == [False, True]
     assert "confidence_threshold" not in cards["colar"]["params"]
     assert cards["sequential"]["params"]["confidence_threshold"]["allowed"] == [0, 0.5]
-    assert "snap" not in cards["sequential"]["params"]
     assert cards["sequential"]["params"]["compression_factor"]["about"].startswith(
         "c: how many reasoning tokens"
     )
@@ -605,7 +603,7 @@ REFUSED = [
     ({"temperature": 10**400}, 400, "temperature", "temperature"),
     ({"compression_factor": 10**400}, 400, "compression_factor", "compression_factor must be a number, 1 or more"),
     ({"compression_factor": 1e9}, 400, "compression_factor", "compression_factor must be 32 or less"),
-    ({"compression_factor": 33, "snap": True}, 400, "compression_factor", "(trained: 1, 2, 3, 4, 5), got 33"),
+    ({"compression_factor": 33}, 400, "compression_factor", "(trained: 1, 2, 3, 4, 5), got 33"),
     ({"top_p": 0}, 400, "top_p", "top_p must be in (0, 1], got 0"),
     ({"latent_temperature": -2}, 400, "latent_temperature", "latent_temperature must be 0, or from 1e-06 to 100"),
     ({"seed": 2**63}, 400, "seed", "seed: Input should be less than or equal to 9223372036854775807"),

@@ -211,7 +211,6 @@ def test_a_link_restores_question_and_settings(page, server):
     page.get_by_label("Speed").press("ArrowLeft")
     page.get_by_text("More settings").click()
     page.get_by_label("confidence threshold").fill("0.25")
-    page.get_by_label("snap").check()
     page.get_by_label("Temperature").fill("0.7")
     page.get_by_label("Seed").fill("11")
     page.get_by_label("Most thoughts").fill("40")
@@ -221,7 +220,7 @@ def test_a_link_restores_question_and_settings(page, server):
     first = server.requests[-1]
     assert first["reasoning_effort"] == "low"
     assert "compression_factor" not in first
-    assert (first["confidence_threshold"], first["snap"], first["thinking_token_budget"]) == (0.25, True, 40)
+    assert (first["confidence_threshold"], first["thinking_token_budget"]) == (0.25, 40)
     link = page.url
     assert "secret-key" not in link
     other = page.context.new_page()

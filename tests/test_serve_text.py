@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 
 from colar.look import retrieval
 from colar.methods import registry
-from colar.methods.efforts import EFFORTS, spread
+from colar.methods.base import EFFORTS, efforts_over
 from colar.serve.answering import pieces
 from colar.serve.ask import ask
 from colar.serve.delivery import stream_frames
@@ -181,7 +181,7 @@ def test_an_error_reaches_all_who_wait():
 )
 def test_efforts_lie_evenly_over_what_was_trained(values, expected):
     assert EFFORTS == ("xhigh", "high", "medium", "low", "minimal")
-    assert [each["c"] for each in spread("c", values).values()] == expected
+    assert [each["c"] for each in efforts_over("c", values).values()] == expected
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -197,7 +197,7 @@ def test_what_a_method_offers_it_takes(name):
 
 
 def test_a_real_range_offers_five_values():
-    method = registry.build("colar", {"head": "sequential", "compression_factors": "1.0..4.0"})
+    method = registry.build("sequential", {"compression_factors": "1.0..4.0"})
     assert method.choices()["compression_factor"] == [1, 1.75, 2.5, 3.25, 4]
     assert method.efforts()["low"] == {"compression_factor": 3.25}
 

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any], LoraSettings | None, str]] = {
     "cot, adapter on bfloat16": ("cot", {}, LORA, "bfloat16"),
     "colar, full": ("colar", {}, None, "float32"),
     "colar, adapter": ("colar", {}, LORA, "float32"),
-    "sequential, full": ("colar", {"head": "sequential"}, None, "float32"),
+    "sequential, full": ("sequential", {}, None, "float32"),
 }
 """Method and its config, adapter, dtype of the backbone (`tiny`: its embedding is tied to the LM head)."""
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
         train(lm, method, supervised.EXAMPLES, config, tmp_path)
     with pytest.raises(ValueError, match="set data.validation_size 0"):
         sft.check_fsdp(lm, method, 2, True)
-    unsure = {"head": "sequential", "confidence_thresholds": [0, 0.5]}
+    unsure = {"confidence_thresholds": [0, 0.5]}
     for name, settings in (("coconut", {}), ("distill", {}), ("colar", unsure)):
         with pytest.raises(ValueError, match=f"training.fsdp cannot train {name} as configured"):
             sft.check_fsdp(lm, registry.build(name, settings), 2, False)

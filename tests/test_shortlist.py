@@ -33,8 +33,8 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
-from colar.methods.colar import Colar, ColarParams
-from colar.methods.colar.group_choice import Rules, choose
+from colar.methods.sequential import Sequential, SequentialParams
+from colar.methods.sequential.choice import Rules, choose
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM, LoraSettings, head_logits
 from colar.ops import devices
@@ -173,7 +173,7 @@ def test_a_packed_head_has_rows_too(family: str) -> None:
 
 def test_prepare_counts_the_tokens_of_the_chains_and_the_separator() -> None:
     lm, _ = made()
-    method = registry.build("colar", {"head": "sequential", "shortlist": True})
+    method = registry.build("sequential", {"shortlist": True})
     stream: Iterator[Example] = (example for example in EXAMPLES)
     assert list(method.prepare(lm, stream)) == list(EXAMPLES)  # a stream is not used up
     wanted = {lm.template.separator_id}
@@ -188,7 +188,7 @@ def test_prepare_counts_the_tokens_of_the_chains_and_the_separator() -> None:
 
 def test_without_a_shortlist_nothing_is_counted() -> None:
     lm, _ = made()
-    method = registry.build("colar", {"head": "sequential"})
+    method = registry.build("sequential")
     assert method.prepare(lm, EXAMPLES) is EXAMPLES
     assert method.config.shortlist_ids is None
 
@@ -200,7 +200,7 @@ def test_what_a_kept_shortlist_lacks_is_counted_and_said(capsys: pytest.CaptureF
     chain = [token for step in lm.template.steps(("<<3+4=7>>",)) for token in step]
     lacking = chain[0]
     ids = tuple(i for i in known if i != lacking)
-    poor = registry.build("colar", {"head": "sequential", "shortlist": True, "shortlist_ids": list(ids)})
+    poor = registry.build("sequential", {"shortlist": True, "shortlist_ids": list(ids)})
     poor.prepare(lm, EXAMPLES)
     said = capsys.readouterr().err
     chains = [[t for step in lm.template.steps(e.steps) for t in step] for e in EXAMPLES]
@@ -219,33 +219,32 @@ def test_a_shortlist_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     assert len(back.config.shortlist_ids) > 5
 
 
-def made(family: str = "llama", live: bool = True, **config: Any) -> tuple[LatentLM, Colar]:
+def made(family: str = "llama", live: bool = True, **config: Any) -> tuple[LatentLM, Sequential]:
     return sequential.made(family, live, **{"shortlist": True, **config})
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"shortlist": True}, "method.shortlist is an option of head: sequential; this one is gaussian"),
         (
-            {"head": "sequential", "shortlist_ids": [1]},
+            {"shortlist_ids": [1]},
             "shortlist_ids is given, but method.shortlist is false",
         ),
-        ({"head": "sequential", "shortlist": 3}, "shortlist must be a bool, got 3"),
+        ({"shortlist": 3}, "shortlist must be a bool, got 3"),
         *(
-            ({"head": "sequential", "shortlist": True, "shortlist_ids": ids}, "in ascending order, each once")
+            ({"shortlist": True, "shortlist_ids": ids}, "in ascending order, each once")
             for ids in ([], [2, 1], [1, 1], [-1, 2], [1.5], ["a"], [True])
         ),
     ],
 )
 def test_wrong_values_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        registry.build("colar", config)
+        registry.build("sequential", config)
 
 
 def test_a_shortlist_that_cannot_be_counted_or_is_not_yet() -> None:
     lm, method = made()
-    fresh = registry.build("colar", {"head": "sequential", "shortlist": True})
+    fresh = registry.build("sequential", {"shortlist": True})
     with pytest.raises(ValueError, match="no row has a chain"):
         fresh.prepare(lm, [EXAMPLES[2]])
     with pytest.raises(ValueError, match="shortlist_ids are not known yet: call prepare"):
@@ -316,7 +315,7 @@ def test_a_shortlist_of_the_whole_vocabulary_changes_nothing() -> None:
     lm, short = made(**ANY_SPEED)
     everything = tuple(range(lm.causal_lm.get_input_embeddings().weight.shape[0]))
     short.config = dataclasses.replace(short.config, shortlist_ids=everything)
-    whole = registry.build("colar", {"head": "sequential", **ANY_SPEED})
+    whole = registry.build("colar", {**ANY_SPEED})
     whole.prepare(lm, EXAMPLES)
     batch = Batch.collate(encoded(lm, short))
     torch.testing.assert_close(short.loss(lm, batch)["ce"], whole.loss(lm, batch)["ce"])
@@ -347,7 +346,7 @@ def requests() -> list[Request]:
     asked = []
     for mode, decoding in (("greedy", GREEDY), ("sampled", SAMPLED), ("two", TWO_TEMPERATURES)):
         for i, example in enumerate((*EXAMPLES, *EXAMPLES)):
-            params = ColarParams(
+            params = SequentialParams(
                 (1, 2, 3, 5, 1.5, 2.5)[i % 6], confidence_threshold=(0, 0.05)[i // len(EXAMPLES)]
             )
             asked.append(
@@ -450,7 +449,7 @@ def test_a_compiled_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> No
     """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     lm, short = made(**ANY_SPEED)
-    whole = registry.build("colar", {"head": "sequential", **ANY_SPEED})
+    whole = registry.build("colar", {**ANY_SPEED})
     whole.prepare(lm, EXAMPLES)
     asked = requests()
     torch._dynamo.reset()

@@ -151,7 +151,7 @@ def world(tmp_path_factory):
             shutil.copyfile(path, project / path.name)
         elif path.name in ("src", "tests"):
             (project / path.name).symlink_to(path)
-    for name, config in (("cot", {}), ("colar", {"head": "sequential", "confidence_thresholds": [0, 0.5]})):
+    for name, config in (("cot", {}), ("sequential", {"confidence_thresholds": [0, 0.5]})):
         lm, method = LatentLM.from_backbone(backbones.load("tiny")), registry.build(name, config)
         pretrained.attach(lm, method, 0)
         method.prepare(lm, [])
@@ -191,7 +191,7 @@ def world(tmp_path_factory):
     method.prepare(lm, [])
     with running(serve_model("colar", (lm, method))) as live:
         yield {
-            "project": project, "cot": folder / "cot", "sequential": folder / "colar", "rows": folder / "rows", "run": run,
+            "project": project, "cot": folder / "cot", "sequential": folder / "sequential", "rows": folder / "rows", "run": run,
             "arena": folder / "arena", "recipe": path, "published": folder / "published", "records": folder / "records",
             "reinforced": folder / "reinforced", "page": folder / "page.html", "url": live.url,
         }  # fmt: skip

@@ -1100,7 +1100,9 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
             "model": {"backbone": "some-org/some-model"},
             "data": {"source": "gsm8k-aug", "data_dir": "/secret/place", "train_size": 7},
             "method": {"name": "colar", "alpha": 0.02},
-            "validation": {"params": [{"compression_factor": 1}, {"compression_factor": 5, "snap": True}]},
+            "validation": {
+                "params": [{"compression_factor": 1}, {"compression_factor": 5, "confidence_threshold": 0.8}]
+            },
         },
         "training": {"learning_rate": 1e-4},
         "metrics": {"accuracy": 0.25, "length": 3.5},
@@ -1118,7 +1120,7 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
         "gsm8k-aug",
         '"alpha": 0.05',  # the model's, not the recipe's
         "colar generate",
-        "--compression_factor 5 --snap true",  # as it was validated
+        "--compression_factor 5 --confidence_threshold 0.8",  # as it was validated
         "control",
     ):
         assert part in written

@@ -9,7 +9,7 @@ answers to `ANSWER` tokens, so that all systems do the same work. A chain of L t
     colar5-eager  the same, not compiled
     cot         ours, the chain in tokens, the step compiled
     colar2      as colar5, at c = 2
-    sequential2, sequential5    the sequential head at c = 2 and 5: every thought is c tokens, chosen one by one
+    sequential2, sequential5    the sequential method at c = 2 and 5: every thought is c tokens, chosen one by one
     sequential2-shortlist, sequential5-shortlist    the same, a group's tokens behind its first chosen among those of
                 the source's training chains
     hf-cot      transformers' `generate`, same weights, the chain in tokens: a static batch until its last row ends
@@ -119,11 +119,9 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     started = time.perf_counter()
     thinks_in_tokens = system in COT
-    method_name = "cot" if thinks_in_tokens else "colar"
+    method_name = "cot" if thinks_in_tokens else "sequential" if system in SEQUENTIAL else "colar"
     config: dict[str, Any] = {}
     chains: list[Example] = []
-    if system in SEQUENTIAL:
-        config["head"] = "sequential"
     if system.endswith("-shortlist"):
         config["shortlist"] = True
         chains = load_chains(args.source, args.data_dir)

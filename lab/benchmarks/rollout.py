@@ -176,7 +176,7 @@ def published(lm: LatentLM, method: Any, job: RolloutJob, batch: int) -> Rollout
         torch.multinomial(out.logits[:, -1].float().softmax(-1), 1)
         mean, log_std = lm.extra["latent_head"](out.hidden_states[-1][:, -1])
         drawn = mean + log_std.exp() * torch.randn_like(mean)
-        latents.append((drawn * method.predictor.sigma_e)[:, None].to(question))
+        latents.append((drawn * method.sigma_e)[:, None].to(question))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         mask[:, -1] = step < lengths
         out = lm.causal_lm(
@@ -225,10 +225,7 @@ def _outputs(job: RolloutJob, latents: Tensor, lengths: Tensor, answers: Tensor)
         stopped=torch.zeros(R, dtype=torch.bool),
         temperature=torch.ones(R, dtype=torch.float64),
         latent_temperature=torch.ones(R, dtype=torch.float64),
-        params={
-            "compression_factor": torch.full((R,), compression_factor),
-            "snap": torch.zeros(R),
-        },
+        params={"compression_factor": torch.full((R,), compression_factor)},
     )
 
 

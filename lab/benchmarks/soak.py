@@ -43,7 +43,7 @@ from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Completion, Decoding, Event, Request, fold
 from colar.methods import pretrained, registry
 from colar.methods.base import NoParams, ThinkState, Thought
-from colar.methods.colar.method import Colar, ColarParams
+from colar.methods.colar import Colar, ColarParams
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -121,7 +121,7 @@ def plan(i: int, seed: int) -> Plan:
         max_latents=rng.randrange(12),
         max_completion_length=rng.choice((1, 3, 6, 20)),
     )
-    params = ColarParams(rng.choice((1, 2, 3, 5)), snap=rng.random() < 0.2)
+    params = ColarParams(rng.choice((1, 2, 3, 5)))
     request = Request(str(i), question, params, decoding, seed=rng.randrange(RAISES), sample=i % 3)
     drawn = rng.random()
     for fate, share in FATES.items():
@@ -141,7 +141,7 @@ def _with(request: Request, fate: str, rng: Random) -> Plan:
                 {"seed": 0.5},
                 {"params": NoParams()},
                 {"params": None},
-                {"params": ColarParams(20_000, snap=True)},
+                {"params": ColarParams(20_000)},
                 {"question": None},
                 {"decoding": None},
             )

@@ -297,7 +297,7 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
         before = time.perf_counter()
         out.logits[:, -1].argmax(-1)  # whether to stop; what it says is not used, the length is given
         mean, _ = lm.extra["latent_head"](out.hidden_states[-1][:, -1])
-        fed.append((mean * method.predictor.sigma_e)[:, None].to(question))
+        fed.append((mean * method.sigma_e)[:, None].to(question))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         out = lm.causal_lm(
             inputs_embeds=fed[-1],

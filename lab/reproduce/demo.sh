@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The demo: CoT from scratch, then CoLaR from its weights twice, on as many rows each: with the paper's Gaussian head
-# (`colar`) and with ours (`sequential`). Beside them a no_cot control with as many rows as CoT and one of the two
+# The demo: CoT from scratch, then from its weights, on as many rows each, the paper's method (`colar`) and ours
+# (`sequential`). Beside them a no_cot control with as many rows as CoT and one of the two
 # together; then the table, on problems that none of them has seen. Everything is left in runs/demo (or $1). Stopped and
 # run again, it resumes.
 set -euo pipefail

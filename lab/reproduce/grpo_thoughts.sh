@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A task that needs other thoughts, not only another stop: on three in four problems with a loss the teacher adds it
-# (`slips`). Which heads does reinforcement lead to the right chains, and does it take drawn thoughts?
+# (`slips`). Which methods does reinforcement lead to the right chains, and does it take drawn thoughts?
 #
 #   bash lab/reproduce/grpo_thoughts.sh [FOLDER]   runs/thoughts; stopped and run again, it resumes
 #   SEEDS="0 1 2" PROCS=2 LIMIT=1000           training seeds, commands at a time (one thread each), test questions
@@ -20,6 +20,7 @@ reinforce() {  # NAME-SEED FROM LABEL [OVERRIDES...]
   local name=$1 from=$2 label=$3 recipe=grpo
   shift 3
   if [[ $from == cot ]]; then recipe=grpo-cot; fi
+  if [[ $from == seq ]]; then set -- --method.name sequential "$@"; fi
   train "$name" "$recipe" --model.init_from "$out/$from-${name##*-}/best" --label "$label" \
     --training.max_steps "$updates" "$@"
 }
@@ -27,18 +28,18 @@ reinforce() {  # NAME-SEED FROM LABEL [OVERRIDES...]
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns --data.options "$errs"; done
 run_all "training CoT"
 for s in "${seeds[@]}"; do
-  train "seq-$s" colar-nll --model.init_from "$out/cot-$s/best" --data.options "$errs" --label sequential \
-    --method.head sequential --method.latent_loss soft_mse --method.nll_beta 0 --method.latent_weight 1
+  train "seq-$s" sequential-overruns --model.init_from "$out/cot-$s/best" --data.options "$errs"
   train "nll-$s" colar-nll --model.init_from "$out/cot-$s/best" --data.options "$errs"
 done
-run_all "fine-tuning two heads"
+run_all "fine-tuning two methods"
 for s in "${seeds[@]}"; do
-  reinforce "seqrl-$s" seq "sequential, RL"
-  reinforce "seqfixed-$s" seq "sequential, RL, thoughts fixed" --grpo.latent_temperature 0
-  reinforce "seqalone-$s" seq "sequential, RL, thoughts alone" --grpo.temperature 0.0001
+  reinforce "seqrl-$s" seq RL
+  reinforce "seqfixed-$s" seq "RL, thoughts fixed" --grpo.latent_temperature 0
+  reinforce "seqalone-$s" seq "RL, thoughts alone" --grpo.temperature 0.0001
   reinforce "rl-$s" nll RL
   reinforce "cotrl-$s" cot RL
-  for head in seq nll; do alone "frozen-$head-$s" "$head" "thoughts alone"; done
+  alone "frozen-nll-$s" nll "thoughts alone"
+  alone "frozen-seq-$s" seq "thoughts alone" --method.name sequential
 done
 run_all "reinforcing"
 

@@ -30,8 +30,8 @@ answer() { # SET DATA-OPTION...: all systems on the sets of one task
   colar evaluate "$colar" "${data[@]}" --compression_factor 1 2 5 "${common[@]}" --output "$out/eval-$set-colar"
   colar evaluate "$colar" "${data[@]}" --compression_factor 5 --confidence_threshold 0.8 "${common[@]}" --output "$out/eval-$set-gated"
   colar evaluate no_cot="$out/small-$set-no_cot/best" "${data[@]}" "${common[@]}" --output "$out/eval-$set-no_cot"
-  local one="smollm2-135m c=1 (sequential)" gated="smollm2-135m c=5 (sequential, confidence_threshold=0.8)"
-  local two="smollm2-135m c=2 (sequential)" five="smollm2-135m c=5 (sequential)"
+  local one="smollm2-135m c=1" gated="smollm2-135m c=5 (confidence_threshold=0.8)"
+  local two="smollm2-135m c=2" five="smollm2-135m c=5"
   colar report "$out/eval-$set"-{cot,colar,gated,no_cot,control} --pair "$two" "$one" --pair "$five" "$one" \
     --pair "$gated" "$one" --pair "$one" cot --pair "$five" no_cot --pair "$one" no_cot --pair "$gated" no_cot \
     --output "$out/report-$set"

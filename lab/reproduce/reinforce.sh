@@ -31,6 +31,7 @@ answer() {
     for name in "$@"; do
       method=colar asked=(--compression_factor "$factor")
       if [[ $name == cot* ]]; then method=cot asked=(); fi
+      if [[ $name == seq* ]]; then method=sequential; fi
       add "test/$name-$s" colar evaluate "$method=$out/$name-$s/best" --data arithmetic --limit "$limit" \
         ${asked[@]+"${asked[@]}"} --decoding greedy sampled --seeds 0 1 2 \
         --max_latents 96 --max_completion_length 8 --batch_size 128 --output "$out/test/$name-$s"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The sequential head at the tiny scale, beside CoT and the paper's head: the rows, updates, test sets and seeds of
+# The sequential method at the tiny scale, beside CoT and CoLaR: the rows, updates, test sets and seeds of
 # table1.sh. Three ways to train it: c drawn from 1 to 5; any real c from 1 to 5; groups that the model's own confidence
 # ends. Narrower ranges of c, up to 2 or 3, say what a wide one costs. CoT weights and CoT are taken from runs/arena
-# (ARENA) where table1.sh has trained them, the paper's head from the committed records of results/toy/arena. Everything
+# (ARENA) where table1.sh has trained them, CoLaR from the committed records of results/toy/arena. Everything
 # is left in runs/sequential (or the folder given). Stopped and run again, it resumes.
 #
 #   lab/reproduce/sequential.sh [--smoke] [OUTPUT]     SEEDS and PROCS as in table1.sh
@@ -39,21 +39,21 @@ for seed in "${seeds[@]}"; do
   start=(--model.init_from "$(trained "$seed" cot-init)/best")
   if [[ $(trained "$seed" cot) == "$out"/* ]]; then train "$seed" cot cot "${start[@]}"; fi
   train "$seed" drawn sequential "${start[@]}"
-  train "$seed" any sequential "${start[@]}" --label "sequential, any c" --method.compression_factors 1.0..5.0
-  train "$seed" slow sequential "${start[@]}" --label "sequential, any c to 2" --method.compression_factors 1.0..2.0 \
+  train "$seed" any sequential "${start[@]}" --label "any c" --method.compression_factors 1.0..5.0
+  train "$seed" slow sequential "${start[@]}" --label "any c to 2" --method.compression_factors 1.0..2.0 \
     --validation.params "[{compression_factor: 1}, {compression_factor: 2}]"
-  train "$seed" gated sequential "${start[@]}" --label "sequential, gated" --method.confidence_thresholds "$ends"
-  train "$seed" gated3 sequential "${start[@]}" --label "sequential, gated, c to 3" \
+  train "$seed" gated sequential "${start[@]}" --label "gated" --method.confidence_thresholds "$ends"
+  train "$seed" gated3 sequential "${start[@]}" --label "gated, c to 3" \
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 2, 2, 2, 3, 3]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 2}, {compression_factor: 3}]"
-  train "$seed" half sequential "${start[@]}" --label "sequential, gated, with 1.5" \
+  train "$seed" half sequential "${start[@]}" --label "gated, with 1.5" \
     --method.confidence_thresholds "$ends" --method.compression_factors "[1, 1, 1.5, 1.5, 2, 2, 3]" \
     --validation.params "[{compression_factor: 1}, {compression_factor: 1.5}, {compression_factor: 2}]"
 done
 # One c alone: what it costs to answer at many. On the first seed only.
 seed=${seeds[0]}
 start=(--model.init_from "$(trained "$seed" cot-init)/best")
-train "$seed" only2 sequential "${start[@]}" --label "sequential, one c" --method.compression_factors "[2]" \
+train "$seed" only2 sequential "${start[@]}" --label "one c" --method.compression_factors "[2]" \
   --validation.params "[{compression_factor: 2}]"
 run_all "training from CoT weights"
 
@@ -72,7 +72,7 @@ for seed in "${seeds[@]}"; do
   at=$out/seed$seed
   ask "$seed" drawn "tiny=$(trained "$seed" cot)/best" "tiny=$at/drawn/best" -- \
     --compression_factor 1 2 3 4 5 "${both[@]}"
-  ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.25 1.5 2.5 3.5 4.5 --label "sequential, left out"
+  ask "$seed" left-out "tiny=$at/drawn/best" -- --compression_factor 1.25 1.5 2.5 3.5 4.5 --label "left out"
   ask "$seed" any "tiny=$at/any/best" -- --compression_factor 1 1.25 1.5 1.75 2 2.5 3 3.5 4 4.5 5
   ask "$seed" slow "tiny=$at/slow/best" -- --compression_factor 1 1.25 1.5 1.75 2
   ask "$seed" gated3- "tiny=$at/gated3/best" -- --compression_factor 1 2 3 --confidence_threshold 0 "${gates[@]}"
@@ -84,7 +84,7 @@ seed=${seeds[0]} at=$out/seed${seeds[0]}
 ask "$seed" only2- "tiny=$at/only2/best" -- --compression_factor 2
 run_all "answering the test questions"
 
-# The paper's head answered the same questions in table1.sh: its greedy records are committed.
+# CoLaR answered the same questions in table1.sh: its greedy records are committed.
 if [[ $limit == 500 ]]; then
   mkdir -p "$out/eval/paper"
   zcat results/toy/arena/records.jsonl.gz | grep '"method": "colar", "label": "", ' | grep '"decoding": "greedy"' \
@@ -93,36 +93,36 @@ if [[ $limit == 500 ]]; then
 fi
 pairs=()
 pair() { pairs+=(--pair "$1" "$2"); } # SYSTEM BASELINE, each by its name in the tables
-for c in 1 2 3 4 5; do pair "colar c=$c (sequential)" cot; done
+for c in 1 2 3 4 5; do pair "sequential c=$c" cot; done
 if [[ $limit == 500 ]]; then
-  for c in 1 2 3 4 5; do pair "colar c=$c (sequential)" "colar c=$c"; done # the paper's head
+  for c in 1 2 3 4 5; do pair "sequential c=$c" "colar c=$c"; done # the paper's method
 fi
-pair "colar c=2 (sequential)" "colar c=2 (sequential, one c)"
-for c in 1 1.25 1.5 2 2.5 3; do pair "colar c=$c (sequential, any c)" cot; done
-for c in 1.25 1.5 2.5 3.5 4.5; do pair "colar c=$c (sequential, left out)" "colar c=$c (sequential, any c)"; done
-for c in 1 1.25 1.5 1.75 2; do pair "colar c=$c (sequential, any c to 2)" cot; done
-colar report "${answered[@]}" --draw_labelled sequential "sequential, any c" "sequential, any c to 2" "${pairs[@]}" \
-  --title "The sequential head at the tiny scale" --output "$out/report"
+pair "sequential c=2" "sequential c=2 (one c)"
+for c in 1 1.25 1.5 2 2.5 3; do pair "sequential c=$c (any c)" cot; done
+for c in 1.25 1.5 2.5 3.5 4.5; do pair "sequential c=$c (left out)" "sequential c=$c (any c)"; done
+for c in 1 1.25 1.5 1.75 2; do pair "sequential c=$c (any c to 2)" cot; done
+colar report "${answered[@]}" --draw_labelled "any c" "any c to 2" "${pairs[@]}" \
+  --title "The sequential method at the tiny scale" --output "$out/report"
 
 # CoT's and the ungated model's answers stand beside those of the gates.
 pairs=()
-for c in 1 2 3 4 5; do pair "colar c=$c (sequential, gated)" "colar c=$c (sequential)"; done # what its training costs
+for c in 1 2 3 4 5; do pair "sequential c=$c (gated)" "sequential c=$c"; done # what its training costs
 for c in 2 3 4 5; do
-  for gate in "${gates[@]}"; do pair "colar c=$c (sequential, gated, confidence_threshold=$gate)" cot; done
+  for gate in "${gates[@]}"; do pair "sequential c=$c (gated, confidence_threshold=$gate)" cot; done
 done
 for c in 2 3; do
-  for gate in "${gates[@]}"; do pair "colar c=$c (sequential, gated, c to 3, confidence_threshold=$gate)" cot; done
+  for gate in "${gates[@]}"; do pair "sequential c=$c (gated, c to 3, confidence_threshold=$gate)" cot; done
 done
-for c in 1 2 3; do pair "colar c=$c (sequential, gated, c to 3)" cot; done
+for c in 1 2 3; do pair "sequential c=$c (gated, c to 3)" cot; done
 for c in 1 1.25 1.5 1.75 2 3; do
-  pair "colar c=$c (sequential, gated, with 1.5)" cot
-  pair "colar c=$c (sequential, gated, with 1.5, confidence_threshold=0.7)" cot
+  pair "sequential c=$c (gated, with 1.5)" cot
+  pair "sequential c=$c (gated, with 1.5, confidence_threshold=0.7)" cot
 done
 mkdir -p "$out/eval/beside"
 for seed in "${seeds[@]}"; do grep -h '"decoding": "greedy"' "$out/eval/drawn$seed/records.jsonl" || true; done \
   >"$out/eval/beside/records.jsonl"
-colar report "${gated[@]}" "$out/eval/beside" --draw_labelled sequential "sequential, gated" "sequential, gated, with 1.5" \
-  "sequential, gated, with 1.5, confidence_threshold=0.7" "${pairs[@]}" \
+colar report "${gated[@]}" "$out/eval/beside" --draw_labelled gated "gated, with 1.5" \
+  "gated, with 1.5, confidence_threshold=0.7" "${pairs[@]}" \
   --title "Speed by confidence at the tiny scale" --output "$out/gates"
 echo
 echo "tables    $out/report/report.md, $out/gates/report.md"

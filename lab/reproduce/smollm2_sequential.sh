@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# SmolLM2-135M on real grade-school mathematics with the sequential head: CoT-SFT on more rows than there are, CoLaR-SFT
-# from its weights in four stages and a fifth for c = 3 and 5, CoT once more from the first of them as the baseline and
+# SmolLM2-135M on real grade-school mathematics with the sequential method: CoT-SFT on more rows than there are, SFT from
+# its weights in two stages and a third for c = 3 and 5, CoT once more from the first of them as the baseline and
 # for longer, reinforcement of both (of CoLaR in three stages) and more SFT as its control, the four whole test sets,
 # votes over draws, and where it loses. It has not been run as a whole: results/smollm2/README.md says what of it was.
 # About eighteen hours on 2 cores, reckoned: nine for SFT and its
@@ -14,11 +14,11 @@ common=(--skip_malformed --dtype bfloat16 --max_latents 128 --max_completion_len
 
 lab=lab/recipes/smollm2-135m
 colar train smollm2-135m/sequential --output "$out/sequential"
-numbers=$out/sequential/numbers/best
-sft=$out/sequential/digits/best
+equations=$out/sequential/equations/best
+sft=$out/sequential/gated/best
 colar train $lab/colar-speeds.yaml --output "$out/colar-speeds" --model.init_from "$sft"
 colar train $lab/colar-speeds-continued.yaml --output "$out/colar-speeds-continued" --model.init_from "$out/colar-speeds/best"
-colar train $lab/cot-more.yaml --output "$out/cot-more" --model.init_from "$numbers"
+colar train $lab/cot-more.yaml --output "$out/cot-more" --model.init_from "$equations"
 colar train $lab/cot-continued.yaml --output "$out/cot-continued" --model.init_from "$out/cot-more/best"
 colar train smollm2-135m/grpo --output "$out/grpo" --model.init_from "$sft"
 colar train $lab/grpo-sequential-renumbered.yaml --output "$out/grpo/renumbered" --model.init_from "$out/grpo/decaying/best"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Table 2 at the tiny scale with one more system under the same reinforcement: the sequential head. The teacher, rows,
+# Table 2 at the tiny scale with one more system under the same reinforcement: the sequential method. The teacher, rows,
 # updates, rewards and test questions are those of lab/reproduce/table2.sh, whose committed answers stand beside the new ones
 # (COMMITTED: results/toy/grpo/records.jsonl.gz).
 #
@@ -18,17 +18,16 @@ source lab/reproduce/reinforce.sh
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done
 run_all "training CoT"
 for s in "${seeds[@]}"; do
-  train "seq-$s" colar-nll --model.init_from "$out/cot-$s/best" --label sequential \
-    --method.head sequential --method.latent_loss soft_mse --method.nll_beta 0 --method.latent_weight 1
+  train "seq-$s" sequential-overruns --model.init_from "$out/cot-$s/best"
 done
-run_all "fine-tuning the sequential head"
+run_all "fine-tuning the sequential method"
 for s in "${seeds[@]}"; do
-  train "seqrl-$s" grpo --model.init_from "$out/seq-$s/best" --label "sequential, RL"
-  alone "frozen-seq-$s" seq "sequential, thoughts alone"
-  alone "frozen-warm-$s" seq "sequential, thoughts alone at 1.5" --grpo.latent_temperature 1.5
+  train "seqrl-$s" grpo --method.name sequential --model.init_from "$out/seq-$s/best"
+  alone "frozen-seq-$s" seq "thoughts alone" --method.name sequential
+  alone "frozen-warm-$s" seq "thoughts alone at 1.5" --method.name sequential --grpo.latent_temperature 1.5
 done
 run_all "reinforcing"
 
 answer seq seqrl
 run_all "answering the test questions"
-write_results "Table 2, tiny, with the sequential head"
+write_results "Table 2, tiny, with the sequential method"

@@ -218,9 +218,7 @@ def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
     # peft draws an adapter's first weights from the global generator.
     torch.manual_seed(seed)
     if model.init_from is not None:
-        return pretrained.load_for_training(
-            model.init_from, method, model.lora, model.dtype, seed
-        )
+        return pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
     backbone = backbones.load(model.backbone, model.dtype, seed)
     lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
     pretrained.attach(lm, method, seed)

@@ -206,7 +206,9 @@ class Colar(grouping.GroupMethod):
         mean_LD, log_std_LD = lm.extra["latent_head"](hidden_BND[:, :K][latent_BK])
         target_LD = fed.latents_BKD[latent_BK].float() / self.sigma_e
         # A head without a spread has only the squared error.
-        kind = "mse" if config.head == "deterministic" else config.latent_loss
+        kind: Literal["mse", "soft_mse", "nll"] = config.latent_loss
+        if config.head == "deterministic":
+            kind = "mse"
         loss_LD = latent_loss(mean_LD, log_std_LD, target_LD, kind, config.alpha, config.nll_beta)
 
         def mean_of_row(values_L: Tensor) -> Tensor:

@@ -44,6 +44,12 @@ class PlaceMaps(nn.Module):
         self.up = nn.Parameter(torch.zeros(places - 1, width, RANK))
         self.down = nn.Parameter(torch.randn(places - 1, RANK, width) / width**0.5)
 
+    def matrices(self) -> Tensor:
+        """W_2 to W_n, (P - 1, D, D) float32."""
+        up, down = self.up.float(), self.down.float()
+        with torch.autocast(up.device.type, enabled=False):
+            return torch.eye(up.shape[1], device=up.device) + up @ down
+
     def of_each_place(self, embeds_UD: Tensor) -> Tensor:
         """(U, D) -> (P, U, D): what each embedding is in each place, the first one as it is."""
         embeds_UD = embeds_UD.float()
@@ -69,11 +75,9 @@ class PlaceMaps(nn.Module):
 
     def forward(self, embeds: Tensor, places: Tensor) -> Tensor:
         mapped = embeds.float()
-        up, down = self.up.float(), self.down.float()
         # A latent is an input of the backbone: rounding it in training alone would make it another one in the engine.
         with torch.autocast(embeds.device.type, enabled=False):
-            matrices = torch.eye(up.shape[1], device=up.device) + up @ down
-            for place, weight in enumerate(matrices, start=1):
+            for place, weight in enumerate(self.matrices(), start=1):
                 at = (places == place)[..., None]
                 mapped = torch.where(at, mapped @ weight.T, mapped)
         return mapped
