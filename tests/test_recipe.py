@@ -112,7 +112,7 @@ def test_recipes_of_logic_train_and_validate_on_made_rows(task):
     # The last one is CoLaR's.
     assert loaded.model.init_from == f"runs/logic-smollm2/{task}-cot/best"
     config = recipe.build_method(loaded).config
-    assert (config.head, config.lookahead_weight) == ("sequential", 0.2)
+    assert config.lookahead_weight == 0.2
     assert config.factors.values == (1, 2, 2, 3, 3, 4, 5, 5)
 
 
@@ -922,7 +922,7 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
             "unknown reward in grpo.reward_funcs: 'speed'",
         ),
         (
-            ["--model.init_from", "x", "--method.head", "sequential", "--grpo.latent_logprob", "sum"],
+            ["--model.init_from", "x", "--method", "{name: sequential}", "--grpo.latent_logprob", "sum"],
             "grpo.latent_logprob must be mean for method.name colar as it is set here: its thoughts are not drawn "
             "from a density, got 'sum'",
         ),
@@ -942,8 +942,8 @@ def test_a_wrong_grpo_section_is_found_when_it_is_loaded(tiny, overrides, words)
 def test_a_density_that_is_asked_of_a_checkpoint_without_one_is_refused_before_rows_are_read(
     tiny, tmp_path, monkeypatch
 ):
-    """The head is the checkpoint's: the recipe need not name it."""
-    sft = recipe.run(recipe.load(tiny, ["--method.head", "sequential", "--training.max_steps", "1"]))
+    """The method's keys are the checkpoint's: the recipe need not name them."""
+    sft = recipe.run(recipe.load(tiny, ["--method.head", "deterministic", "--training.max_steps", "1"]))
     first = ["--method", "{name: colar}", "--model.init_from", str(sft.best), *GRPO]
     first += ["--output", f"{tmp_path}/grpo"]
     summed = recipe.load(tiny, [*first, "--grpo.latent_logprob", "sum"])

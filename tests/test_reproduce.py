@@ -47,7 +47,7 @@ def run(script, folder, *args, after=(), fail_at=""):
 
 
 SCRIPTS = (
-    "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "sequential.sh", "units.sh",
+    "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "sequential.sh",
     "smollm2_sequential.sh", "logic_small.sh",
 )  # fmt: skip
 
