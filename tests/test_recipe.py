@@ -923,7 +923,7 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
         ),
         (
             ["--model.init_from", "x", "--method", "{name: sequential}", "--grpo.latent_logprob", "sum"],
-            "grpo.latent_logprob must be mean for method.name colar as it is set here: its thoughts are not drawn "
+            "grpo.latent_logprob must be mean for method.name sequential as it is set here: its thoughts are not drawn "
             "from a density, got 'sum'",
         ),
         (
