@@ -408,7 +408,7 @@ def test_the_benchmark_of_gates_times_every_speed_and_threshold(tmp_path, monkey
         # Untrained weights would think to the end of any limit.
         " --max-latents 6 --max-completion-length 3"
     )
-    paths = ["--cot", str(folders["cot"]), "--gated", str(folders["colar"])]
+    paths = ["--cot", str(folders["cot"]), "--gated", str(folders["sequential"])]
     monkeypatch.setattr(
         sys, "argv", ["gates.py", *paths, *options.split(), "--threads", str(torch.get_num_threads())]
     )
