@@ -357,9 +357,7 @@ def test_models_are_described(client):
     assert cards["colar"]["factors"] == [1, 2, 3, 4, 5]
     assert "confidence_threshold" not in cards["colar"]["params"]
     assert cards["sequential"]["params"]["confidence_threshold"]["allowed"] == [0, 0.5]
-    assert cards["sequential"]["params"]["compression_factor"]["about"].startswith(
-        "c: how many reasoning tokens"
-    )
+    assert cards["sequential"]["params"]["compression_factor"]["about"].startswith("c: the reasoning tokens")
     assert cards["cot"]["params"] == {}
     assert cards["cot"]["factors"] == []
     assert cards["cot"]["efforts"] == {"none": {"thinking_token_budget": 0}}
