@@ -21,9 +21,9 @@ from serving import (
     until,
 )
 
-from colar.analysis import retrieval
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.look import retrieval
 from colar.methods import pretrained, registry
 from colar.serve.schema import ChatRequest
 from colar.serve.text import TokenText

@@ -13,7 +13,7 @@ import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 from serving import QUESTION, colar_model, serve_model
 
-from colar.analysis import retrieval
+from colar.look import retrieval
 from colar.methods import registry
 from colar.methods.efforts import EFFORTS, spread
 from colar.serve.answer import Sample, pieces

@@ -18,10 +18,10 @@ from typing import Any
 
 from colar.engine.engine import QueueFull
 from colar.engine.request import Event
-from colar.prompts import Template
 from colar.serve.schema import ApiError
 from colar.serve.served import Ask
 from colar.serve.text import AnswerText, ThoughtReader, token_bytes
+from colar.template.template import Template
 
 RULED_OUT = -9999.0
 """OpenAI's log-prob of a token of probability 0. JSON has no infinity."""

@@ -36,6 +36,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.types import Receive, Scope, Send
 
 from colar import __version__, files
+from colar.look.page import viewer
 from colar.serve import formats
 from colar.serve.answer import Piece, Sample, pieces
 from colar.serve.schema import (
@@ -48,7 +49,6 @@ from colar.serve.schema import (
     first_mistake,
 )
 from colar.serve.served import Ask, Served, ask
-from colar.show import viewer
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
 LEFT = 499

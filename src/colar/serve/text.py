@@ -24,17 +24,11 @@ import torch
 from torch import Tensor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from colar.analysis.reference_chain import group_size
-from colar.analysis.thought_object import (
-    NEIGHBOURS,
-    chosen_tokens,
-    rounded,
-    thought_object,
-    token_object,
-)
 from colar.engine.request import Event
+from colar.look.chains import NEIGHBOURS, chosen_tokens, rounded, thought_object, token_object
+from colar.look.reference_chain import group_size
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 
 BROKEN = "\ufffd"
 """What a tokenizer writes for bytes that are no character (yet)."""
@@ -157,7 +151,7 @@ Wanted = tuple[Tensor, int, list[int]]
 
 
 class Nearest:
-    """The tokens nearest to embeddings by cosine, as `analysis/retrieval.py` has them, for many callers at once.
+    """The tokens nearest to embeddings by cosine, as `look/retrieval.py` has them, for many callers at once.
 
     One embedding costs as much as an LM head. All thoughts of one step are therefore computed together. `run` computes
     in another thread; the model's embeddings must not change.
