@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import PartialState
 from launch import Group, together
 
 from colar import processes
@@ -37,16 +38,12 @@ def grid(asked: EvaluatedModel) -> list[GridPoint]:
     return evaluate.make_grid(asked, DATASETS, params, ["greedy", "sampled"], [4, 5])
 
 
-def answer_all(
-    folder: Path, own_disks: bool = False, control: bool = False, dies: tuple[int, int] | None = None
-) -> int:
+def answer_all(folder: Path, control: bool = False, dies: tuple[int, int] | None = None) -> int:
     """Evaluate in `folder`; `dies` is (rank, answer at which it is killed)."""
     processes.join(120)
-    if own_disks:
-        folder = folder / f"disk{processes.rank()}"
     folder.mkdir(exist_ok=True)
     asked = model()
-    if dies is not None and processes.rank() == dies[0]:
+    if dies is not None and PartialState().process_index == dies[0]:
         make_record = evaluate.make_record
         answered = Counter[str]()
 
@@ -89,31 +86,25 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("n", "own_disks"), [(2, False), (3, True)])
-def test_records_are_those_of_one_process(tmp_path: Path, alone: list[str], n: int, own_disks: bool) -> None:
-    assert together(n, tmp_path / "group", answer_all, tmp_path, own_disks) == [len(alone)] * n
-    main = tmp_path / "disk0" if own_disks else tmp_path
-    assert lines(main) == alone
+def test_records_are_those_of_one_process(tmp_path: Path, alone: list[str]) -> None:
+    assert together(3, tmp_path / "group", answer_all, tmp_path) == [len(alone)] * 3
+    assert lines(tmp_path) == alone
     assert [path.name for path in tmp_path.rglob("*records*")] == ["records.jsonl"], "no parts are left"
 
 
-@pytest.mark.parametrize("own_disks", [False, True])
-def test_a_killed_evaluation_goes_on_with_any_number_of_processes(
-    tmp_path: Path, alone: list[str], own_disks: bool
-) -> None:
-    group = Group(3, tmp_path / "group", answer_all, tmp_path, own_disks, False, (1, 20))
+def test_a_killed_evaluation_goes_on_with_any_number_of_processes(tmp_path: Path, alone: list[str]) -> None:
+    group = Group(3, tmp_path / "group", answer_all, tmp_path, False, (1, 20))
     outcomes = group.wait()
     assert outcomes[1].code == -9
     assert outcomes[0].code == outcomes[2].code == 1, "they end, too"
     assert "Connection" in outcomes[0].stderr
-    # All that was answered is on some disk, and is not asked again.
+    # All that was answered is in some file, and is not asked again.
     here = [path for path in tmp_path.rglob("records*.jsonl") if path.stat().st_size]
     kept = sum(len(path.read_text().splitlines()) for path in here)
     assert len(here) == 3
     assert kept > 60
-    n = 3 if own_disks else 2
-    assert together(n, tmp_path / "again", answer_all, tmp_path, own_disks) == [len(alone) - kept] * n
-    assert lines(tmp_path / "disk0" if own_disks else tmp_path) == alone
+    assert together(2, tmp_path / "again", answer_all, tmp_path) == [len(alone) - kept] * 2
+    assert lines(tmp_path) == alone
 
 
 def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, alone: list[str]) -> None:
@@ -124,12 +115,12 @@ def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, a
         (tmp_path / name).write_text(share[:-5] if rank == 2 else share)
     assert together(1, tmp_path / "group", answer_all, tmp_path) == [len(alone) - 89]
     assert lines(tmp_path) == alone
-    assert not parts.found_here(tmp_path / "records.jsonl")
+    assert not parts.unfinished(tmp_path / "records.jsonl")
 
 
 def test_controls_are_those_of_one_process(tmp_path: Path) -> None:
     for n in (1, 2):
-        together(n, tmp_path / f"group{n}", answer_all, tmp_path / str(n), False, True)
+        together(n, tmp_path / f"group{n}", answer_all, tmp_path / str(n), True)
     assert lines(tmp_path / "1") == lines(tmp_path / "2")
     assert len(lines(tmp_path / "1")) == 2 * 23
 

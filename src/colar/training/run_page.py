@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from colar import files, processes, progress
+from colar import files, progress
 from colar.data.example import Example
 from colar.engine.request import Decoding
 from colar.look.chains import Chain
@@ -136,13 +136,13 @@ class PageCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         # A resumed run's weights are no longer those that it started with.
-        if self.before and state.global_step == 0 and processes.is_main():
+        if self.before and state.global_step == 0 and state.is_world_process_zero:
             self.page.keep_before(self.lm, self.method)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.retrieval and processes.is_main():
+        if self.retrieval and state.is_world_process_zero:
             self.page.log_retrieval(self.lm, self.method, state.global_step)
 
 

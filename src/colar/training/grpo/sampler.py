@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch import Tensor
 
-from colar import processes
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, require_scorable
 from colar.model.latent_lm import LatentLM
@@ -124,9 +125,10 @@ class RolloutSampler:
 
     def _sample(self, questions: Sequence[int], number: int) -> list[Group]:
         """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
-        share = processes.mine(questions)
-        groups = self._sample_share(share, number) if share else []
-        return processes.in_order(processes.everyones(groups))
+        with PartialState().split_between_processes(list(questions)) as share:
+            groups = self._sample_share(share, number) if share else []
+        found: list[Group] = gather_object(groups)
+        return found
 
     def _sample_share(self, questions: Sequence[int], number: int) -> list[Group]:
         """The groups of the questions that this process samples."""
