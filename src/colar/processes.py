@@ -35,7 +35,7 @@ class OtherProcessError(RuntimeError):
 
 
 def launched() -> int:
-    """How many processes the launcher started; they may not have joined yet."""
+    """Number of processes that the launcher started; they may not have joined yet."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

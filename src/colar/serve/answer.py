@@ -38,7 +38,7 @@ class TokenLogprob:
     utf8: bytes
     """Its part of the answer: part of a character for some."""
     offset: int = 0
-    """Where it begins in the answer's text."""
+    """Its first character's place in the answer's text."""
     top: tuple[TokenLogprob, ...] = ()
     """The likeliest tokens in its place, likeliest first."""
 
@@ -59,7 +59,7 @@ class Sample:
     finish: str = ""
     """"stop", or "length" where the answer met its limit."""
     cut: bool = False
-    """Whether the answer or the thinking met its limit."""
+    """True where the answer or the thinking met its limit."""
     started: float = field(default_factory=time.perf_counter)
     answer_began: float | None = None
     last_event: float = 0.0
@@ -89,7 +89,7 @@ class Piece:
     thought: dict[str, Any] | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     last: bool = False
-    """Whether the sample ends with it. `sample` itself may be ahead of pieces that wait."""
+    """True for the last piece. `sample` itself may be ahead of pieces that wait."""
 
 
 async def pieces(ask: Ask, samples: Sequence[Sample]) -> AsyncGenerator[Piece, None]:

@@ -15,7 +15,7 @@ from colar.serve.served import Ask
 
 
 class Format(Protocol):
-    """What an endpoint makes of samples."""
+    """The form that an endpoint gives to samples."""
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """The body of a response that is no stream."""

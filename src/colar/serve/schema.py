@@ -221,7 +221,7 @@ class Asked(Strict):
 
     @property
     def likeliest(self) -> int | None:
-        """How many of the likeliest tokens are shown beside each; None without log-probs."""
+        """Number of likeliest tokens that are shown beside each; None without log-probs."""
         return None
 
 
@@ -299,7 +299,7 @@ class CompletionRequest(Sampled):
     question_field: ClassVar[str] = "prompt"
     prompt: Prompts
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP)
-    """How many of the likeliest tokens each token has beside it."""
+    """Number of likeliest tokens that are shown beside each."""
     echo: Literal[False] = False
     suffix: Literal[""] = ""
     best_of: Annotated[int, Field(ge=1, le=1)] = 1

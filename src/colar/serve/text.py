@@ -31,7 +31,7 @@ from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
 BROKEN = "\ufffd"
-"""What a tokenizer writes for bytes that are no character (yet)."""
+"""A tokenizer's text for bytes that are no character (yet)."""
 FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 """A token of one byte, in the vocabularies of SentencePiece."""
 BYTE_LEVEL = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -83,7 +83,7 @@ class TokenText:
         return new
 
     def end(self) -> str:
-        """What was kept back: bytes that have become no character."""
+        """The rest: bytes that have become no character."""
         new = self._new()
         self._start = self._sent = len(self.ids)
         return new
@@ -243,5 +243,5 @@ class ThoughtReader:
         return text, thought_object(index, text, is_token, ordered, tokens, neighbours, event.info, factor)
 
     def end(self) -> str:
-        """What was kept back of the last tokens: bytes that have become no character."""
+        """The rest of the last tokens: bytes that have become no character."""
         return self._text.end()
