@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import test_training as supervised
 import torch
-from families import EXAMPLES, build_tokenizer
+from families import EXAMPLES, build_tokenizer, of_config
 from safetensors.torch import load_file
 from test_checkpoint import RUN, completions, logits, train
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from colar.methods import pretrained, registry
-from colar.model import backbones, checkpoint
+from colar.model import backbones, checkpoint, weights
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.training.config import TrainingConfig
 from colar.training.sft import train as run
@@ -145,12 +145,7 @@ def sizes(default: PreTrainedConfig) -> dict[str, Any]:
 def tiny(model_type: str) -> PreTrainedModel:
     default = AutoConfig.for_model(model_type)
     config = type(default)(**sizes(default) | FAMILIES.get(model_type, {}))
-    torch.manual_seed(0)
-    lm = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for weight in lm.parameters():
-            weight.normal_(std=0.2) if weight.dim() > 1 else weight.uniform_(0.2, 1.0)
-    return lm.eval()
+    return of_config(config)
 
 
 def save_backbone(model_type: str, folder: Path) -> str:
@@ -195,13 +190,13 @@ def test_weights_of_every_conversion_come_back(tmp_path: Path, family: str) -> N
         lm = LatentLM.from_backbone(backbones.load(base), lora=lora).eval()
         move(lm)
         wanted, folder = state(lm), tmp_path / name
-        weights = [id(weight) for weight in lm.parameters()]
+        before = [id(weight) for weight in lm.parameters()]
         checkpoint.save(lm, folder, {"name": "cot", "config": {}}, RUN, "card")
         move(lm)
-        checkpoint.load_weights(lm, folder)
+        weights.load(lm, folder)
         assert_same(lm, wanted)
         # An optimiser knows them.
-        assert weights == [id(weight) for weight in lm.parameters()]
+        assert before == [id(weight) for weight in lm.parameters()]
         back, _ = checkpoint.load(folder)
         assert_same(back, wanted)
 
@@ -213,7 +208,7 @@ def test_weights_that_were_gathered_come_back(tmp_path: Path, family: str) -> No
     wanted = state(lm)
     move(lm)
     checkpoint.save(lm, tmp_path / "saved", {"name": "cot", "config": {}}, RUN, "card", gathered=wanted)
-    checkpoint.load_weights(lm, tmp_path / "saved")
+    weights.load(lm, tmp_path / "saved")
     assert_same(lm, wanted)
     back, _ = checkpoint.load(tmp_path / "saved")
     assert_same(back, wanted)

@@ -25,8 +25,7 @@ from colar.methods import registry
 from colar.recipe.rows import load_examples
 from colar.recipe.schema import Recipe
 from colar.recipe.wiring import check_start, load_model, make_validate
-from colar.training import preflight, recompute, sft
-from colar.training.compiled_layers import compiled_layers
+from colar.training import layers, preflight, sft
 from colar.training.curriculum import Curriculum
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
@@ -39,7 +38,7 @@ UPDATES = 4
 GIB = 2**30
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
+class UpdateSeconds(TrainerCallback):  # type: ignore[misc]
     """Seconds of each update."""
 
     def __init__(self) -> None:
@@ -87,19 +86,17 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     total = sum(weight.numel() for weight in trainer.objective.parameters())
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
-    if recipe.training.gradient_checkpointing:
-        recompute.enable(lm)
-    started = time.perf_counter()
-    # Before its weights are split the model would have to fit into one device.
-    if not trainer.shards:
-        curriculum = Curriculum(
-            trainer.objective.method, per_epoch, max_steps, trainer.objective.has_curriculum
-        )
-        found = preflight.before_training(trainer, curriculum.stage_epochs())
-        table.add_row(
-            "longest batch", clock(found.seconds), f"{found.rows} rows, {found.positions:,} positions at once"
-        )
-    with compiled_layers(lm) if recipe.training.compile else contextlib.nullcontext():
+    config = recipe.training
+    with layers.prepared(lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
+        started = time.perf_counter()
+        # Before its weights are split the model would have to fit into one device.
+        if not trainer.shards:
+            curriculum = Curriculum(
+                trainer.objective.method, per_epoch, max_steps, trainer.objective.has_curriculum
+            )
+            found = preflight.before_training(trainer, curriculum.stage_epochs())
+            size = f"{found.rows} rows, {found.positions:,} positions at once"
+            table.add_row("longest batch", clock(found.seconds), size)
         update, note = _update_seconds(trainer, started)
     table.add_row("an update", clock(update), note)
     table.add_row("an epoch", clock(update * per_epoch), f"{per_epoch:,} updates, without validation")
@@ -116,7 +113,7 @@ def _update_seconds(trainer: LatentTrainer, started: float) -> tuple[float, str]
     reinforced = isinstance(trainer, GrpoTrainer)
     # A generation is sampled once, and learnt from in several updates: all of these are made.
     n = trainer.plan.updates_per_generation if isinstance(trainer, GrpoTrainer) else UPDATES
-    seconds = Clock()
+    seconds = UpdateSeconds()
     trainer.add_callback(seconds)
     trainer.remove_callback(PrinterCallback)
     trainer.args.max_steps = n

@@ -63,18 +63,6 @@ class Curriculum:
             begins = [begins[i] for i in spread]
         return [begin / self.steps_per_epoch for begin in begins]
 
-    def last_stage_begins(self) -> int:
-        """The update after which the stage that the run ends with begins: 0 where there are no stages."""
-        low, high = 0, self.max_steps
-        # Stages only grow: the first update in the last one is found by halving.
-        while low < high:
-            middle = (low + high) // 2
-            if self.ends_with(middle + 1):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
     def warn(self) -> None:
         """Warn where training ends before the curriculum does: the model would think as it was never trained to."""
         final = self.method.last_stage()
