@@ -12,8 +12,8 @@ import pytest
 from launch import Group, together
 
 from colar import processes
-from colar.data.synthetic import ArithmeticConfig, generate
-from colar.evaluation import controlled, evaluate, parts
+from colar.data.arithmetic import ArithmeticConfig, generate
+from colar.evaluation import controls, evaluate, parts
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits
 from colar.methods import pretrained, registry
 from colar.model import backbones
@@ -59,7 +59,7 @@ def answer_all(
         evaluate.make_record = killed  # this process ends here
     if control:
         points = grid(asked)[:1]
-        return controlled.evaluate_controls(
+        return controls.evaluate_controls(
             points, ["zeroed", "shuffled"], DATASETS, folder / "records.jsonl", LIMITS
         )
     found = evaluate.evaluate(grid(asked), DATASETS, folder / "records.jsonl", LIMITS)

@@ -17,7 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from colar import processes
-from colar.data.synthetic import ArithmeticConfig, generate
+from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import Limits
 from colar.methods import registry

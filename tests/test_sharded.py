@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from colar.methods import pretrained, registry
 from colar.model import backbones, sharded
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.prompts import TemplateConfig
+from colar.template.template import TemplateConfig
 from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.sft import train

@@ -38,7 +38,7 @@ from colar.methods.colar.group_choice import Rules, choose
 from colar.model.head import HeadRows, head_logits
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
-from colar.prompts import Template
+from colar.template.template import Template
 from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout

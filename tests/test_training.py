@@ -42,8 +42,8 @@ from transformers import (
 )
 
 from colar import checks
+from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
-from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine.request import NonFiniteError
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method, Row
@@ -53,7 +53,7 @@ from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.noise import seed_from
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 from colar.training import layers, preflight, sft
 from colar.training.callbacks import Evaluations
 from colar.training.curriculum import UnfinishedCurriculumError

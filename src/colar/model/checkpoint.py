@@ -30,7 +30,7 @@ from colar import files
 from colar.checks import check_choice, check_holds, in_library
 from colar.model import backbones, weights
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"

@@ -11,7 +11,7 @@ Face model, and are saved beside it (`checkpoint.py`).
       .lm             PeftModel or PreTrainedModel: the one that is trained and saved
       .causal_lm      the PreTrainedModel inside it, adapter layers included: the one that computes
       .extra          the method's modules
-      .template       text to ids (`prompts.py`), with the tokenizer
+      .template       text to ids (`template/template.py`), with the tokenizer
 
 Shape suffixes: B rows, T positions, D width, V vocabulary.
 """
@@ -32,7 +32,7 @@ from colar.model.backbones import Backbone, Context, context_of
 from colar.model.head import HeadRows, head_logits
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
 from colar.ops import devices, trees
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 Reduce = Callable[..., tuple[Tensor, ...]]
 """Logits (C, V) and columns (C, ...) -> tensors (C, ...), each position's a function of its own row alone."""

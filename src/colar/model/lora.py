@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from colar.checks import check_holds, in_library
 from colar.model import added_rows
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 @dataclass(frozen=True)

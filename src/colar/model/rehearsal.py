@@ -18,7 +18,7 @@ from colar import files
 from colar.checks import in_library
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 def rehearse(

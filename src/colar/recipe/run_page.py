@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 
 from colar import files, progress
-from colar.analysis.inspection import Inspection, key_of, system_of
 from colar.data.example import Example
 from colar.engine.request import DECODINGS
+from colar.look.inspection import Inspection, key_of, system_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM

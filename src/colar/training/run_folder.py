@@ -9,7 +9,7 @@ history.json          everything logged, one row a log
 learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inside.html, .json    what the model thinks (`recipe/run_page.py`)
-recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/wiring.py`)
+recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/run.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
 """
@@ -26,7 +26,7 @@ from typing import Any
 from transformers import TrainerState
 
 from colar import files
-from colar.show import curves
+from colar.training import curves
 
 STATE = "trainer_state.json"
 DIGESTS = "digests.json"

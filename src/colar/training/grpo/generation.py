@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from colar import processes
-from colar.analysis import retrieval
 from colar.data.example import Example
+from colar.look import retrieval
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, require_scorable
 from colar.model.latent_lm import LatentLM
