@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pictures
 import pytest
 import test_grpo as reinforced
 import test_training as supervised
@@ -64,7 +63,6 @@ def validate(lm: Any, method: Any) -> dict[str, float]:
 def begin() -> None:
     """Join the others."""
     processes.join(120)
-    pictures.none()
 
 
 def sft(

@@ -26,7 +26,6 @@ from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate
 from colar.recipe.schema import Recipe
 from colar.training import layers, preflight, sft
-from colar.training.curriculum import Curriculum
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
 from colar.training.preflight import clock
@@ -75,8 +74,8 @@ def check(recipe: Recipe) -> Table:
 def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Table:
     preflight.warn_of_slow_bfloat16(trainer)
     lm = trainer.objective.lm
-    loader = trainer.get_train_dataloader()
-    _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+    curriculum = trainer.curriculum()
+    per_epoch, max_steps = curriculum.steps_per_epoch, curriculum.max_steps
     table = Table(
         title=f"{lm.name} on {trainer.args.world_size} x {lm.device}", title_justify="left", box=None
     )
@@ -91,9 +90,6 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.
         if not trainer.shards:
-            curriculum = Curriculum(
-                trainer.objective.method, per_epoch, max_steps, trainer.objective.has_curriculum
-            )
             found = preflight.before_training(trainer, curriculum.stage_epochs())
             size = f"{found.rows} rows, {found.positions:,} positions at once"
             table.add_row("longest batch", clock(found.seconds), size)

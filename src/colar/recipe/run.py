@@ -74,9 +74,8 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
 def _written(recipe: Recipe, result: TrainResult, folder: RunFolder) -> list[str]:
     """The files of a run that are worth a look, as far as it wrote them."""
     written = [f"{result.best} (the checkpoint)"]
-    # A run that is shorter than its first log has nothing to draw.
-    if folder.curves.exists():
-        written.append(str(folder.curves))
+    if folder.history.exists():
+        written.append(str(folder.history))
     if recipe.training.report_to == "tensorboard" and folder.logs.exists():
         written.append(f"{folder.logs} (TensorBoard)")
     return written

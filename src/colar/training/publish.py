@@ -26,12 +26,12 @@ from colar.training.curriculum import Curriculum
 from colar.training.run_folder import RunFolder
 
 REFRESH_EVERY_S = 10.0
-"""History and picture are written at evaluations, saves and the end, but in between not more often than this."""
+"""The history is written at evaluations, saves and the end, but in between not more often than this."""
 
 
 @dataclass
 class Publisher:
-    """Writes `best/` with its provenance, and the history and picture that show how the run goes."""
+    """Writes `best/` with its provenance, and the history that shows how the run goes."""
 
     lm: LatentLM
     method: Method
@@ -82,17 +82,14 @@ class Publisher:
         return metrics
 
     def refresh(self, state: TrainerState) -> None:
-        """Write history and learning curves."""
-        model_name = self.lm.name.rstrip("/").split("/")[-1]
-        words = [self.method.name, self.info.get("label"), "on", model_name]
-        title = " ".join(word for word in words if word)
-        # They only show the run: where they fail, it goes on, and its weights are still published.
-        with progress.harmless("the history with its picture"):
-            self.folder.write_history(state.log_history, title)
+        """Write the history."""
+        # It only shows the run: where that fails, the run goes on, and its weights are still published.
+        with progress.harmless("the history"):
+            self.folder.write_history(state.log_history)
 
 
 class KeepBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation with a higher accuracy than any before it, and refreshes history and picture.
+    """Publishes at an evaluation with a higher accuracy than any before it, and refreshes the history.
 
     Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
     With `publish_last` it publishes at none.

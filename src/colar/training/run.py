@@ -15,6 +15,7 @@ Updates after the last whole checkpoint are made again, with the same numbers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -37,25 +38,15 @@ from colar.training.publish import KeepBest, Publisher
 from colar.training.run_folder import DIGESTS, RunFolder, fault, was_finished
 from colar.training.trainer import LatentTrainer
 
-TRAINERS = (
-    "seed",
-    "num_train_epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "adam_beta2",
-    "bf16",
-    "dataloader_num_workers",
-    "logging_steps",
-    "save_steps",
-    "ddp_timeout",
-)
-"""Keys of `TrainingConfig` that go to `TrainingArguments` as they are; colar acts on the others."""
+OURS = {
+    "eval_steps",
+    "fsdp",
+    "gradient_checkpointing",
+    "load_best_model_at_end",
+    "report_to",
+    "save_total_limit",
+}
+"""Keys of `TrainingConfig` that `TrainingArguments` has, too, and that colar acts on in its place."""
 
 
 class Arguments(TrainingArguments):  # type: ignore[misc]
@@ -109,7 +100,6 @@ def run_trainer(
     Publisher(
         objective.lm, objective.method, folder, info, _clock(trainer, TrainerState(), config)
     ).rehearse()
-    writes = trainer.args.should_save
     # One process for each disk: where the folder is shared, the main process alone.
     owner = processes.owns(folder.path)
     with files.alone(folder.path) if owner else contextlib.nullcontext():
@@ -127,14 +117,11 @@ def run_trainer(
         trainer.add_callback(Checkpoints(folder, config.save_total_limit, owner))
         for callback in callbacks:
             trainer.add_callback(callback)
-        # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
-        loader = trainer.get_train_dataloader()
-        _, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
-        curriculum = Curriculum(objective.method, steps_per_epoch, max_steps, objective.has_curriculum)
+        curriculum = trainer.curriculum()
         state = _train_or_load(
             trainer, config, publisher, curriculum, resume_from, saved, stopped_for_good(saved)
         )
-        if writes:
+        if trainer.args.should_save:
             publisher.refresh(state)
         curriculum.require_end(state.global_step, config.max_hours)
         return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
@@ -224,6 +211,7 @@ def _train_or_load(
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide."""
     processes.join(config.ddp_timeout)
+    theirs = {field.name for field in dataclasses.fields(TrainingArguments)} - OURS
     args = Arguments(
         output_dir=str(folder.checkpoints),
         run_name=folder.path.name,
@@ -239,7 +227,7 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
         # TensorBoard gets a callback of ours, with a folder of its own.
         report_to="none" if config.report_to == "tensorboard" else config.report_to,
         disable_tqdm=True,
-        **{name: getattr(config, name) for name in TRAINERS},
+        **{name: value for name, value in vars(config).items() if name in theirs},
     )
     assert args.device is not None  # sets the devices up
     return args
@@ -316,25 +304,20 @@ def _finish(
 
 def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
     """The clock where it stood. ValueError where a saved step counted other rows, or more of them, than one now."""
-    # A step is an update of N rows. With another N, the saved step would point to another place in the epoch.
     kept = run_folder.clock_of(saved)
     rows = trainer.get_total_train_batch_size(trainer.args)
-    if kept:
-        checks.check_same_run(
-            trainer.args.output_dir,
-            {"rows per update": kept["rows_per_update"]},
-            {"rows per update": rows},
-            "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same",
-        )
     digest = trainer.schedule.digest
-    # Runs from before rows were digested go on.
-    if kept.get("rows"):
-        checks.check_same_run(
-            trainer.args.output_dir,
-            {"digest of the training rows": kept["rows"]},
-            {"digest of the training rows": digest},
-            "some of the rows would be seen twice and others never: train on the same ones, or into another folder",
-        )
+    # With other rows, or another number of them, the saved step would point to another place in the epoch.
+    now = {"rows per update": rows, "digest of the training rows": digest}
+    before = {"rows per update": kept.get("rows_per_update"), "digest of the training rows": kept.get("rows")}
+    before = {name: value for name, value in before.items() if value}
+    checks.check_same_run(
+        trainer.args.output_dir,
+        before,
+        {name: now[name] for name in before},
+        "a run goes on with the same rows, and with per_device_train_batch_size x gradient_accumulation_steps x "
+        "processes of them: give these, or train into another folder",
+    )
     return Clock(kept.get("seconds", 0.0), config.max_hours, rows, digest)
 
 

@@ -6,7 +6,6 @@ checkpoints/          Trainer's resume state, of the last steps that were saved;
                       the SHA-256 of every other file, so that a checkpoint that was cut or damaged is known
 logs/                 TensorBoard
 history.json          everything logged, one row a log
-learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inside.html, .json    what the model thinks (`recipe/run_page.py`)
 recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/run.py`)
@@ -26,7 +25,6 @@ from typing import Any
 from transformers import TrainerState
 
 from colar import files
-from colar.training import curves
 
 STATE = "trainer_state.json"
 DIGESTS = "digests.json"
@@ -42,7 +40,6 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.logs = self.path / "logs"
         self.history = self.path / "history.json"
-        self.curves = self.path / "learning_curves.png"
         self.completions = self.path / "completions.jsonl"
         self.page = self.path / "inside.html"
         self.numbers = self.path / "inside.json"
@@ -52,7 +49,7 @@ class RunFolder:
         """Remove the files of a run, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        made = (self.history, self.curves, self.completions, self.page, self.numbers, self.finished)
+        made = (self.history, self.completions, self.page, self.numbers, self.finished)
         for file in made:
             file.unlink(missing_ok=True)
 
@@ -71,15 +68,13 @@ class RunFolder:
         for folder in self.newest_first()[number:]:
             shutil.rmtree(folder)
 
-    def write_history(self, history: list[dict[str, Any]], title: str) -> None:
-        """Write history.json and the picture; numbers that are not finite become null."""
+    def write_history(self, history: list[dict[str, Any]]) -> None:
+        """Write history.json; numbers that are not finite become null."""
         # JSON has no NaN.
         clean = []
         for row in history:
             clean.append({key: _finite(value) for key, value in row.items()})
         files.write_json(self.history, clean)
-        if curves.has_curves(clean):
-            curves.learning_curves(clean, self.curves, title)
 
     def newest_first(self) -> list[Path]:
         """The folders of all checkpoints, whole or not, by their step."""

@@ -37,6 +37,7 @@ from colar.methods.base import Batch, Method, Row
 from colar.model import added_rows, sharded, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
+from colar.training.curriculum import Curriculum
 from colar.training.layers import decoder_layers
 from colar.training.objective import LossTermSums, Objective
 from colar.training.rows import (
@@ -119,6 +120,14 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         )
         prepared: DataLoader[Any] = self.accelerator.prepare(loader)
         return prepared
+
+    def curriculum(self) -> Curriculum:
+        """The stages of this trainer's updates."""
+        # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
+        loader = self.get_train_dataloader()
+        _, steps_per_epoch, *_, max_steps = self.set_initial_training_values(self.args, loader)
+        method, applies = self.objective.method, self.objective.has_curriculum
+        return Curriculum(method, steps_per_epoch, max_steps, applies)
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
