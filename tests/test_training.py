@@ -27,7 +27,7 @@ from accelerate import Accelerator
 from families import FAMILIES, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import alone, together
+from launch import alone
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
@@ -880,21 +880,21 @@ gc.disable()  # a fifth of the time of the imports
 sys.path.insert(0, {tests!r})
 import test_training as t
 from colar import processes
-found = t.one_of_two(Path({folder!r}), None)
+found = t.one_of_two(Path({folder!r}))
 Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr(found))
 # As the command does. A group that nobody left may end its process by SIGABRT, one run in thirteen.
 processes.leave()
 """
 
 
-def one_of_two(folder: Path, tokens: int | None) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
+def one_of_two(folder: Path) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
     """What one of two processes does: its losses, and the metrics of the main process's validation."""
     _, result = run(
         folder,
         validate=lambda lm, method: {"accuracy": 0.5 + int(os.environ["RANK"]) / 8},
         per_device_train_batch_size=4,
         num_train_epochs=2,
-        tokens_per_batch=tokens,
+        tokens_per_batch=100,
     )
     return losses(result), result.metrics
 
@@ -912,16 +912,12 @@ def by_torchrun(folder: Path) -> list[Any]:
     return [ast.literal_eval((folder / f"rank{rank}").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("tokens", [None, 100])
-def test_two_processes_train_as_one(tmp_path: Path, tokens: int | None) -> None:
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
     """2 x 4 rows are 1 x 8 rows, also in the ragged last update of an epoch; the main process's validation counts.
 
-    With a limit of tokens each process takes its rows in parts, as many as its own lengths ask for.
+    With a limit of tokens each process takes its rows in parts, as many as its own lengths require.
     """
-    if tokens is None:
-        ranks = by_torchrun(tmp_path)
-    else:
-        ranks = together(2, tmp_path / "processes", one_of_two, tmp_path, tokens)
+    ranks = by_torchrun(tmp_path)
     assert ranks[0][1] == ranks[1][1] == {"accuracy": 0.5}
     _, whole = run(tmp_path / "whole", per_device_train_batch_size=8, num_train_epochs=2)
     assert len(ranks[0][0]) == len(losses(whole)) == 6

@@ -167,7 +167,7 @@ def ours(
     schedule = RowSchedule(examples, rows.lengths(), seed=0, group=args.batch_size)
     training = arguments(config, RunFolder(Path(folder)))
     training.save_strategy = "no"
-    trainer = LatentTrainer(Objective(lm, method), training, rows, schedule)
+    trainer = LatentTrainer(Objective(lm.to(training.device), method), training, rows, schedule)
     trainer.add_callback(passes)
     if settings["compile"]:
         with layers.prepared(lm, compiled=True):
