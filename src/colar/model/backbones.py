@@ -73,7 +73,7 @@ def load(
 ) -> Backbone:
     """The backbone of that name. `seed` matters to `tiny` and `tiny-digits` alone, whose weights are drawn from it.
 
-    A checkpoint has a `tokenizer` of its own: it takes the place of the backbone's, which is then not read.
+    A checkpoint has a `tokenizer` of its own: it takes precedence over the backbone's, which is then not read.
 
     Raises ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
@@ -120,7 +120,7 @@ def fingerprint(lm: PreTrainedModel) -> str:
 
     Values are rounded to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does
     not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprint` holds the digest of
-    the stored weights whatever the dtype.
+    the stored weights in every dtype.
     """
     digest = hashlib.sha256()
     config = lm.config.get_text_config()

@@ -101,7 +101,7 @@ def save_rest(
 
 
 def check_replaceable(folder: str | Path) -> None:
-    """Reject a folder of other things: a checkpoint takes the place of all that is there."""
+    """Reject a folder of other things: a checkpoint replaces all that is there."""
     folder = Path(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -116,7 +116,7 @@ def check_replaceable(folder: str | Path) -> None:
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """`files.replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
-    own for a full disk, which nobody waits for."""
+    own for a full disk, which callers do not expect."""
     try:
         with files.replace_folder(folder) as partial:
             yield partial
@@ -241,7 +241,7 @@ def load(
 ) -> tuple[LatentLM, dict[str, Any]]:
     """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
 
-    `backbone` overrides where an adapter's backbone is looked for (a local copy, for instance). ValueError names
+    `backbone` overrides where an adapter's backbone is searched (a local copy, for instance). ValueError names
     the file that is missing or broken, and a backbone other than the one the adapter was trained on.
     """
     folder = Path(folder)

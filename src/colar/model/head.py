@@ -43,13 +43,13 @@ class HeadRows:
         return cls(ids_S, weight_SD, None if base.bias is None else base.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each of some ids stands among the rows, and whether it does, both of the shape of `ids`."""
+        """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
         place = torch.searchsorted(self.ids_S, ids).clamp(max=len(self.ids_S) - 1)
         return place, self.ids_S[place] == ids
 
 
 def is_linear(head: nn.Module) -> bool:
-    """Whether a module computes x W^T + b, and nothing else: no adapter on it, no quantised weight."""
+    """True where a module computes x W^T + b, and nothing else: no adapter on it, no quantised weight."""
     return type(head) is nn.Linear or bool(getattr(head, "computes_linear", False))
 
 

@@ -1,4 +1,4 @@
-"""`TrainingConfig`: how long and how fast, checked where it is built."""
+"""`TrainingConfig`: length and speed of a run, checked where it is built."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ ABOVE_0 = (
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long and how fast. Names are those of transformers' `TrainingArguments` where they exist there."""
+    """Length and speed of a run. Names are those of transformers' `TrainingArguments` where they exist there."""
 
     seed: int = 0
     """Fixes new weights, the order of rows and every draw."""
-    # How long. max_steps, where it is given, takes the place of the epochs; max_hours ends either.
+    # How long. max_steps, where it is given, takes precedence over the epochs; max_hours ends either.
     num_train_epochs: float = 1.0
     """Passes over the rows."""
     max_steps: int = -1
-    """Stop after N updates; -1: as many as the epochs have."""
+    """Stop after N updates; -1: those of the epochs."""
     max_hours: float | None = None
     """Stop after N hours of wall-clock, evaluations included, summed over resumes; null: no limit."""
     # The size of an update.
@@ -96,7 +96,7 @@ class TrainingConfig:
     """Updates between two validations; below 1: a share of all."""
     load_best_model_at_end: bool = True
     """Publish the weights that were best on validation, by loss on held-out rows where two are equally accurate; false:
-    the last ones, whatever validation says of them."""
+    the last ones, without regard to validation."""
     save_steps: float = 0.05
     """Updates between two checkpoints to resume from; below 1: a share of all. One more at the end."""
     save_total_limit: int = 2
@@ -159,7 +159,7 @@ class TrainingConfig:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the run trains on the CPU."""
+        """True where the run trains on the CPU."""
         if self.device is None:
             return not torch.cuda.is_available()
         return self.device == "cpu"

@@ -46,7 +46,7 @@ class Curriculum:
         return self.stage(self.max_steps)
 
     def ends_with(self, step: int) -> bool:
-        """Whether the last of `step` updates was made in the stage that the run ends with."""
+        """True where the last of `step` updates was made in the stage that the run ends with."""
         return self.stage(step) == self.at_end
 
     def stage_epochs(self) -> list[float]:

@@ -28,7 +28,7 @@ class Objective(nn.Module):
     """Trainer passes `num_items_in_batch`, and takes the loss as already scaled for accumulation."""
 
     has_curriculum: ClassVar[bool] = True
-    """Whether rows are those of the method's stage; reinforcement thinks as in the last one from the start."""
+    """True where rows are those of the method's stage; reinforcement thinks as in the last one from the start."""
 
     def __init__(self, lm: LatentLM, method: Method) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         self.on_save(args, state, control)
 
     def _wins_tie(self, state: TrainerState, accuracy: float) -> bool:
-        """Whether the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
+        """True where the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
         # Rows of stages before the last one were never published.
         tied = [row for row in state.log_history if self.curriculum.ends_with(row["step"])]
         tied = [row for row in tied if row.get("eval_accuracy") == accuracy == state.best_metric]

@@ -112,7 +112,7 @@ def fault(folder: Path) -> str | None:
 
 
 def was_finished(folder: Path) -> bool:
-    """Whether the save of a checkpoint came to its end: a fault in it now is damage, and no kill."""
+    """True where the save of a checkpoint came to its end: a fault in it now is damage, and no kill."""
     return (folder / DIGESTS).exists()
 
 

@@ -33,7 +33,7 @@ class GrpoConfig:
     """Batches that the outputs of one generation are divided into; null: gradient_accumulation_steps, one update."""
     num_iterations: int = 1
     """Times that the outputs of one generation are learnt from."""
-    # How outputs are drawn, and where they are cut.
+    # Temperatures and limits of the outputs.
     max_latents: int = 128
     """Most latents of an output; thinking is then cut."""
     max_completion_length: int = 64
@@ -138,7 +138,7 @@ class GrpoConfig:
 
     @property
     def decoding(self) -> Decoding:
-        """How outputs are drawn, and where they are cut."""
+        """Temperatures and limits of the outputs."""
         return Decoding(
             temperature=self.temperature,
             latent_temperature=self.latent_temperature,
@@ -148,7 +148,7 @@ class GrpoConfig:
 
     @property
     def drawn(self) -> dict[str, tuple[float, ...]]:
-        """What each of the method's values is drawn from, by its name; a value that is not here is its default."""
+        """Choices from which the method's values are drawn, by name; a value without any is its default."""
         choices = {
             "compression_factor": self.compression_factors,
             "confidence_threshold": self.confidence_thresholds,

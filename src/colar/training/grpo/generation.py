@@ -52,7 +52,7 @@ SlotKey = tuple[int, int]
 class QuestionSchedule(Schedule):
     """One epoch's keys: each question once, in generations of `plan.questions`; a rest that fills none is left out.
 
-    Questions are shuffled whatever their lengths, unlike the rows of SFT. Questions of like length are of like
+    Questions are shuffled without regard to length, unlike the rows of SFT. Questions of like length are of like
     difficulty, and a generation that is all easy or all hard teaches nothing.
     """
 
@@ -119,7 +119,7 @@ class Group:
 
     @property
     def spread(self) -> bool:
-        """Whether the rewards differ: without spread there is nothing to learn from the group."""
+        """True where the rewards differ: without spread there is nothing to learn from the group."""
         return bool(has_spread(self.total_G[None]))
 
 

@@ -80,7 +80,7 @@ def output_weights(loss_type: LossType, lengths_R: Tensor, plan: GenerationPlan,
 
 @dataclass(frozen=True)
 class Clip:
-    """Where ratios are clipped, 1 - low and 1 + high, and whether they are an action's or an output's."""
+    """The bounds of ratios, 1 - low and 1 + high, and their level: an action's or an output's."""
 
     low: float
     high: float

@@ -46,12 +46,12 @@ class Output:
 
     @property
     def stopped(self) -> bool:
-        """Whether the method chose to end the thinking: neither cut at the limit, nor of a fixed number of thoughts."""
+        """True where the method chose to end the thinking: not cut at the limit, and not of a fixed length."""
         return bool(self.completion.stop_info)
 
     @property
     def cut(self) -> bool:
-        """Whether the thinking met `max_latents`."""
+        """True where the thinking met `max_latents`."""
         return self.completion.length >= self.completion.request.decoding.max_latents
 
     @property

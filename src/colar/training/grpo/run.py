@@ -182,7 +182,7 @@ class EarlyStopping(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
 
     def out_of_patience(self, state: TrainerState) -> bool:
-        """Whether the last `patience` validations were no better than one before them."""
+        """True where the last `patience` validations were no better than one before them."""
         # The validation before the first step counts too.
         found = [row["eval_accuracy"] for row in state.log_history if "eval_accuracy" in row]
         if self.patience is None or len(found) <= self.patience:
