@@ -32,7 +32,6 @@ from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.generation import Generation, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
-from colar.training.rows import part_indices
 from colar.training.trainer import LatentTrainer, Validate
 
 STATE = "grpo.json"
@@ -139,12 +138,13 @@ class GrpoTrainer(LatentTrainer):
         for start in processes.mine(starts):
             rows = slice(start, start + self.plan.batch)
             batch = {name: column[rows] for name, column in tensors.items()}
-            for index in part_indices(fed_positions(batch), self.tokens_per_batch):
-                part = {name: column[index] for name, column in batch.items()}
+            batch["places"] = torch.arange(R)[rows]
+            for part in self.parts(batch):
+                places = part.pop("places")
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
                     logps_BN = self.policy.score(self.on_device(part)).logps
-                scored.append((start + index.cpu(), logps_BN.float().cpu()))
+                scored.append((places, logps_BN.float().cpu()))
         for share in processes.everyones(scored):
             for index, logps_BN in share:
                 # A part may be shorter than the generation: its longest output decides.
