@@ -315,8 +315,8 @@ def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) 
         trainer.args.output_dir,
         before,
         {name: now[name] for name in before},
-        "a run goes on with the same rows, and with per_device_train_batch_size x gradient_accumulation_steps x "
-        "processes of them: give these, or train into another folder",
+        "some of the rows would be seen twice and others never: train on the same ones, with the same "
+        "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
     )
     return Clock(kept.get("seconds", 0.0), config.max_hours, rows, digest)
 
