@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pictures
 import pytest
 import test_grpo as reinforced
 import test_training as supervised
 import torch
+from accelerate import PartialState
 from launch import Group, Outcome, together
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
@@ -22,8 +22,8 @@ from colar.evaluation import evaluate
 from colar.evaluation.evaluate import Limits
 from colar.methods import registry
 from colar.methods.colar.method import Colar, ColarConfig
-from colar.training import batches
 from colar.training.grpo.run import GrpoTrainer
+from colar.training.rows import count_rows, mark_copies
 
 QUESTIONS = list(generate(ArithmeticConfig(), "test", 3, seed=0))
 LIMITS = Limits(max_latents=3, max_completion_length=2, batch_size=4)
@@ -64,18 +64,15 @@ def validate(lm: Any, method: Any) -> dict[str, float]:
 def begin() -> None:
     """Join the others."""
     processes.join(120)
-    pictures.none()
 
 
-def sft(
-    folder: Path, own_disks: bool, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]
-) -> Any:
+def sft(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]) -> Any:
     """A run in `folder`. Returns its curve, its validations and its weights at the end."""
     begin()
-    if own_disks:
-        folder = folder / f"disk{processes.rank()}"
     method = (
-        Killed(ColarConfig()) if dies is not None and dies[0] == processes.rank() else Colar(ColarConfig())
+        Killed(ColarConfig())
+        if dies is not None and dies[0] == PartialState().process_index
+        else Colar(ColarConfig())
     )
     Killed.left = 0 if dies is None else dies[1]
     settings = supervised.LoraSettings(r=4, lora_alpha=8) if lora else None
@@ -85,14 +82,10 @@ def sft(
     return ended(lm, result)
 
 
-def grpo(
-    folder: Path, own_disks: bool, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]
-) -> Any:
+def grpo(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]) -> Any:
     """The same by reinforcement; killed in the N-th score of a batch."""
     begin()
-    if own_disks:
-        folder = folder / f"disk{processes.rank()}"
-    if dies is not None and dies[0] == processes.rank():
+    if dies is not None and dies[0] == PartialState().process_index:
         Killed.left = dies[1]
         whole = GrpoTrainer.training_step
 
@@ -156,14 +149,14 @@ class Case:
         self.one = one
         self.two = two
 
-    def run(self, folder: Path, n: int, own_disks: bool = False) -> list[Any]:
+    def run(self, folder: Path, n: int) -> list[Any]:
         """What each of N processes returns."""
         config = self.one if n == 1 else self.two
-        return together(n, folder / "group", self.call, folder, own_disks, self.lora, None, config)
+        return together(n, folder / "group", self.call, folder, self.lora, None, config)
 
-    def killed(self, folder: Path, own_disks: bool, dies: tuple[int, int]) -> list[Outcome]:
+    def killed(self, folder: Path, dies: tuple[int, int]) -> list[Outcome]:
         """What becomes of two processes one of which is killed."""
-        return Group(2, folder / "group", self.call, folder, own_disks, self.lora, dies, self.two).wait()
+        return Group(2, folder / "group", self.call, folder, self.lora, dies, self.two).wait()
 
 
 REINFORCED = {"max_steps": 4, "save_steps": 3, "eval_steps": 2, "grpo": {"num_iterations": 2}}
@@ -198,12 +191,11 @@ def test_two_processes_are_one(tmp_path: Path, case: Case, whole: list[Any]) -> 
 
 
 def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path, case: Case, whole: list[Any]) -> None:
-    """Each process has a folder of its own, as on two machines."""
-    killed, other = reversed(case.killed(tmp_path, True, (1, 4)))
+    killed, other = reversed(case.killed(tmp_path, (1, 4)))
     assert killed.code == -9
     assert other.code == 1, "it does not go on alone"
     assert "Connection" in other.stderr
-    for mine, theirs in zip(case.run(tmp_path, 2, True), whole, strict=True):
+    for mine, theirs in zip(case.run(tmp_path, 2), whole, strict=True):
         assert_equal(mine, theirs)
 
 
@@ -240,10 +232,10 @@ def test_copies_are_marked() -> None:
     """Ten rows in batches of two for three processes: the third has copies alone in the second turn."""
     for process, wanted in enumerate(([None, None], [None, None], [None, [False, False]])):
         held = [{"rows": torch.zeros(2)}, {"rows": torch.zeros(2)}]
-        batches.mark_copies(held, 0, 2, process, 3, 10)
+        mark_copies(held, 0, 2, process, 3, 10)
         found = [batch["counted"].tolist() if "counted" in batch else None for batch in held]
         assert found == wanted
     ragged = [{"rows": torch.zeros(2)}]
-    batches.mark_copies(ragged, 1, 2, 1, 3, 9)
+    mark_copies(ragged, 1, 2, 1, 3, 9)
     assert ragged[0]["counted"].tolist() == [True, False]
-    assert int(batches.count_rows(ragged)) == 1
+    assert int(count_rows(ragged)) == 1

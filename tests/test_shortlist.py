@@ -35,8 +35,9 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
 from colar.methods.sequential.choice import Rules, choose
-from colar.model.head_rows import HeadRows
-from colar.model.latent_lm import LatentLM, LoraSettings, head_logits
+from colar.model.head import HeadRows, head_logits
+from colar.model.latent_lm import LatentLM
+from colar.model.lora import LoraSettings
 from colar.ops import devices
 from colar.template.template import Template
 from colar.training import sft

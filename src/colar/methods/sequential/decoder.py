@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.equations import Equations
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import row_mean
 

@@ -47,7 +47,7 @@ from colar.methods.sequential.choice import Rules
 from colar.methods.sequential.config import SequentialConfig, SequentialParams
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
 from colar.methods.sequential.equations import LONGEST, NUMBERS_FROM, Equations
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.ops.sampling import probability

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from colar import progress
 from colar.data.example import Example
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.template.template import Template
 
 
