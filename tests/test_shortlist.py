@@ -316,7 +316,7 @@ def test_a_shortlist_of_the_whole_vocabulary_changes_nothing() -> None:
     lm, short = made(**ANY_SPEED)
     everything = tuple(range(lm.causal_lm.get_input_embeddings().weight.shape[0]))
     short.config = dataclasses.replace(short.config, shortlist_ids=everything)
-    whole = registry.build("colar", {**ANY_SPEED})
+    whole = registry.build("sequential", {**ANY_SPEED})
     whole.prepare(lm, EXAMPLES)
     batch = Batch.collate(encoded(lm, short))
     torch.testing.assert_close(short.loss(lm, batch)["ce"], whole.loss(lm, batch)["ce"])
@@ -450,7 +450,7 @@ def test_a_compiled_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> No
     """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     lm, short = made(**ANY_SPEED)
-    whole = registry.build("colar", {**ANY_SPEED})
+    whole = registry.build("sequential", {**ANY_SPEED})
     whole.prepare(lm, EXAMPLES)
     asked = requests()
     torch._dynamo.reset()
