@@ -19,9 +19,9 @@ from colar.methods.colar.method import ColarParams
 LIMITS = Decoding(max_latents=6, max_completion_length=4)
 
 
-def build(family="llama", head="gaussian", name="colar"):
+def build(family="llama", name="colar"):
     lm = tiny_lm(family)
-    method = registry.build(name, {"head": head} if name == "colar" else {})
+    method = registry.build(name)
     pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return liven(lm.eval()), method
@@ -116,10 +116,10 @@ def by_hand(lm, method, request, given, think_on):
     return answer, len(fed)
 
 
-@pytest.mark.parametrize("head", ["gaussian", "sequential"])
+@pytest.mark.parametrize("name", ["colar", "sequential"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_changed_thoughts_are_answered_as_the_plain_loop_answers_them(family, head):
-    lm, method = build(family, head)
+def test_changed_thoughts_are_answered_as_the_plain_loop_answers_them(family, name):
+    lm, method = build(family, name)
     requests = requests_of(EXAMPLES, params_of(method), LIMITS)
     own = causal.own_of(lm, method, EXAMPLES, Engine(lm, method).generate(requests))
     assert len(own.requests) > 2
@@ -135,9 +135,9 @@ def test_changed_thoughts_are_answered_as_the_plain_loop_answers_them(family, he
             torch.testing.assert_close(completion.latents[: len(given)], given)
 
 
-@pytest.mark.parametrize(("name", "head"), [("colar", "gaussian"), ("colar", "sequential"), ("cot", None)])
-def test_effects_of_a_random_model(name, head):
-    lm, method = build("llama", head, name)
+@pytest.mark.parametrize("name", ["colar", "sequential", "cot"])
+def test_effects_of_a_random_model(name):
+    lm, method = build("llama", name)
     found = causal.causal_tests(
         lm, method, EXAMPLES, params_of(method), LIMITS, sizes=(0.1, 3.0), max_batch=4
     )
@@ -156,7 +156,7 @@ def test_effects_of_a_random_model(name, head):
     assert all(effect.n == found.n and effect.changed == 0 for effect in by_kind["none", None])
     assert any(effect.changed for effect in by_kind["swap", None])
     assert any(effect.changed for effect in by_kind["noise", "rms"] if effect.size == 3)
-    assert all((effect.n > 0) == (head == "gaussian") for effect in by_kind["noise", "sigma"])
+    assert all((effect.n > 0) == (name == "colar") for effect in by_kind["noise", "sigma"])
     last = [e for e in by_kind["drop", None] if e.place == "last" and e.then == "rethought"]
     assert [effect.n for effect in last] == [0]
     assert found.to_json()["effects"][0]["kind"] == "none"

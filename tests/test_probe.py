@@ -92,9 +92,9 @@ EXAMPLES = [
 ]  # fmt: skip
 
 
-def build(family, head="gaussian"):
+def build(family, name="colar"):
     lm = tiny_lm(family)
-    method = registry.build("colar", {"head": head})
+    method = registry.build(name)
     pretrained.attach(lm, method, seed=3)
     method.prepare(lm, EXAMPLES)
     return lm.eval(), method
@@ -124,9 +124,9 @@ def test_results_are_looked_for_where_they_stand(family):
             assert middle.equal(layer_states(lm, each.fed_TD).states_LTD[1, question + last // c])
 
 
-@pytest.mark.parametrize("head", ["gaussian", "sequential"])
-def test_a_probe_of_a_random_model(head):
-    lm, method = build("llama", head)
+@pytest.mark.parametrize("name", ["colar", "sequential"])
+def test_a_probe_of_a_random_model(name):
+    lm, method = build("llama", name)
     passes = list(reference_passes(lm, method, EXAMPLES, method.Params(2)))
     found = probe.probe_of(lm, passes)
     assert [(score.step, score.features) for score in found.scores] == [
