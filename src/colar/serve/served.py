@@ -47,7 +47,7 @@ class Served:
 
     @property
     def running(self) -> int:
-        return len(self.engine.engine.core.batch)
+        return len(self.engine.engine.running)
 
     @property
     def waiting(self) -> int:
