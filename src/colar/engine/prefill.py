@@ -96,7 +96,7 @@ class Prefill:
         if self.batches:
             self._run_chunk(runner, method, rows)
             self._copy_samples(runner, method, rows)
-        if not self.batches:
+        if not self.batches and self.samples:
             # The question of these samples was cancelled, or has failed: one of them is prefilled instead.
             self._plan(self.samples, ())
         self.current = []
@@ -125,7 +125,7 @@ class Prefill:
     def _copy_samples(self, runner: Runner, method: Method, rows: Rows) -> None:
         """Start samples of questions that are in the cache: their columns are copied."""
         # A question of which only a part is in the cache lies in the slot that they would take.
-        if self.done:
+        if self.done or not self.samples:
             return
         slot_of = {entry.ids: slot for slot, entry in enumerate(rows.entries)}
         cached = [entry for entry in self.samples if entry.ids in slot_of]
