@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colar.show.naming import System
-from colar.show.report_rows import ReportRow
+from colar.evaluation.rows import ReportRow, System
 
 
 def report_row(

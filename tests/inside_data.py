@@ -92,7 +92,7 @@ def question(number: int) -> dict[str, Any]:
 
 
 def measured(c: float, n: int) -> dict[str, Any]:
-    """What analysis/inside.py measures, with numbers that say nothing."""
+    """What look/inside.py measures, with numbers that say nothing."""
     by_kind = {kind: shares(n, 0.9 / c) for kind in KINDS}
     chains = {}
     for name in ("written", "own", "reference"):

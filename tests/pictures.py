@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colar.show import curves
+from colar.training import curves
 
 
 def none() -> None:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data import latex
-from colar.data.answers import Verdict, extract, extract_boxed, judge
-from colar.data.quantity import canonical, read_number, same_number
+from colar.data.judge import latex
+from colar.data.judge.answers import Verdict, extract, extract_boxed, judge
+from colar.data.judge.quantity import canonical, read_number, same_number
 from colar.data.sources import load
 
 TYPES = ("number", "latex", "choice", "text")

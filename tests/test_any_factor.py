@@ -17,11 +17,11 @@ from sequential import check_shares, encoded, latent, made
 from torch import Tensor
 
 from colar import files
-from colar.analysis import retrieval
 from colar.cli import main
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.look import retrieval
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarConfig, ColarParams

@@ -11,8 +11,8 @@ from families import CONTEXT, EXAMPLES, WINDOW, tiny_lm
 from torch.nn import functional as F
 from transformers import BertConfig, BertForTokenClassification, BertTokenizerFast
 
+from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
-from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import base, pretrained, registry, unroll

@@ -6,13 +6,13 @@ import pytest
 import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
 
-from colar.analysis import causal
-from colar.analysis.causal import Change, Own, Prefixed
-from colar.analysis.chains import requests_of
-from colar.analysis.controls import Forced, Thoughts
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.evaluation.controls import Forced, Thoughts
+from colar.look import causal
+from colar.look.causal import Change, Own, Prefixed
+from colar.look.chains import requests_of
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
 

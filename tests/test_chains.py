@@ -9,10 +9,10 @@ from families import EXAMPLES, liven, tiny_lm
 from sequential import made
 
 import colar
-from colar.analysis import chains, cost, diagnosis, inspection
-from colar.analysis.reference_chain import Token, reference_groups, reference_rows
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Decoding, Request
+from colar.look import chains, cost, diagnosis, inspection
+from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
 

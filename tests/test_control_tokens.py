@@ -19,7 +19,7 @@ from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import pretrained, registry
 from colar.methods.tokenskip.importance import chain_spans
 from colar.model import tiny
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 WORDS = ["how many pens", "Ann has 3 eggs", "12 plus 7", "Task # <s> [x] a|b"]
 SPELLINGS = [

@@ -7,10 +7,10 @@ import pytest
 import torch
 from families import EXAMPLES, tiny_lm
 
-from colar.analysis import controls
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.evaluation import controls
 from colar.evaluation.evaluate import EvaluatedModel, Limits, evaluate, make_grid, make_request
 from colar.files import read_jsonl
 from colar.methods import pretrained, registry

@@ -9,11 +9,14 @@ import torch
 from families import EXAMPLES, tiny_lm
 from rich.console import Console
 
-from colar.analysis import diagnosis, diagnosis_tables
-from colar.analysis.controls import Forced
-from colar.analysis.diagnosis import classify, groups_thought, missing
-from colar.analysis.places import Place, places, write_shares
-from colar.analysis.reference_chain import (
+from colar.data.example import Example
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, NonFiniteError, Request
+from colar.evaluation.controls import Forced
+from colar.look import diagnosis, diagnosis_tables
+from colar.look.diagnosis import classify, groups_thought, missing
+from colar.look.places import Place, places, write_shares
+from colar.look.reference_chain import (
     Token,
     kind_of,
     reference_groups,
@@ -22,9 +25,6 @@ from colar.analysis.reference_chain import (
     reference_tokens,
     require_groups,
 )
-from colar.data.example import Example
-from colar.engine.engine import Engine
-from colar.engine.request import Decoding, NonFiniteError, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, variant
 from colar.methods.colar.method import ColarParams

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from colar import files
+from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
-from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine import reference
 from colar.engine.request import NonFiniteError
 from colar.evaluation import evaluate

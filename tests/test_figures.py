@@ -11,11 +11,11 @@ from typing import Any
 import matplotlib
 import pytest
 from example_rows import report_row
+from paper_figures import factors, left_out, norms, points, reinforcement, retrieval, scaling
 
-from colar.ops.stats import Z95
-from colar.show import canvas
-from colar.show.figures import factors, left_out, norms, points, reinforcement, retrieval, scaling
-from colar.show.report_rows import Report, ReportRow
+from colar.evaluation import picture
+from colar.evaluation.rows import Report, ReportRow
+from colar.evaluation.stats import Z95
 
 ROOT = Path(__file__).resolve().parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -238,7 +238,7 @@ def test_a_text_with_dollars_is_drawn_as_it_is(text: str, tmp_path: Path) -> Non
 
     def drawn(name: str) -> list[bytes]:
         figures = [retrieval.draw({"case": case, "shares": shares}), reinforcement.draw({"panels": panels})]
-        paths = [canvas.save(each, tmp_path / f"{name}-{i}.png") for i, each in enumerate(figures)]
+        paths = [picture.save(each, tmp_path / f"{name}-{i}.png") for i, each in enumerate(figures)]
         return [path.read_bytes() for path in paths]
 
     # The picture of a matplotlib that knows no mathematics.
@@ -341,12 +341,12 @@ def test_a_picture_is_png_or_svg_and_the_same_twice(tmp_path: Path) -> None:
     made = reinforcement.curve("a", [{"train_seed": 0, "points": [[0, 0.5], [10, 1.0]]}])
     data = {"panels": [{"title": "t", "key": "accuracy", "rows": 400, "curves": [made]}]}
     for kind in ("svg", "png"):
-        first = canvas.save(reinforcement.draw(data), tmp_path / f"a.{kind}").read_bytes()
-        again = canvas.save(reinforcement.draw(data), tmp_path / f"b.{kind}").read_bytes()
+        first = picture.save(reinforcement.draw(data), tmp_path / f"a.{kind}").read_bytes()
+        again = picture.save(reinforcement.draw(data), tmp_path / f"b.{kind}").read_bytes()
         assert first == again
         assert first.startswith(PNG if kind == "png" else b"<?xml")
     with pytest.raises(ValueError, match="the ending of a picture must be one of png, svg, got 'gif'"):
-        canvas.save(reinforcement.draw(data), tmp_path / "a.gif")
+        picture.save(reinforcement.draw(data), tmp_path / "a.gif")
 
 
 def test_committed_figures_are_those_of_the_committed_records() -> None:

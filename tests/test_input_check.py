@@ -14,7 +14,7 @@ from colar.methods import pretrained, registry
 from colar.model import checkpoint
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.prompts import TemplateConfig
+from colar.template.template import TemplateConfig
 from colar.training.batches import TrainingRows
 
 TOKENIZER = build_tokenizer("llama", True)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 
-from colar.analysis import attention, calibration, layer_states
-from colar.analysis import retrieval_accuracy as accuracy
-from colar.analysis.reference_pass import reference_passes
-from colar.analysis.retrieval import directions, nearest_tokens
-from colar.analysis.retrieval_accuracy import Shares, ThoughtRanks
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.look import calibration, layer_states
+from colar.look import retrieval_accuracy as accuracy
+from colar.look.reference_chain import reference_passes
+from colar.look.retrieval import directions, nearest_tokens
+from colar.look.retrieval_accuracy import Shares, ThoughtRanks
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
 from colar.model.latent_lm import LoraSettings
@@ -282,7 +282,7 @@ def test_mass_by_hand():
     """Two question positions, two thoughts, two heads."""
     one = [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.2, 0.3, 0.5, 0], [0.1, 0.2, 0.3, 0.4]]
     two = [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0]]
-    sums = attention.thought_mass(torch.tensor([one, two]), 2).tolist()
+    sums = layer_states.thought_mass(torch.tensor([one, two]), 2).tolist()
     question = (0.5 + 0) / 2 + (0.3 + 0) / 2
     earlier = 0 + (0.3 + 1) / 2
     itself = (0.5 + 1) / 2 + (0.4 + 0) / 2
@@ -295,7 +295,7 @@ def test_a_thoughts_attention_is_all_there(family):
     lm, method = build(family)
     before = lm.causal_lm.config._attn_implementation
     passes = passes_of(lm, method)
-    found = attention.attention_of(lm, passes)
+    found = layer_states.attention_of(lm, passes)
     assert lm.causal_lm.config._attn_implementation == before
     assert len(found.layers) == lm.config.num_hidden_layers
     for layer in found.layers:
@@ -303,5 +303,5 @@ def test_a_thoughts_attention_is_all_there(family):
         assert 0 <= layer.first <= layer.question
     # The first thought has none before it; later ones have.
     short = [each for each in passes_of(lm, method, c=100) if each.n_thoughts == 1]
-    assert all(layer.earlier == 0 for layer in attention.attention_of(lm, short).layers)
+    assert all(layer.earlier == 0 for layer in layer_states.attention_of(lm, short).layers)
     assert all(layer.earlier > 0 for layer in found.layers)

@@ -9,8 +9,8 @@ import re
 import pytest
 from inside_data import HOSTILE, inside
 
-from colar.show import inside_page
-from colar.show.inside_page import charts, cost, embedded, figures, reading
+from colar.look import page as inside_page
+from colar.look.page import charts, cost, embedded, figures, reading
 
 WHOLE, QUESTIONS, CHAINS = inside()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""

@@ -10,7 +10,7 @@ import shutil
 import pytest
 from inside_data import HOSTILE, inside
 
-from colar.show import inside_page
+from colar.look import page as inside_page
 
 WHOLE, QUESTIONS, CHAINS = inside()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""

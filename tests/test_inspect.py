@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from colar.analysis.inside import TABLE_KINDS, TABLE_MEASURES
 from colar.cli import main
 from colar.data import sources
+from colar.look.inside import TABLE_KINDS, TABLE_MEASURES
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM

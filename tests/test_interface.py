@@ -21,7 +21,7 @@ from colar.methods.colar import Colar
 from colar.methods.cot import Cot, CotConfig
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 from colar.training.config import TrainingConfig
 from colar.training.run_folder import RunFolder
 from colar.training.sft import train

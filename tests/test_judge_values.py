@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.answers import extract, judge
-from colar.data.quantity import read_number
+from colar.data.judge.answers import extract, judge
+from colar.data.judge.quantity import read_number
 
 Expression = tuple[str, Fraction | None]
 """A text and its value; None where it has none, or none that is rational."""

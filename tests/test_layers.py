@@ -11,14 +11,13 @@ FLOORS = (
     ("recipe",),
     ("recipes",),
     ("serve", "training"),
-    ("evaluation", "integrations"),
-    ("analysis",),
+    ("look", "integrations"),
+    ("evaluation",),
     ("engine",),
     ("methods",),
     ("model",),
-    ("prompts",),
-    ("number_tokens", "control_tokens"),
-    ("show",),
+    ("template",),
+    ("number_tokens",),
     ("ops", "data"),
     ("processes",),
     ("yaml_files",),
@@ -28,7 +27,7 @@ FLOORS = (
 """From the roof down; rooms of one floor never import each other. `colar/__init__.py` holds the version alone."""
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_TORCH = ("data", "show", "yaml_files", "files", "progress", "checks", "recipes")
+WITHOUT_TORCH = ("data", "yaml_files", "files", "progress", "checks", "recipes")
 HEAVY = {"torch", "transformers", "peft", "accelerate"}
 
 
@@ -98,7 +97,7 @@ def test_every_module_keeps_to_the_house():
         ("colar.ops.noise", "def f():\n    import colar.model.tiny", "model is not below ops"),
         ("colar.ops.noise", "from colar import data", "data is not below ops"),
         ("colar.ops.noise", "from ..data import example", "data is not below ops"),
-        ("colar.ops.noise", "from .. import prompts", "prompts is not below ops"),
+        ("colar.ops.noise", "from .. import template", "template is not below ops"),
         ("colar.files", "from colar import progress", "progress is not below files"),
         (
             "colar.serve.app",
@@ -111,11 +110,10 @@ def test_every_module_keeps_to_the_house():
             "integrations is not below evaluation",
         ),
         ("colar.recipe", "import colar.cli", "cli is not below recipe"),
-        ("colar.prompts", "import colar.utils.misc", "utils is in no floor"),
+        ("colar.template.template", "import colar.utils.misc", "utils is in no floor"),
         ("colar.utils", "", "utils is in no floor"),
         ("colar.utils.misc", "", "utils is in no floor"),
-        ("colar.show.plots", "from colar.analysis import retrieval", "analysis is not below show"),
-        ("colar.show.naming", "import torch", "show does without"),
+        ("colar.evaluation.picture", "from colar.look import retrieval", "look is not below evaluation"),
         ("colar.checks", "from colar import files", "files is not below checks"),
         ("colar.data.example", "def f():\n    import torch.nn", "data does without"),
         ("colar.files", "from torch import Tensor", "files does without"),

@@ -20,7 +20,7 @@ from colar.methods.colar.method import ColarParams
 from colar.model.latent_lm import LoraSettings
 from colar.ops import groups, noise, trees
 from colar.ops.sampling import sample_tokens
-from colar.prompts import Template
+from colar.template.template import Template
 
 METHODS = tuple(registry.METHODS)
 TIES = [(family, tied) for family in FAMILIES for tied in (True, False) if tied or family != "gpt2"]

@@ -23,7 +23,7 @@ from colar.engine.request import Request
 from colar.methods import pretrained, registry
 from colar.model import added_rows, backbones, card, checkpoint, number_rows
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 LARGEST = number_tokens.LARGEST
 RUN = {"seed": 0, "steps": 3}

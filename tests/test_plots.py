@@ -13,8 +13,9 @@ import matplotlib
 import pytest
 from example_rows import report_row
 
-from colar.show import canvas, curves, naming, plots
-from colar.show.report_rows import ReportRow
+from colar.evaluation import picture, rows
+from colar.evaluation.rows import ReportRow
+from colar.training import curves
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -33,7 +34,7 @@ def texts(axes: Any) -> list[str]:
 
 
 def test_one_dataset_is_one_panel_with_every_system_named_and_every_speed_tagged() -> None:
-    (axes,) = plots.draw_accuracy(rows_of("gsm8k", "average")).axes
+    (axes,) = picture.draw_accuracy(rows_of("gsm8k", "average")).axes
     assert axes.get_title("left") == "gsm8k, 50 questions"
     assert sorted(texts(axes)) == ["CoT", "Direct", "Fast", "c=1", "c=2", "c=3", "c=4", "c=5"]
     assert "greedy decoding" in axes.get_xlabel()
@@ -44,7 +45,7 @@ def test_one_dataset_is_one_panel_with_every_system_named_and_every_speed_tagged
 
 
 def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
-    (axes,) = plots.draw_accuracy(
+    (axes,) = picture.draw_accuracy(
         [report_row("A", "d", 1, 0.5, 9), report_row("A", "d", 2, 0.4, 5, accuracy_se=None)]
     ).axes
     (bars,) = axes.collections
@@ -54,7 +55,7 @@ def test_bars_are_1_96_standard_errors_and_absent_where_unknown() -> None:
 
 
 def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
-    figure = plots.draw_accuracy(rows_of(*"abcdef", "average"))
+    figure = picture.draw_accuracy(rows_of(*"abcdef", "average"))
     assert [axes.get_title("left") for axes in figure.axes] == [
         "average of 6 datasets, 4 of them beside it",
         *"abcd",
@@ -63,9 +64,9 @@ def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
     assert "Fast" not in texts(figure.axes[1])
     assert "c=2" in texts(figure.axes[1])
     with pytest.raises(ValueError, match="need rows of their average"):
-        plots.draw_accuracy(rows_of("a", "b"))
+        picture.draw_accuracy(rows_of("a", "b"))
     with pytest.raises(ValueError, match="at least one row"):
-        plots.draw_accuracy([])
+        picture.draw_accuracy([])
 
 
 def test_an_average_over_fewer_datasets_is_left_out_and_named_below() -> None:
@@ -74,7 +75,7 @@ def test_an_average_over_fewer_datasets_is_left_out_and_named_below() -> None:
         report_row("Part", "a", None, 0.4, 9),
         report_row("Part", "average", None, 0.4, 9, datasets=["a"]),
     ]
-    figure = plots.draw_accuracy(rows + partly)
+    figure = picture.draw_accuracy(rows + partly)
     average, a, b = figure.axes
     assert sorted(text for text in texts(average) if not text.startswith("c=")) == ["CoT", "Direct", "Fast"]
     points = [len(axes.lines) for axes in figure.axes]
@@ -90,7 +91,7 @@ def test_an_average_over_fewer_datasets_is_left_out_and_named_below() -> None:
 
 
 def test_where_all_were_asked_on_all_datasets_nothing_stands_below() -> None:
-    assert plots.draw_accuracy(rows_of("a", "b", "average")).legends == []
+    assert picture.draw_accuracy(rows_of("a", "b", "average")).legends == []
 
 
 def test_an_average_that_nobody_has_over_all_datasets_is_an_empty_panel_that_says_so() -> None:
@@ -98,7 +99,7 @@ def test_an_average_that_nobody_has_over_all_datasets_is_an_empty_panel_that_say
     for name, dataset in (("A", "a"), ("B", "b")):
         rows.append(report_row(name, dataset, None, 0.4, 9))
         rows.append(report_row(name, "average", None, 0.4, 9, datasets=[dataset]))
-    figure = plots.draw_accuracy(rows)
+    figure = picture.draw_accuracy(rows)
     assert texts(figure.axes[0]) == ["no system was asked on all of them"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B"]
 
@@ -107,7 +108,7 @@ def test_training_runs_are_lines_of_one_colour_with_one_name() -> None:
     rows = [
         report_row("A", "d", c, 0.5 + 0.01 * s, 9 / c, train_seed=s) for c, s in product((1, 2), (0, 1, 2))
     ]
-    (axes,) = plots.draw_accuracy(rows).axes
+    (axes,) = picture.draw_accuracy(rows).axes
     assert sorted(texts(axes)) == ["A", "c=1", "c=2"]
     assert len(axes.lines) == 3
     assert len({line.get_color() for line in axes.lines}) == 1
@@ -119,7 +120,7 @@ def test_values_of_an_option_are_one_line_for_each_speed() -> None:
         label = f"own, confidence_threshold={threshold:g}"
         rows.append(report_row("A", "d", c, threshold / c, threshold, label=label))
     rows.append(report_row("A", "d", 2, 0.1, 4, label="own"))
-    (axes,) = plots.draw_accuracy(rows).axes
+    (axes,) = picture.draw_accuracy(rows).axes
     tags = [f"c={c}, {threshold}" for c, threshold in product((1, 2), (0.3, 0.5, 0.95))]
     names = ["A", "A (own)", "A (own, confidence_threshold)"]
     assert sorted(texts(axes)) == sorted([*names, *tags, "c=1", "c=2", "c=2"])
@@ -141,11 +142,11 @@ def test_values_of_an_option_are_one_line_for_each_speed() -> None:
     ],
 )
 def test_the_option_of_a_label(label: str, expected: tuple[str, float | None]) -> None:
-    assert naming.split_option(label) == expected
+    assert rows.split_option(label) == expected
 
 
 def test_labels_cover_neither_each_other_nor_leave_the_panel() -> None:
-    for axes in plots.draw_accuracy(rows_of("a", "b", "average")).axes:
+    for axes in picture.draw_accuracy(rows_of("a", "b", "average")).axes:
         renderer = axes.figure.canvas.get_renderer()
         panel = axes.get_window_extent(renderer)
         boxes = [text.get_window_extent(renderer) for text in axes.texts]
@@ -157,7 +158,7 @@ def test_labels_cover_neither_each_other_nor_leave_the_panel() -> None:
 
 
 def test_styles_are_all_different() -> None:
-    assert len({canvas.style(index) for index in range(80)}) == 80
+    assert len({picture.style(index) for index in range(80)}) == 80
 
 
 def history() -> list[dict[str, Any]]:
@@ -202,7 +203,7 @@ def test_the_names_of_learning_curves_cover_nothing(names: list[str], panels: in
     validated = {f"eval_accuracy/{name}": 0.1 * n for n, name in enumerate(names)}
     logged = [{"step": step, "eval_accuracy": 0.5, **validated} for step in (50, 100)]
     figure = curves.draw_history(logged if panels == 1 else [*history(), *logged], "a run")
-    canvas.settle(figure)
+    picture.settle(figure)
     (legend,) = figure.legends
     shown = [text.get_text() for text in legend.get_texts()]
     others = ["training (thick: running mean)", "validation", "compression_factor=2"]
@@ -237,7 +238,7 @@ def test_a_run_without_validation_needs_no_names() -> None:
 
 def test_a_name_that_is_wider_than_the_picture_widens_it() -> None:
     figure = curves.draw_history([{"step": 1, "eval_loss/" + "x" * 150: 1.0}], "a run")
-    canvas.settle(figure)
+    picture.settle(figure)
     assert figure.legends[0].get_window_extent().x1 <= figure.bbox.width
 
 
@@ -245,7 +246,7 @@ def test_names_that_begin_with_an_underscore_are_in_the_legends() -> None:
     """matplotlib takes such a name for none: before 3.10 wherever it stands, later where it is a line's own."""
     rows = [*rows_of("a", "b", "average"), report_row("_Part", "a", None, 0.4, 9)]
     rows.append(report_row("_Part", "average", None, 0.4, 9, datasets=["a"]))
-    (legend,) = plots.draw_accuracy(rows).legends
+    (legend,) = picture.draw_accuracy(rows).legends
     assert [text.get_text() for text in legend.get_texts()] == ["_Part"]
     figure = curves.draw_history([{"step": 1, "eval_loss": 1.0, "eval_loss/_own": 2.0}], "_a run")
     (legend,) = figure.legends
@@ -278,8 +279,8 @@ def test_a_name_with_dollars_is_drawn_as_it_is(name: str, tmp_path: Path) -> Non
     def drawn(stem: str) -> list[bytes]:
         paths = [
             curves.learning_curves(logged, tmp_path / f"{stem}-curves.png", name),
-            plots.accuracy_vs_length(rows[:2], tmp_path / f"{stem}-one.png"),
-            plots.accuracy_vs_length(rows + partly, tmp_path / f"{stem}-several.png"),
+            picture.accuracy_vs_length(rows[:2], tmp_path / f"{stem}-one.png"),
+            picture.accuracy_vs_length(rows + partly, tmp_path / f"{stem}-several.png"),
         ]
         return [path.read_bytes() for path in paths]
 
@@ -291,7 +292,7 @@ def test_a_name_with_dollars_is_drawn_as_it_is(name: str, tmp_path: Path) -> Non
 
 def test_the_powers_of_a_logarithmic_axis_stay_mathematics(tmp_path: Path) -> None:
     figure = curves.draw_history(history(), "$ and $")
-    canvas.save(figure, tmp_path / "powers.png")
+    picture.save(figure, tmp_path / "powers.png")
     loss = figure.axes[0]
     labels = [label for label in loss.get_yticklabels() if label.get_text()]
     assert any("10^{" in label.get_text() for label in labels)
@@ -306,8 +307,8 @@ def test_running_mean_follows_a_straight_line_without_lag() -> None:
 
 
 def test_the_same_data_give_the_same_bytes_and_no_leftover(tmp_path: Path) -> None:
-    one = plots.accuracy_vs_length(rows_of("a", "b", "average"), tmp_path / "new" / "one.png")
-    other = plots.accuracy_vs_length(reversed(rows_of("a", "b", "average")), tmp_path / "new" / "other.png")
+    one = picture.accuracy_vs_length(rows_of("a", "b", "average"), tmp_path / "new" / "one.png")
+    other = picture.accuracy_vs_length(reversed(rows_of("a", "b", "average")), tmp_path / "new" / "other.png")
     assert one.read_bytes() == other.read_bytes()
     assert one.read_bytes().startswith(PNG)
     assert {path.name for path in one.parent.iterdir()} == {"one.png", "other.png"}
@@ -317,13 +318,13 @@ def test_the_same_data_give_the_same_bytes_and_no_leftover(tmp_path: Path) -> No
 def test_a_failed_write_leaves_the_old_picture(tmp_path: Path) -> None:
     (tmp_path / "taken.png").mkdir()
     with pytest.raises(OSError, match="taken"):
-        plots.accuracy_vs_length(rows_of("a"), tmp_path / "taken.png")
+        picture.accuracy_vs_length(rows_of("a"), tmp_path / "taken.png")
     assert [path.name for path in tmp_path.iterdir()] == ["taken.png"]
 
 
 def test_drawing_never_loads_pyplot() -> None:
     code = (
-        "import sys; from colar.show import curves; curves.draw_history([{'step': 1, 'loss': 1.0}], 'x');"
+        "import sys; from colar.training import curves; curves.draw_history([{'step': 1, 'loss': 1.0}], 'x');"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from colar import recipe
-from colar.data.synthetic import ArithmeticConfig, generate
+from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.methods import pretrained, registry
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.icot import Icot, IcotConfig

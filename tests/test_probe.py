@@ -4,10 +4,10 @@ import pytest
 import torch
 from families import FAMILIES, tiny_lm
 
-from colar.analysis import probe
-from colar.analysis.layer_states import layer_states
-from colar.analysis.reference_pass import reference_passes
 from colar.data.example import Example
+from colar.look import probe
+from colar.look.layer_states import layer_states
+from colar.look.reference_chain import reference_passes
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
 

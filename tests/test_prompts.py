@@ -16,7 +16,7 @@ from colar import files
 from colar.data.example import Example
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import registry
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 BOS = {"llama": "<|begin_of_text|>", "qwen2": None, "gemma3": "<bos>", "gpt2": "<|endoftext|>"}
 EOS = {"llama": "<|end_of_text|>", "qwen2": "<|endoftext|>", "gemma3": "<eos>", "gpt2": "<|endoftext|>"}

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colar.evaluation import report
+from colar.evaluation import report, stats
 from colar.evaluation.records import by_cell
-from colar.ops import stats
 
 
 def record(question: int, seed: int = 0, **more: Any) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 from colar import recipe
 from colar.cli import main
-from colar.data import mentions, origins, program, renumber, rewriting, sources, spelling
+from colar.data import sources
 from colar.data.example import Example
-from colar.data.program import NotAProgram
+from colar.data.renumber import mentions, origins, program, renumber, rewriting, spelling
+from colar.data.renumber.program import NotAProgram
 
 
 def row(question: str, chain: str, answer: str | None = None, name: str = "own/0") -> Example:

@@ -16,9 +16,8 @@ import pytest
 from rich.console import Console
 
 from colar import files
-from colar.evaluation import report
-from colar.ops import stats
-from colar.show.report_rows import Report
+from colar.evaluation import report, stats
+from colar.evaluation.rows import Report
 
 DESIGN_KEYS = (
     "model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed", "seeds", "n", "accuracy",

@@ -4,9 +4,9 @@ import pytest
 import torch
 from families import tiny_lm
 
-from colar.analysis import retrieval
 from colar.engine import reference
 from colar.engine.request import Decoding, Request
+from colar.look import retrieval
 from colar.methods import pretrained, registry
 from colar.ops.compress import compress
 

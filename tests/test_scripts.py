@@ -12,11 +12,10 @@ from example_rows import report_row
 from colar import files
 from colar.data.example import Example
 from colar.evaluation.report import write as write_report
+from colar.evaluation.rows import Difference, PairDifference, Report, System
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
-from colar.show.naming import System
-from colar.show.report_rows import Difference, PairDifference, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,10 +16,10 @@ from families import EXAMPLES, FAMILIES, publishable
 from sequential import encoded, latent, made
 from torch import Tensor
 
-from colar.analysis import retrieval
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.look import retrieval
 from colar.methods import registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import ColarParams, group_choice

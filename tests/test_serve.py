@@ -21,10 +21,10 @@ from serving import (
     until,
 )
 
-from colar.analysis import retrieval
 from colar.cli import serve as serve_command
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.look import retrieval
 from colar.methods import pretrained, registry
 from colar.serve.keys import Keys
 from colar.serve.limits import Limits, Visitors

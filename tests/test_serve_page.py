@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_serve import CHAIN, HOSTILE, PAGE, VIEWER, FakeServe, thoughts
 
-from colar.show import viewer
+from colar.look.page import viewer
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api",

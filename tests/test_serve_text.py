@@ -14,7 +14,7 @@ from families import EXAMPLES, FAMILIES, tiny_lm
 from serving import QUESTION, colar_model, serve_model
 from starlette.datastructures import Headers
 
-from colar.analysis import retrieval
+from colar.look import retrieval
 from colar.methods import registry
 from colar.methods.efforts import EFFORTS, spread
 from colar.serve.answering import pieces

@@ -39,7 +39,7 @@ from colar.methods.colar.group_choice import Rules, choose
 from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM, LoraSettings, head_logits
 from colar.ops import devices
-from colar.prompts import Template
+from colar.template.template import Template
 from colar.training import sft
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rollout

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from colar.cli import main
-from colar.data import answers, formats, quantity, sources, synthetic
+from colar.data import arithmetic, formats, sources
 from colar.data.catalogue import SOURCES, SPLITS
 from colar.data.example import Example
+from colar.data.judge import answers, quantity
 from colar.data.sources import load
 from colar.evaluation.inputs import name_sources
 from colar.training.grpo.rewards import accuracy
@@ -450,7 +451,7 @@ def test_the_argument_wins_over_the_environment(tmp_path: Path, monkeypatch: pyt
 
 def test_arithmetic_is_the_generator(tmp_path: Path) -> None:
     options = {"steps": (2, 3), "max_number": 9}
-    expected = synthetic.generate(synthetic.ArithmeticConfig(**options), "train", 5, 3)  # type: ignore[arg-type]
+    expected = arithmetic.generate(arithmetic.ArithmeticConfig(**options), "train", 5, 3)  # type: ignore[arg-type]
     assert load("arithmetic", "train", limit=5, seed=3, options=options) == expected
     assert len(load("arithmetic", "validation")) == sources.GENERATED["validation"]
 
@@ -740,7 +741,7 @@ def test_published_gsm_hard_golds_accept_themselves_and_nothing_further_than_a_t
             verdict = answers.judge(quantity.canonical(value + off), gold, "number")
             assert verdict.parsed is not None
             assert not verdict.correct
-    # The price of PAL's rule, as data/quantity.py states it.
+    # The price of PAL's rule, as data/judge/quantity.py states it.
     assert sum(gold != "0" and answers.judge("0", gold, "number").correct for gold in golds) == 31
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from colar import files, recipe, recipes
 from colar.cli import main
-from colar.recipe import wiring
+from colar.recipe.run import run as train
 
 SMALL = """
 output: {folder}/run
@@ -95,14 +95,13 @@ def test_finished_stages_are_skipped_and_stopped_ones_resume(
     staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained: list[str] = []
-    run = wiring.run
 
     def counted(made: recipe.Recipe, resume: bool = True) -> Any:
         trained.append(Path(made.output).name)
         # The second stage is stopped once, after it was begun.
         if trained == ["cot", "fast"]:
             raise KeyboardInterrupt
-        return run(made, resume)
+        return train(made, resume)
 
     monkeypatch.setattr("colar.recipe.stages.run", counted)
     with pytest.raises(KeyboardInterrupt):

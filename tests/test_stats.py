@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colar.ops import stats
+from colar.evaluation import stats
 
 # Two-sided 95% (p = 0.975) and 99% (p = 0.995) points of Student's t from the printed tables.
 T_TABLE = [

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colar.data.arithmetic import SPLITS, ArithmeticConfig, generate
 from colar.data.moves import OPERATIONS
-from colar.data.synthetic import SPLITS, ArithmeticConfig, generate
 from colar.data.wording import WORDINGS
 
 STEP = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")

@@ -31,8 +31,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerControl, TrainerState
 
+from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
-from colar.data.synthetic import ArithmeticConfig, generate
 from colar.engine.request import NonFiniteError
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method, Row
@@ -42,7 +42,7 @@ from colar.model import backbones, card
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.noise import seed_from
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 from colar.training import batches, preflight, sft
 from colar.training.callbacks import Evaluations
 from colar.training.compiled_layers import compiled_layers, decoder_layers

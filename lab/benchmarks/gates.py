@@ -32,6 +32,7 @@ from rich.console import Console
 from colar.data import sources
 from colar.data.example import Example
 from colar.engine.engine import Engine
+from colar.evaluation import stats
 from colar.evaluation.evaluate import (
     EvaluatedModel,
     GridPoint,
@@ -41,7 +42,6 @@ from colar.evaluation.evaluate import (
     make_request,
 )
 from colar.methods import pretrained
-from colar.ops import stats
 
 SYSTEMS = ("cot", "gated")
 ROWS = (1, 32)

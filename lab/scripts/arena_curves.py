@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from colar import files
-from colar.show import canvas
+from colar.evaluation import picture
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 
@@ -68,13 +68,13 @@ def seconds(folder: Path) -> dict[str, float]:
 
 
 def draw(panels: dict[str, Curves]) -> Any:
-    figure = canvas.figure(6.6 * len(panels), 4.2)
+    figure = picture.new_figure(6.6 * len(panels), 4.2)
     for axes, (title, curves) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
         last = {name: fmean(points[max(points)]) for name, points in curves.items()}
         for index, name in enumerate(sorted(curves, key=lambda name: -last[name])):
-            colour, marker = canvas.style(index)
+            colour, marker = picture.style(index)
             seen = sorted(curves[name])
             shares = [[100 * value for value in curves[name][x]] for x in seen]
             thousands = [x / 1000 for x in seen]
@@ -82,7 +82,7 @@ def draw(panels: dict[str, Curves]) -> Any:
                       label=name)  # fmt: skip
             axes.fill_between(thousands, [min(y) for y in shares], [max(y) for y in shares], color=colour, alpha=0.12,
                               linewidth=0)  # fmt: skip
-        canvas.dress(axes, title, "problems seen (thousands)", "validation accuracy (%)")
+        picture.dress(axes, title, "problems seen (thousands)", "validation accuracy (%)")
         axes.set_ylim(0, 100)
         axes.set_xlim(left=0)
         axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -102,7 +102,7 @@ def main() -> None:
     files.write_json(output / "learning_curves.json", found)
     panels = {"methods": methods, "CoLaR and its ablations, c = 2": ablations}
     print(
-        canvas.save(
+        picture.save(
             draw({title: curves for title, curves in panels.items() if curves}),
             output / "learning_curves.png",
         )

@@ -18,10 +18,9 @@ from typing import Any
 
 from colar.data import sources
 from colar.data.example import Example
+from colar.evaluation import stats
 from colar.evaluation.records import cluster_of, find_records, load_records
-from colar.ops import stats
-from colar.show.naming import system_name
-from colar.show.report_rows import cell_from_json
+from colar.evaluation.rows import cell_from_json, system_name
 
 SAME, HARD = "gsm8k-aug", "gsm-hard"
 

@@ -10,16 +10,20 @@ what the figures show.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.show import canvas
-from colar.show.figures import factors, left_out, norms, reinforcement, retrieval, scaling
-from colar.show.report_rows import Report
+from colar.evaluation import picture
+from colar.evaluation.rows import Report
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "lab"))
+
+from paper_figures import factors, left_out, norms, reinforcement, retrieval, scaling  # noqa: E402
+
 RESULTS = ROOT / "results"
 TOY, UNTAUGHT, SMOLLM2 = "toy, 0.84M", "control: its CoT weights", "SmolLM2-135M"
 INSPECTED = {TOY: ("toy", (2, 5)), UNTAUGHT: ("untaught", ()), SMOLLM2: ("smollm2", (2,))}
@@ -155,7 +159,7 @@ def main() -> None:
         data = files.read_json(path)
         drawn = draw(data)
         for kind in ("svg", "png"):
-            canvas.save(drawn, output / f"{name}.{kind}", DPI)
+            picture.save(drawn, output / f"{name}.{kind}", DPI)
         print(f"{name:14} {output / name}.json, .svg, .png")
 
 

@@ -18,9 +18,8 @@ from statistics import fmean
 from typing import Any
 
 from colar import files
+from colar.evaluation import picture, stats
 from colar.evaluation.records import cluster_of, load_records
-from colar.ops import stats
-from colar.show import canvas
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 
@@ -263,16 +262,16 @@ def committed(path: Path, seeds: Sequence[int]) -> dict[str, dict[int, list[Any]
 
 def draw(histories: dict[str, dict[int, list[Any]]]) -> Any:
     """A panel for each quantity, a colour for each system, a line for each training seed."""
-    figure = canvas.figure(12.4, 3.4)
+    figure = picture.new_figure(12.4, 3.4)
     for axes, key in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
         for index, (name, runs) in enumerate(histories.items()):
             for number, history in enumerate(runs.values()):
                 points = series(history, key)
                 if points:
-                    axes.plot(*zip(*points, strict=True), color=canvas.COLOURS[index], linewidth=1.1, alpha=0.75,
+                    axes.plot(*zip(*points, strict=True), color=picture.COLOURS[index], linewidth=1.1, alpha=0.75,
                               marker="o" if key.startswith("eval") else None, markersize=3,
                               label=None if number else NAMES[name])  # fmt: skip
-        canvas.dress(axes, key, "update", size=8)
+        picture.dress(axes, key, "update", size=8)
     # Below the panels: in one of them it would lie on its lines.
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=7, frameon=False)
@@ -320,7 +319,7 @@ def main() -> None:
     found = {"differences": rows, "reinforced": runs, "fine_tuned": imitated}
     files.write_json(output / "differences.json", {"provenance": files.provenance(), **found})
     files.write_text(output / "differences.md", markdown(rows, runs, args.seeds, imitated))
-    print(canvas.save(draw(drawn), output / "curves.png"))
+    print(picture.save(draw(drawn), output / "curves.png"))
 
 
 if __name__ == "__main__":

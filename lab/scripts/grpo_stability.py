@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from colar import files
-from colar.show import canvas
+from colar.evaluation import picture
 
 METRICS = (
     "latents/sigma",
@@ -81,7 +81,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 def draw(histories: dict[str, list[dict[str, Any]]]) -> Any:
     """A panel for each run, with what lies between 0 and 1; the first run's validation, grey, in each of them."""
     rows = -(-len(histories) // ACROSS)
-    figure = canvas.figure(2.3 * ACROSS, 1.9 * rows + 0.4)
+    figure = picture.new_figure(2.3 * ACROSS, 1.9 * rows + 0.4)
     panels = figure.subplots(rows, ACROSS, sharey=True, squeeze=False).flatten()
     first = series(next(iter(histories.values())), "eval_accuracy")
     for axes, (name, history) in zip(panels, histories.items(), strict=False):
@@ -89,9 +89,9 @@ def draw(histories: dict[str, list[dict[str, Any]]]) -> Any:
         for index, (key, label) in enumerate(LINES.items()):
             points = series(history, key)
             if points:
-                axes.plot(*zip(*points, strict=True), color=canvas.COLOURS[index], label=label,
+                axes.plot(*zip(*points, strict=True), color=picture.COLOURS[index], label=label,
                           linewidth=1.5 if key.startswith("eval") else 0.8)  # fmt: skip
-        canvas.dress(axes, name, "", size=8)
+        picture.dress(axes, name, "", size=8)
         axes.set_ylim(-0.04, 1.04)
     for axes in panels[len(histories) :]:
         axes.set_visible(False)
@@ -122,8 +122,8 @@ def main() -> None:
     found = {"provenance": files.provenance(), "runs": rows, "histories": short}
     files.write_json(output / "report.json", found)
     files.write_text(output / "report.md", markdown(rows))
-    picture = canvas.save(draw(histories), output / "curves.png")
-    print(f"table    {output / 'report.md'}\npicture  {picture}")
+    drawn = picture.save(draw(histories), output / "curves.png")
+    print(f"table    {output / 'report.md'}\npicture  {drawn}")
 
 
 if __name__ == "__main__":

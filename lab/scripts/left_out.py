@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
+from colar.evaluation.grid import Grid, markdown, percent
 from colar.evaluation.report import load_records
-from colar.show.grid import Grid, markdown, percent
 
 Record = dict[str, Any]
 

@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from colar import files
-from colar.show.grid import (
+from colar.evaluation.grid import (
     BLANK,
     Grid,
     accuracy_of,
@@ -43,8 +43,17 @@ from colar.show.grid import (
     points,
     share_of,
 )
-from colar.show.naming import AVERAGE, is_control, system_name, without_control
-from colar.show.report_rows import PairDifference, Report, ReportRow, datasets_of, systems_of
+from colar.evaluation.rows import (
+    AVERAGE,
+    PairDifference,
+    Report,
+    ReportRow,
+    datasets_of,
+    is_control,
+    system_name,
+    systems_of,
+    without_control,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab" / "scripts"))

@@ -60,7 +60,8 @@ def data_list(args: argparse.Namespace) -> None:
 
 
 def data_show(args: argparse.Namespace) -> None:
-    from colar.data import renumber, sources
+    from colar.data import sources
+    from colar.data.renumber import renumber
 
     split = args.split or sources.splits_of(args.source)[0]
     renumber.check("--renumber", args.renumber, args.source, split)
@@ -74,7 +75,7 @@ def data_show(args: argparse.Namespace) -> None:
         options=own_options(args.options, args.source),
     )
     if args.renumber:
-        from colar.show import before_after
+        from colar.data.renumber import before_after
 
         before_after.print_rows(examples, args.renumber, args.data_seed)
         return

@@ -29,7 +29,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from colar.analysis import diagnosis, diagnosis_tables
+    from colar.look import diagnosis, diagnosis_tables
 
     output = files.require_writable(args.output)
     examples = load_problems(args)

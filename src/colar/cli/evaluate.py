@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
     from colar import processes
-    from colar.evaluation import controlled, evaluate
+    from colar.evaluation import controls, evaluate
     from colar.evaluation.claim import claim
     from colar.evaluation.inputs import name_checkpoints
     from colar.model import checkpoint
@@ -130,7 +130,7 @@ def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
         models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
     check_anyone_has_params([model.method for model in models], args)
     if args.control:
-        models = controlled.require_latent(models)
+        models = controls.require_latent(models)
     grid = []
     for model in models:
         params = param_grid(model.method, args)
@@ -138,7 +138,7 @@ def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
 
     records = output / "records.jsonl"
     if args.control:
-        controlled.evaluate_controls(grid, args.control, datasets, records, limits)
+        controls.evaluate_controls(grid, args.control, datasets, records, limits)
     else:
         evaluate.evaluate(grid, datasets, records, limits)
     if processes.is_main():

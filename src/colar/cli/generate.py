@@ -240,8 +240,8 @@ def _requests(
 
 def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """A completion as a row of the output."""
-    from colar.analysis import retrieval
     from colar.engine.request import answer_key
+    from colar.look import retrieval
 
     row = {
         "id": completion.request.id,
@@ -270,7 +270,7 @@ def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Name
 
 def _print_completion(lm: Any, completion: Any, expected: str | None, args: argparse.Namespace) -> None:
     """One question in full, one thought per line; each question of a file in a few lines."""
-    from colar.analysis import retrieval
+    from colar.look import retrieval
 
     readings = retrieval.read(lm, completion, args.neighbours)
     if args.input:

@@ -44,7 +44,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from colar.analysis.inspection import Inspection, system_of
+    from colar.look.inspection import Inspection, system_of
 
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
@@ -79,8 +79,8 @@ def _table(systems: Iterable[dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from colar.analysis.diagnosis_tables import percent
-    from colar.analysis.inside import TABLE_KINDS, TABLE_MEASURES
+    from colar.look.diagnosis_tables import percent
+    from colar.look.inside import TABLE_KINDS, TABLE_MEASURES
 
     table = Table(
         title="% of tokens found in the latents that stand for them, after a right prefix",

@@ -72,7 +72,7 @@ def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any,
 
     ValueError for what is wrong with any of them, before the first is loaded.
     """
-    from colar.analysis.inspection import key_of
+    from colar.look.inspection import key_of
 
     for name, folder in _checked(args).items():
         lm, method, _ = load(folder, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -51,3 +52,18 @@ class Example:
         row = asdict(self)
         del row["cluster"]
         return row
+
+
+def split_by_hash(problem: str) -> str:
+    """The split of a generated problem: one tenth test, one tenth validation, the rest train.
+
+    `problem` is the text of what makes two problems the same one, so that no problem is in two splits.
+    """
+    # Not `hash()`: Python salts it anew in every process.
+    digest = hashlib.sha256(problem.encode()).digest()
+    bucket = int.from_bytes(digest[:4], "big") % 10
+    if bucket == 0:
+        return "test"
+    if bucket == 1:
+        return "validation"
+    return "train"

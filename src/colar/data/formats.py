@@ -20,7 +20,7 @@ from typing import Any
 from colar import files
 from colar.checks import check_text, did_you_mean
 from colar.data.example import AnswerType
-from colar.data.latex import extract_boxed
+from colar.data.judge.latex import extract_boxed
 
 Parser = Callable[..., "Fields"]
 Entries = Iterator[tuple[str, Any]]

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from colar.checks import check_known
-from colar.data import prontoqa, prosqa, synthetic
+from colar.data import arithmetic, prontoqa, prosqa
 from colar.data.example import Example
 
 
@@ -27,7 +27,7 @@ class Generator:
 
 GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {
-        "arithmetic": Generator(synthetic.ArithmeticConfig, synthetic.generate),
+        "arithmetic": Generator(arithmetic.ArithmeticConfig, arithmetic.generate),
         prosqa.SOURCE: Generator(prosqa.ProsqaConfig, prosqa.generate, published="prosqa"),
         prontoqa.SOURCE: Generator(prontoqa.ProntoqaConfig, prontoqa.generate, published="prontoqa"),
     }

@@ -18,9 +18,8 @@ from typing import TypeVar
 
 from colar.checks import check_choice, check_number
 from colar.data.catalogue import SPLITS
-from colar.data.example import AnswerType, Example
+from colar.data.example import AnswerType, Example, split_by_hash
 from colar.data.formats import question_hash
-from colar.data.splits import split_by_hash
 
 MAX_DRAWS = 10_000
 """Draws for one row after which the options count as impossible to meet."""

@@ -29,11 +29,12 @@ from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import answers, formats, generators, reading
+from colar.data import formats, generators, raw_rows
 from colar.data.catalogue import SOURCES, SPLITS, Source, Split
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Entries, Fields, Parser, UpstreamFault
-from colar.data.reading import DATA_DIR_VARIABLE
+from colar.data.judge import answers
+from colar.data.raw_rows import DATA_DIR_VARIABLE
 
 __all__ = [
     "DATA_DIR_VARIABLE",
@@ -96,7 +97,7 @@ def load(
     if _is_path(source):
         check_known("file option", options, ())
         reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, {}, skip_malformed)
-        found = reader.examples(reading.of_path(Path(source), split))
+        found = reader.examples(raw_rows.of_path(Path(source), split))
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
@@ -106,7 +107,7 @@ def load(
             return generators.generate(source, split, n, seed, options, avoid)
         _check_options(source, entry, options)
         plan = entry.splits[split]
-        entries, parser = reading.of_source(source, entry, plan, data_dir)
+        entries, parser = raw_rows.of_source(source, entry, plan, data_dir)
         reader = _Reader(source, split, entry, parser, options, skip_malformed)
         found = _arranged(reader.examples(entries), entry, plan)
     # Rows are read no further than `limit`: a malformed row behind it is never met.
@@ -159,7 +160,7 @@ def splits_of(source: str) -> list[str]:
         return list(SOURCES[source].splits)
     if not Path(source).is_dir():
         return ["train"]
-    splits = reading.splits_in(Path(source))
+    splits = raw_rows.splits_in(Path(source))
     if not splits:
         raise ValueError(f"{source} holds no SPLIT.jsonl or SPLIT.json file")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
@@ -176,11 +177,11 @@ def held_out_questions(
     the data folder: nothing is downloaded for them. Errors are `load`'s.
     """
     wanted = [(source, split) for split in splits_of(source) if split != train_split]
-    under = reading.folder(data_dir)
+    under = raw_rows.folder(data_dir)
     for name, entry in SOURCES.items():
         plan = entry.splits.get("test")
         numbers = entry.answer_type == "number" and entry.file_parser is not None
-        if under is not None and plan is not None and numbers and reading.present(plan, under) is not None:
+        if under is not None and plan is not None and numbers and raw_rows.present(plan, under) is not None:
             wanted.append((name, "test"))
     questions: set[str] = set()
     for name, split in dict.fromkeys(wanted):
@@ -195,13 +196,13 @@ def own_file(source: str, split: str) -> Path | None:
         return None
     path = Path(source)
     if path.is_dir():
-        path = reading.split_file(path, split) or path / f"{split}.jsonl"
+        path = raw_rows.split_file(path, split) or path / f"{split}.jsonl"
     return path.resolve()
 
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
     """List every source of the table, and where each would be read from now."""
-    under = reading.folder(data_dir)
+    under = raw_rows.folder(data_dir)
     listings = []
     for name, source in SOURCES.items():
         splits = ", ".join(source.splits)
@@ -215,7 +216,7 @@ def _found(source: Source, under: Path | None) -> str:
     if source.file_parser is None and source.hub is None:
         return "built in"
     if under is not None and source.file_parser is not None:
-        missing = [name for name, plan in source.splits.items() if reading.present(plan, under) is None]
+        missing = [name for name, plan in source.splits.items() if raw_rows.present(plan, under) is None]
         return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
     if source.hub is not None:
         return f"Hub {source.hub}"
@@ -327,12 +328,12 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
 
 def _held_out(published: str | None, data_dir: str | Path | None) -> frozenset[str]:
     """Hashes of a published set's validation and test questions, where they lie under the data folder."""
-    under = None if published is None else reading.folder(data_dir)
+    under = None if published is None else raw_rows.folder(data_dir)
     if published is None or under is None:
         return frozenset()
     hashes: set[str] = set()
     for split in ("validation", "test"):
-        if reading.present(SOURCES[published].splits[split], under) is not None:
+        if raw_rows.present(SOURCES[published].splits[split], under) is not None:
             held = load(published, split, data_dir=under)
             hashes.update(formats.question_hash(example.question) for example in held)
     return frozenset(hashes)
@@ -360,4 +361,4 @@ def _check_source(source: str) -> None:
 
 def _is_path(source: str) -> bool:
     # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (reading.is_own_file(source) or Path(source).is_dir())
+    return source not in SOURCES and (raw_rows.is_own_file(source) or Path(source).is_dir())

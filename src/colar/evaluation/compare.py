@@ -13,10 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from colar.evaluation import stats
 from colar.evaluation.records import Answers, Cells
-from colar.ops import stats
-from colar.show.naming import AVERAGE, Cell, System, is_control, system_name, without_control
-from colar.show.report_rows import Difference, PairDifference, ReportRow, systems_of
+from colar.evaluation.rows import (
+    AVERAGE,
+    Cell,
+    Difference,
+    PairDifference,
+    ReportRow,
+    System,
+    is_control,
+    system_name,
+    systems_of,
+    without_control,
+)
 
 
 def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Difference]:

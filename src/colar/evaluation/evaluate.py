@@ -1,8 +1,8 @@
 """Evaluation: models x data sets x params x decodings x seeds, as one record per question in a JSONL file.
 
 Records are appended as requests finish, so a killed evaluation resumes where it was; at the end they stand in the
-order of the questions. The report is a fold over them (`report.py`). The judge is `data/answers.py`, the same as for
-validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
+order of the questions. The report is a fold over them (`report.py`). The judge is `data/judge/answers.py`, the same as
+for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
 same question, and several processes that share the questions give the records that one gives (`parts.py`).
 """
 
@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, processes, progress
-from colar.data.answers import judge
 from colar.data.example import Example
+from colar.data.judge.answers import judge
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
 from colar.evaluation import parts
 from colar.evaluation.records import RecordKey, record_key
+from colar.evaluation.rows import Cell, System, cell_to_json
 from colar.methods.base import Method, variant
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
-from colar.show.naming import Cell, System
-from colar.show.report_rows import cell_to_json
 
 GREEDY_SEED = 0
 """Of greedy answers, which no seed changes."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from colar.data import sources
-from colar.data.reading import is_own_file
+from colar.data.raw_rows import is_own_file
+from colar.evaluation.rows import AVERAGE
 from colar.model import checkpoint
-from colar.show.naming import AVERAGE
 
 
 class CheckpointName(NamedTuple):

@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colar import checks, files
-from colar.show.naming import AVERAGE, Cell, cell_order
-from colar.show.report_rows import CELL_KEYS, cell_from_json
+from colar.evaluation.rows import AVERAGE, CELL_KEYS, Cell, cell_from_json, cell_order
 
 Record = Mapping[str, Any]
 """The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and

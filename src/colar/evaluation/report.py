@@ -5,7 +5,7 @@
 A row is one system (model, method, label, compression factor, decoding, training seed) on one dataset, or its
 macro-average: the plain mean over the datasets that THIS system was asked (`datasets` names them). Adding a system to
 the report leaves the rows of the others alone. The average's se is the root of the summed variances / number of
-datasets. Three intervals, never mixed (`ops/stats.py`):
+datasets. Three intervals, never mixed (`evaluation/stats.py`):
   accuracy_se, accuracy_interval   over questions: clustered by question; the interval is Wilson's for a dataset,
                                    mean ± 1.96 se for an average
   seeds_interval                   over decoding seeds, half width of the t interval; null for one seed
@@ -35,10 +35,9 @@ from typing import Any
 from colar import files, progress
 from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.records import Record, RecordFiles, by_cell, load_records
+from colar.evaluation.rows import Report, ReportRow, is_control
 from colar.evaluation.summary import averages, over_runs, pool, pooled_rows, summarise
 from colar.evaluation.tables import render_console, render_markdown
-from colar.show.naming import is_control
-from colar.show.report_rows import Report, ReportRow
 
 __all__ = ["RecordFiles", "fold", "load_records", "render_console", "render_markdown", "write"]
 
@@ -130,9 +129,9 @@ def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
     """Draw a picture; False, after a warning, where that fails."""
     with progress.harmless(f"the picture {path.name}"):
         # Imported here: matplotlib may be what fails.
-        from colar.show import plots
+        from colar.evaluation import picture
 
-        plots.accuracy_vs_length(rows, path)
+        picture.accuracy_vs_length(rows, path)
         return True
     # A picture of an earlier report would be taken for one of this report.
     with contextlib.suppress(OSError):

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from colar.evaluation import stats
 from colar.evaluation.records import Answers, Cells
-from colar.ops import stats
-from colar.show.naming import AVERAGE, Cell, System
-from colar.show.report_rows import ReportRow, RunsRow
+from colar.evaluation.rows import AVERAGE, Cell, ReportRow, RunsRow, System
 
 
 def summarise(cell: Cell, members: Answers) -> ReportRow:

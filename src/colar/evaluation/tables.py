@@ -1,7 +1,7 @@
 """A report as people read it: the same tables as Markdown and on a terminal, each naming the interval that it shows.
 
-Systems are rows, named by what tells them apart (`show/naming.py`); those of the baseline's method come first. Where
-systems were trained several times, a row stands for all runs of one; each run by itself is in report.json.
+Systems are rows, named by what tells them apart (`evaluation/rows.py`); those of the baseline's method come
+first. Where systems were trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Group
 
-from colar.show.grid import (
+from colar.evaluation.grid import (
     BLANK,
     Grid,
     accuracy_of,
@@ -26,8 +26,18 @@ from colar.show.grid import (
     rich_table,
     share_of,
 )
-from colar.show.naming import AVERAGE, System, none_first, system_name
-from colar.show.report_rows import Difference, PairDifference, Report, ReportRow, datasets_of, systems_of
+from colar.evaluation.rows import (
+    AVERAGE,
+    Difference,
+    PairDifference,
+    Report,
+    ReportRow,
+    System,
+    datasets_of,
+    none_first,
+    system_name,
+    systems_of,
+)
 
 FEW = 30
 """Questions below which the normal interval is visibly too narrow."""

@@ -10,7 +10,7 @@ import datasets
 from lm_eval.api.metrics import exact_match_hf_evaluate
 
 from colar.data import sources
-from colar.data.answers import judge
+from colar.data.judge.answers import judge
 
 COLUMNS = ("id", "question", "answer", "answer_type")
 IGNORED = (",", r"\$", r"\.$")

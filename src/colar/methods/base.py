@@ -30,7 +30,7 @@ from colar.model.head_rows import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.ops.ragged import length_mask, pad
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.unroll import unroll
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActio
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.ops.sampling import sample_tokens, token_logps
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.unroll import Unrolled, unroll
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
-from colar.prompts import Template
+from colar.template.template import Template
 
 AlignLoss = Literal["smooth_l1", "l1"]
 

@@ -37,7 +37,7 @@ from colar.methods import base
 from colar.methods.base import Row, ThinkState, Thought
 from colar.methods.cot import Cot
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 
 Unit = Literal["tokens", "steps"]
 

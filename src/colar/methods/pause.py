@@ -30,7 +30,7 @@ from colar.methods import base
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from colar import number_tokens
 from colar.model import number_rows
-from colar.prompts import Template
+from colar.template.template import Template
 
 # What they start from
 

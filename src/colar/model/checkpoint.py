@@ -37,7 +37,7 @@ from colar import files
 from colar.checks import check_choice, check_holds, in_library
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 
 FORMAT = 1
 MODULES = "modules.safetensors"

@@ -11,7 +11,7 @@ Face model, and are saved beside it (`checkpoint.py`).
       .lm             PeftModel or PreTrainedModel: the one that is trained and saved
       .causal_lm      the PreTrainedModel inside it, adapter layers included: the one that computes
       .extra          the method's modules
-      .template       text to ids (`prompts.py`), with the tokenizer
+      .template       text to ids (`template/template.py`), with the tokenizer
 
 Shape suffixes: B rows, T positions, D width, V vocabulary.
 """
@@ -36,7 +36,7 @@ from colar.model import added_rows, chunks, context, input_check, mask_check, ma
 from colar.model.backbones import Backbone
 from colar.model.head_rows import HeadRows
 from colar.ops import devices, trees
-from colar.prompts import Template, TemplateConfig
+from colar.template.template import Template, TemplateConfig
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from colar import files
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 def rehearse(

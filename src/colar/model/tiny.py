@@ -15,7 +15,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from colar.data import synthetic
+from colar.data import arithmetic
 
 SPECIAL = ("<bos>", "<eos>", "<pad>", "###")
 VOCABULARY = 704
@@ -95,7 +95,7 @@ def _trained(digits: int) -> str:
 
 def _corpus() -> list[str]:
     """Problems, the speed prompts, and the numbers 0..99 often enough to become single tokens."""
-    examples = synthetic.generate(synthetic.ArithmeticConfig(), "train", 1500, seed=0)
+    examples = arithmetic.generate(arithmetic.ArithmeticConfig(), "train", 1500, seed=0)
     texts = [example.question for example in examples]
     texts += [" ".join(example.steps) for example in examples]
     # Merges are learnt from the most frequent pair down, so repetition is what puts a piece into the vocabulary.

@@ -10,9 +10,9 @@ follow one another in one file.
 
 from colar.recipe.parsing import build_method, check_grpo, load, parser
 from colar.recipe.rows import load_examples
+from colar.recipe.run import check_start, claim, load_model, make_validate, run
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
 from colar.recipe.stages import Stage, load_stages, run_stages
-from colar.recipe.wiring import check_start, claim, load_model, make_validate, run
 
 __all__ = [
     "DataConfig",

@@ -23,8 +23,8 @@ from colar.data.example import Example
 from colar.evaluation.evaluate import require_fit
 from colar.methods import registry
 from colar.recipe.rows import load_examples
+from colar.recipe.run import check_start, load_model, make_validate
 from colar.recipe.schema import Recipe
-from colar.recipe.wiring import check_start, load_model, make_validate
 from colar.training import preflight, recompute, sft
 from colar.training.compiled_layers import compiled_layers
 from colar.training.curriculum import Curriculum

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from colar import progress
-from colar.data import renumber, sources
+from colar.data import sources
 from colar.data.example import Example
 from colar.data.formats import collapsed
+from colar.data.renumber import renumber
 from colar.recipe.schema import DataConfig
 
 

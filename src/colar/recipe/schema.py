@@ -9,12 +9,12 @@ from typing import Any
 
 from colar import number_tokens
 from colar.checks import check_choice, check_holds, check_number
-from colar.data import renumber
+from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
 from colar.model.backbones import DTYPES
 from colar.model.latent_lm import LoraSettings
-from colar.prompts import TemplateConfig
+from colar.template.template import TemplateConfig
 from colar.training.grpo.config import GrpoConfig
 from colar.training.sft import TrainingConfig
 

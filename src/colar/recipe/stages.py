@@ -32,8 +32,8 @@ from colar import files, processes, progress, recipes, yaml_files
 from colar.checks import check_known
 from colar.recipe.inputs import fingerprint
 from colar.recipe.parsing import load, parse
+from colar.recipe.run import run
 from colar.recipe.schema import Recipe, to_json
-from colar.recipe.wiring import run
 from colar.training.run_folder import RunFolder
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

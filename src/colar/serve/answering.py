@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from colar.engine.request import Event, Request
-from colar.prompts import Template
 from colar.serve.ask import Ask
 from colar.serve.errors import ApiError
 from colar.serve.text import AnswerText, token_bytes
 from colar.serve.thoughts import ThoughtReader
+from colar.template.template import Template
 
 RULED_OUT = -9999.0
 """The log-prob of a token of probability 0, in OpenAI's words."""

@@ -1,6 +1,6 @@
 """The tokens nearest to embeddings, for many callers at once.
 
-As `analysis/retrieval.py` finds them, by cosine over the whole vocabulary. That costs as much as a step's LM head, so
+As `look/retrieval.py` finds them, by cosine over the whole vocabulary. That costs as much as a step's LM head, so
 what several callers ask for while one question is computed is computed together, beside the event loop.
 
 Shape suffixes: K embeddings, V vocabulary, D width.

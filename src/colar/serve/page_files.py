@@ -7,8 +7,8 @@ from pathlib import Path
 
 from starlette.responses import Response
 
+from colar.look.page import viewer
 from colar.serve.errors import ApiError
-from colar.show import viewer
 
 FOLDER = Path(__file__).parent / "page"
 HEADERS = {

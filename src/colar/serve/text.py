@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from colar.prompts import Template
+from colar.template.template import Template
 
 BROKEN = "\ufffd"
 """What a tokenizer writes for bytes that are no character (yet)."""

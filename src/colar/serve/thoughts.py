@@ -14,15 +14,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from colar.analysis.reference_chain import group_size
-from colar.analysis.thought_object import (
+from colar.engine.request import Event
+from colar.look.chains import (
     NEIGHBOURS,
     chosen_tokens,
     rounded,
     thought_object,
     token_object,
 )
-from colar.engine.request import Event
+from colar.look.reference_chain import group_size
 from colar.model.latent_lm import LatentLM
 from colar.serve.nearest import Near, Nearest
 from colar.serve.text import TokenText

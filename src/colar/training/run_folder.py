@@ -9,7 +9,7 @@ history.json          everything logged, one row a log
 learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
 inside.html, .json    what the model thinks (`run_page.py`), made of retrieval.jsonl and chains_before.json too
-recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/wiring.py`)
+recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/run.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
 """
@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
 from colar import files
-from colar.show import curves
+from colar.training import curves
 
 STATE = "trainer_state.json"
 DIGESTS = "digests.json"

@@ -20,14 +20,14 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from colar import files, processes, progress
-from colar.analysis.chains import Chain
-from colar.analysis.inside import TABLE_KINDS
-from colar.analysis.inspection import Inspection, System, compares, key_of, system_of
-from colar.analysis.reference_pass import reference_passes
-from colar.analysis.retrieval import directions
-from colar.analysis.retrieval_accuracy import retrieval_accuracy, written_ranks
 from colar.data.example import Example
 from colar.engine.request import Decoding
+from colar.look.chains import Chain
+from colar.look.inside import TABLE_KINDS
+from colar.look.inspection import Inspection, System, compares, key_of, system_of
+from colar.look.reference_chain import reference_passes
+from colar.look.retrieval import directions
+from colar.look.retrieval_accuracy import retrieval_accuracy, written_ranks
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.training.run_folder import RunFolder

@@ -46,7 +46,7 @@ from colar.methods.efforts import spread
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 class Colar(base.Method):

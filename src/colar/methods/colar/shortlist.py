@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from colar import progress
 from colar.data.example import Example
-from colar.prompts import Template
+from colar.template.template import Template
 
 
 def count(template: Template, examples: Sequence[Example]) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from colar.ops import groups
-from colar.prompts import Template
+from colar.template.template import Template
 
 Unit = Literal["token", "number", "result"]
 

@@ -23,7 +23,7 @@ from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
-from colar.prompts import Template
+from colar.template.template import Template
 
 ROWS = 32
 """Rows that are scored at once. Processes divide batches, not rows: a score is the same to the last bit."""

@@ -36,7 +36,7 @@ from colar.methods.cot import Cot
 from colar.methods.efforts import spread
 from colar.methods.tokenskip import importance
 from colar.model.latent_lm import LatentLM
-from colar.prompts import Template
+from colar.template.template import Template
 
 Scorer = Literal["surprisal", "llmlingua2"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colar.analysis import retrieval
+from colar.look import retrieval
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.loss import has_spread, length_metrics, reward_metrics
 from colar.training.grpo.rollout import Output

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from colar import checks
-from colar.data.answers import judge
+from colar.data.judge.answers import judge
 from colar.training.grpo.rollout import Output
 
 Reward = Callable[..., Sequence[float | None]]

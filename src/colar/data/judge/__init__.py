@@ -1,0 +1,1 @@
+"""The judge of answers: numbers, LaTeX, choices and texts, for evaluation and as a reward."""

@@ -1,0 +1,202 @@
+r"""The one judge, of RL rewards and of evaluation alike: is this completion the gold answer?
+
+Three steps, the same for the completion and for the gold: find where the answer is stated, read it as its type,
+compare. Where it is stated: in the last `\boxed{}`; else in the sentence after the last "answer is" or "answer:",
+because the last word of a model that corrects itself is what it means; else in the whole text.
+
+An answer ends where it is complete, and what a model invents behind it is not read: "#### 4" ends it (the first one,
+as in GSM8K's rows, so that it is final), and so does the next "Question:", "Problem:", "Q:" or "User:".
+
+Characters that look alike are one (`characters.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
+How it is read:
+
+| type | read as | compared |
+|---|---|---|
+| number | the one value stated there (`quantity.py`); "6*7 = 42" is 42 | integer golds exactly, others to 1e-3 |
+| latex | the expression (the `$...$` where there is one, or a list of them) | units, then math-verify (`latex.py`) |
+| choice | a letter A-J ("B", "(B)", "B. Rome") or True / False | identical |
+| text | all of the text but a marker that it begins with; case, white space, final punctuation dropped | identical |
+
+A gold with a fraction is compared as GSM-Hard's authors do (PAL), to an absolute 1e-3; `quantity.py` has the source.
+
+Nothing is guessed: two different values ("12 13 14"), two letters, a number that something beside it changes ("2\pi",
+"1.5 million"), or nothing readable are unparsable, which is wrong and counted as such. Departure from the published
+code: no commas deleted, so (1,2) is not 12.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from colar.data.example import ANSWER_TYPES, AnswerType
+from colar.data.judge.characters import folded
+from colar.data.judge.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
+from colar.data.judge.quantity import PLAIN, canonical, read_number, same_number
+
+__all__ = ["Verdict", "extract", "extract_boxed", "judge", "understood"]
+
+_MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
+# "#### 4", as GSM8K's rows end; not the heading "#### 1. Add the prices" or "#### Solution".
+_FINAL = re.compile(
+    r"(?:^####[ \t]*(?![0-9]+[.)][ \t]+\S)|(?<=[^\n#])####[ \t]*)"
+    r"(?:[-+$€£¥\\(]*[0-9.]|\$|\\|\(?[A-Ja-j][).]?[ \t]*$|(?:True|False)\b)",
+    re.MULTILINE,
+)
+_NEXT = re.compile(r"(?<=\s)(?:\*\*|#+\s*)?(?:Question|Problem|Exercise|Q|User|Human)(?:\s?[0-9]+)?\s?:")
+_SENTENCE = re.compile(r"\s+(?:[A-Z][a-z]|I\b)")
+_LEADING_MARKER = re.compile(r"(?:####|(?:the )?(?:final )?answer(?: is\b| ?:))\s*:?\s*", re.IGNORECASE)
+# What is not cut: a displayed formula, and what braces hold, as \text{ sq. units}. And where a sentence ends; the space
+# behind `\!` is LaTeX's.
+_SENTENCE_PART = re.compile(
+    r"\$\$(?:\\.|[^$\\])+\$\$|\\\[(?:(?!\\[\[\]]).)+\\\]|\\\((?:(?!\\[()]).)+\\\)|\{[^{}]*\}"
+    r"|(?P<end>\n|(?<=[.?])\s|(?<=(?<!\\)!)\s)",
+    re.DOTALL,
+)
+_WHOLE_LETTER = re.compile(r"\(?([A-Ja-j])[).:]*")
+_LABEL = re.compile(r"\(([A-J])\)|(?:^|(?<=\s))([A-J])[.):](?=\s*\S)")
+_TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
+_NEGATION = re.compile(r"\bnot\b|n['’]t\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`parsed` is the answer as read, in one spelling per value (votes are counted on it); None: unparsable."""
+
+    correct: bool
+    parsed: str | None
+
+
+def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:
+    """Judge the text generated after the second separator against the gold `answer`.
+
+    Never raises on any text; ValueError for an unknown `answer_type`, RuntimeError where math-verify is missing.
+    """
+    parsed = extract(completion, answer_type)
+    gold = extract(answer, answer_type)
+    if parsed is None or gold is None:
+        return Verdict(False, parsed)
+    # Equal spellings need neither arithmetic nor math-verify.
+    if parsed == gold:
+        return Verdict(True, parsed)
+    if answer_type == "latex":
+        return Verdict(same_maths(_expression(folded(answer)), _expression(folded(completion))), parsed)
+    if answer_type == "number":
+        # `canonical` writes what Fraction reads: "-0.75", "1/3".
+        return Verdict(same_number(Fraction(gold), Fraction(parsed)), parsed)
+    return Verdict(False, parsed)
+
+
+def extract(completion: str, answer_type: AnswerType) -> str | None:
+    """Extract the answer that `completion` states, in its canonical spelling; None where none can be read."""
+    completion = folded(completion)
+    if answer_type == "number":
+        value = read_number(completion if PLAIN.fullmatch(completion) else _stated(completion))
+        return None if value is None else canonical(value)
+    if answer_type == "latex":
+        return _latex(completion)
+    if answer_type == "choice":
+        return _choice(_stated(completion))
+    if answer_type == "text":
+        return _text(completion)
+    raise ValueError(f"answer_type must be one of {', '.join(ANSWER_TYPES)}, got {answer_type!r}")
+
+
+def understood(gold: str, answer_type: AnswerType) -> bool:
+    """True where the judge reads all of a gold, and no part for the whole: "42", not "2 and 2 is 4. #### 4"."""
+    read = extract(gold, answer_type)
+    if read is None or answer_type != "number":
+        return read is not None
+    boxed = re.fullmatch(r"\$?\s*\\boxed\s*\{(.*)\}\s*\$?\.?", gold.strip(), re.DOTALL)
+    value = read_number(boxed[1] if boxed else gold)
+    return value is not None and canonical(value) == read
+
+
+def _stated(text: str) -> str:
+    """The part of `text` that states the answer."""
+    text = _own(text)
+    final = _FINAL.search(text) if "####" in text else None
+    if final:
+        text = text[: _sentence_end(text, text.index("####", final.start()) + 4)]
+    if _has_box(text):
+        return extract_boxed(text) or ""  # a box that never closes is a truncated answer: unparsable
+    markers = list(_MARKER.finditer(text))
+    if not markers:
+        return text.strip()
+    # The last one: a model that corrects itself means its last word. What follows the sentence is no answer.
+    end = _sentence_end(text, markers[-1].end())
+    after = text[markers[-1].end() : end].strip()
+    # Behind "42! There are" the mark is a sentence's; in "5!" alone it may be a factorial.
+    return after.removesuffix("!") if _SENTENCE.match(text, end) else after
+
+
+def _sentence_end(text: str, start: int) -> int:
+    """The place where the first sentence behind `start` ends."""
+    begin = start + len(text[start:]) - len(text[start:].lstrip())
+    for part in _SENTENCE_PART.finditer(text, begin):
+        if part["end"] is not None:
+            return part.start()
+    return len(text)
+
+
+def _own(text: str) -> str:
+    """`text` as far as the next question that a model invents behind its answer."""
+    if ":" not in text:
+        return text
+    for following in _NEXT.finditer(text):
+        own = text[: following.start()].strip()
+        # A question that is repeated before it is answered cuts nothing off.
+        if _MARKER.search(own) or _has_box(own) or (own and "\n" not in own and not own.endswith(":")):
+            return own
+    return text
+
+
+def _latex(completion: str) -> str | None:
+    expression = _expression(completion)
+    if len(expression) > MAX_CHARACTERS:
+        return None
+    return plain(expression) or None
+
+
+def _expression(text: str) -> str:
+    """The stated answer as LaTeX: the box, the one `$...$`, or all of it. `\\text{}` still marks words as words."""
+    stated = _stated(text)
+    if _has_box(text):
+        return stated
+    # "The answer is $x^2+1$" means the formula; of "$5$, not $6$" neither is taken for the answer.
+    found = formula(stated)
+    return stated if found is None else found
+
+
+def _has_box(text: str) -> bool:
+    return "\\boxed" in text or "\\fbox" in text
+
+
+def _choice(stated: str) -> str | None:
+    stated = plain(stated).strip("\"'`* ")
+    letter = _WHOLE_LETTER.fullmatch(stated)
+    if letter:  # nothing but a letter: lower case will do; in a sentence "a" is a word
+        return letter[1].upper()
+    # "(B)" is the pattern's first group, "B." its second.
+    letters: set[str] = {first or second for first, second in _LABEL.findall(stated)}
+    if len(letters) == 1:
+        return letters.pop()
+    if letters:
+        return None
+    truths: set[str] = {word.capitalize() for word in _TRUTH.findall(stated)}
+    # "It is not true" states the opposite of the word it has: not read.
+    if len(truths) != 1 or _NEGATION.search(stated):
+        return None
+    return truths.pop()
+
+
+def _text(completion: str) -> str | None:
+    text = " ".join(_own(completion).replace("—", "-").split())
+    leading = _LEADING_MARKER.match(text)
+    if leading:
+        text = text[leading.end() :]
+    lower = folded(text.casefold())
+    bare = lower.strip("\"'` ").rstrip(".!?,;: ")
+    # An answer of nothing but punctuation keeps it.
+    return bare or lower or None

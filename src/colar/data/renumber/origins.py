@@ -1,0 +1,365 @@
+"""Where each operand of a chain comes from: a number of the question, an earlier result, or a constant.
+
+An operand's candidates are all of these that have its value:
+
+- a number of the question, as it is or in a form that its kind allows: 20% as 0.2, 80, 0.8, 120 or 1.2; 2/5 as 2, 5,
+  0.4 or 0.6; "3 million", "75 cents" and "2 dozen" in their scale;
+- an earlier result, and, where there is nothing else, a hundredth of one where percentages are at stake;
+- a constant that the question's words are a cue for ("week" for 7, "half" for 2), and 1.
+
+An operand without any is a constant if it is whole and up to 12, or round, and does not follow in one step from an
+earlier result, rounded or with a number. Any other comes from nowhere, and the row is left alone. So is a chain with a
+constant behind a result that it never uses.
+
+**Ambiguity.** An operand with several candidates is right only where all of them give the same new value. So numbers
+of one value stay equal, and a number that may be a constant stays what it is. One thing is decided: an operand that may
+be an earlier result is that result, if the chain has not used it so far and has used the number of that value.
+
+Numbers stay what they are, too, where they may be tied to something that is not in the chain (`_frozen`):
+
+- numbers from which a constant without a cue follows in one step (3 from "2 brothers": 2 + 1) or as a sum of a few;
+- the sum of two constants (the 2 and 3 of "5 trees fell, one more of these than of those");
+- fractions and percentages whose rest an operand may be (the 2 of 2/3, where the question says 1/3);
+- a number up to 5 that the chain uses more often than the question names it: one use may be a count of persons;
+- a number up to 12 that counts what is listed ("three friends, Ann, Bob and Cid"), or stands beside "the other two";
+- numbers from which another above 12 follows that is fixed or not in the chain ("8 men and 6 women ... of all 14").
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from colar.data.renumber.cues import cued_constants
+from colar.data.renumber.mentions import Mention
+from colar.data.renumber.program import NotAProgram, Step
+
+_SMALL = 12
+_FEW = 5
+_ROUND = frozenset(Fraction(value) for value in ("100", "1000", "0.5", "0.25", "0.75", "0.1", "0.01", "1.5"))
+"""Constants that need no cue, beside whole numbers up to 12."""
+
+_UNITS = {Fraction(value) for value in (7, 12, 24, 30, 52, 60)}
+"""Constants of the calendar: 3 may be what 4 days leave of a week, and 15 the minutes of a mile at 4 an hour."""
+
+_OTHERS = re.compile(r"\b(?:other|remaining|rest of the) (?:two|three|four|five|six|[2-9])\b", re.IGNORECASE)
+_LIST = re.compile(r"[^,.;:?!]{1,60}(?:, [^,.;:?!]{1,60}?)+,? (?:and|or) |\b[A-Z][a-z]+(?: and) [A-Z][a-z]+")
+_NAME = re.compile(r"(?<![.?!] )(?<!^)\b[A-Z][a-z]+\b")
+_PEOPLE = {
+    "friend", "brother", "sister", "sibling", "kid", "child", "children", "people", "person", "cousin", "son",
+    "daughter", "man", "men", "woman", "women", "boy", "girl", "neighbor", "roommate", "coworker", "colleague",
+    "player", "runner", "member", "guest", "student", "teacher", "employee", "worker", "grandchild", "grandchildren",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an operand is made of a number or a result: offset + factor * (its value, or a part of its fraction)."""
+
+    part: str = "value"
+    offset: Fraction = Fraction(0)
+    factor: Fraction = Fraction(1)
+
+    def of(self, value: Fraction) -> Fraction:
+        """The operand that this form makes of a value."""
+        if self.part == "top":
+            value = Fraction(value.numerator)
+        elif self.part == "bottom":
+            value = Fraction(value.denominator)
+        return self.offset + self.factor * value
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One candidate of an operand: the question's numbers of value `number`, step `result`, or else a constant."""
+
+    form: Form = Form()
+    number: Fraction | None = None
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The origins of every operand (by step, then by operand), and the values of the question that may change."""
+
+    origins: list[list[list[Origin]]]
+    free: list[Fraction]
+
+
+def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> Trace:
+    """Trace every operand. `NotAProgram` where one comes from nowhere, or where no number may change."""
+    cued = cued_constants(question, mentions)
+    origins: list[list[list[Origin]]] = []
+    for index, step in enumerate(steps):
+        before = [candidates for of_step in origins for candidates in of_step]
+        found: list[list[Origin]] = []
+        for operand in step.operands:
+            candidates = _origins(operand, mentions, steps[:index], cued)
+            found.append(_due(candidates, [*before, *found]))
+        origins.append(found)
+    _check_silent(origins)
+    frozen = _frozen(question, mentions, steps, origins, cued)
+    used = {origin.number for origin in _flat(origins) if origin.number is not None}
+    free = sorted(used - frozen)
+    if not free:
+        raise NotAProgram("no number may change")
+    return Trace(origins, free)
+
+
+def _check_silent(origins: list[list[list[Origin]]]) -> None:
+    """Reject a chain that leaves a result unused and has a constant behind it: 60 minutes may have become that 1."""
+    used = {origin.result for origin in _flat(origins)}
+    for index in range(len(origins) - 1):
+        behind = [candidates for of_step in origins[index + 1 :] for candidates in of_step]
+        # `[Origin()]` is an operand that can be nothing but a constant.
+        if index not in used and [Origin()] in behind:
+            raise NotAProgram("a result may be used silently")
+
+
+def forms_of(mention: Mention) -> list[Form]:
+    """What else a number of this kind may be in a chain, beside its value."""
+    hundredth = Fraction(1, 100)
+    forms = []
+    if mention.kind == "percent":
+        forms += [
+            Form(factor=hundredth),
+            Form(offset=Fraction(100), factor=Fraction(-1)),
+            Form(offset=Fraction(1), factor=-hundredth),
+            Form(offset=Fraction(100)),
+            Form(offset=Fraction(1), factor=hundredth),
+        ]
+    elif mention.kind == "fraction":
+        rest = Form(offset=Fraction(1), factor=Fraction(-1))
+        forms += [Form(part="top"), Form(part="bottom"), rest]
+    elif mention.unit == "cent":
+        forms.append(Form(factor=hundredth))
+    if mention.scale > 1:
+        forms.append(Form(factor=Fraction(mention.scale)))
+    return forms
+
+
+def _origins(
+    operand: Fraction, mentions: Sequence[Mention], earlier: Sequence[Step], cued: set[Fraction]
+) -> list[Origin]:
+    """The candidates of one operand; `NotAProgram` where it has none."""
+    found = []
+    for mention in mentions:
+        for form in (Form(), *forms_of(mention)):
+            if form.of(mention.value) == operand:
+                found.append(Origin(form, number=mention.value))
+    for index, step in enumerate(earlier):
+        if step.result == operand:
+            found.append(Origin(result=index))
+    if not found and Fraction(1, 100) in cued:
+        # What is left of 100%, as a factor.
+        hundredth = Form(factor=Fraction(1, 100))
+        shares = [index for index, step in enumerate(earlier) if hundredth.of(step.result) == operand]
+        found = [Origin(hundredth, result=index) for index in shares]
+    if operand in cued:
+        found.append(Origin())
+    if not found:
+        small = operand.denominator == 1 and operand <= _SMALL
+        if not small and operand not in _ROUND:
+            raise NotAProgram("an operand comes from nowhere")
+        found.append(Origin())
+    # Several numbers of one value are one origin.
+    return list(dict.fromkeys(found))
+
+
+def _due(candidates: list[Origin], before: Sequence[list[Origin]]) -> list[Origin]:
+    """The one earlier result that is due: not used so far, where the numbers of that value have been. Else all."""
+    taken = {origin.result for earlier in before for origin in earlier}
+    results = [origin for origin in candidates if origin.result is not None and origin.result not in taken]
+    if len(results) != 1:
+        return candidates
+    # A number counts as used only where an operand can be nothing else.
+    spent = {earlier[0].number for earlier in before if len(earlier) == 1}
+    numbers = [origin for origin in candidates if origin.number is not None]
+    return results if all(origin.number in spent for origin in numbers) else candidates
+
+
+def _frozen(
+    question: str,
+    mentions: Sequence[Mention],
+    steps: Sequence[Step],
+    origins: list[list[list[Origin]]],
+    cued: set[Fraction],
+) -> set[Fraction]:
+    """The values that stay what they are, of those that the chain uses: see the module's docstring.
+
+    A value that it does not use may be among them or not: it stays anyway.
+    """
+    fixed = {mention.value for mention in mentions if mention.kind == "fixed"}
+    frozen = set(fixed)
+    named = Counter(mention.value for mention in mentions)
+    plain = {Origin(number=value) for value in named}
+    used: set[Fraction] = set()
+    constants: set[Fraction] = set()
+    uncued: set[Fraction] = set()
+    uses: Counter[Fraction | None] = Counter()
+    for index, (step, of_step) in enumerate(zip(steps, origins, strict=True)):
+        for operand, candidates in zip(step.operands, of_step, strict=True):
+            numbers = {origin.number for origin in candidates if origin.number is not None}
+            used.update(numbers)
+            uses.update(origin.number for origin in candidates if origin in plain)
+            is_constant = any(origin.number is None and origin.result is None for origin in candidates)
+            if is_constant and numbers:
+                frozen |= numbers
+            elif is_constant and operand not in cued:
+                if operand > 2 and any(_follows(operand, earlier.result, named) for earlier in steps[:index]):
+                    raise NotAProgram("an operand may follow from a result")
+                uncued.add(operand)
+            frozen |= _leaving(operand, mentions, is_constant)
+            if is_constant and operand not in (1, 100):
+                constants.add(operand)
+    overused = {value for value in named if value <= _FEW and uses[value] > named[value]}
+    constants |= overused
+    frozen |= overused | {one + other for one, other in itertools.combinations(constants, 2)}
+    frozen |= _counts(question, mentions)
+    for operand in uncued:
+        frozen |= _summing_to(operand, named)
+    frozen |= _giving(uncued, used - frozen, named, cued & _UNITS)
+    # A hundredfold too: the constant 0.1 may be the 10% between 20% and 30%.
+    frozen |= _giving({100 * operand for operand in uncued}, used - frozen, named)
+    outside = {value for value in named if (value not in used or value in fixed) and value > _SMALL}
+    frozen |= _giving(outside, used - frozen, named, apart=True)
+    return frozen
+
+
+def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) -> set[Fraction]:
+    """The fractions and percentages of which the operand may be the rest, or the whole and the rest.
+
+    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question. After 40% and 50% it is 10.
+    """
+    leaving = set()
+    for mention in mentions:
+        top, bottom = mention.value.numerator, mention.value.denominator
+        if (
+            mention.kind == "fraction"
+            and operand in (bottom - top, bottom + top)
+            and operand not in (top, bottom)
+        ):
+            leaving.add(mention.value)
+    percentages = [mention.value for mention in mentions if mention.kind == "percent"]
+    rest = 100 - sum(percentages)
+    if is_constant and len(percentages) > 1 and operand in (rest, rest / 100):
+        leaving.update(percentages)
+    return leaving
+
+
+def _follows(operand: Fraction, result: Fraction, values: Collection[Fraction]) -> bool:
+    """Whether an operand follows from a result: rounded, or in one step with a number (a quarter of what is left)."""
+    if operand in (math.floor(result), math.ceil(result)):
+        return True
+    # Solved for the number, which is then looked up: neither operand nor result is 0.
+    partners = (result - operand, result + operand, operand / result, result / operand)
+    return any(value in values for value in partners if value)
+
+
+def _giving(
+    targets: set[Fraction],
+    asked: set[Fraction],
+    values: Collection[Fraction],
+    units: Iterable[Fraction] = (),
+    apart: bool = False,
+) -> set[Fraction]:
+    """Numbers from which one of the targets follows in one step, with another of `values`, a unit's constant, 1 or 100.
+
+    All of them that are in `asked`, which are some of the values; others need not be found. With `apart`, a target
+    among the values is not taken to follow from itself (14 = 28 - 14). One pass over the pairs serves all targets: a
+    question may list hundreds of numbers, of which its chain uses a few.
+    """
+    if not targets:
+        return set()
+    constants = [*units, Fraction(1), Fraction(100)]
+    giving: set[Fraction] = set()
+    done: set[Fraction] = set()
+    for one in asked:
+        done.add(one)
+        for other in values:
+            # This pair came before, the other way round.
+            if other in done and other != one:
+                continue
+            made = _made(one, other)
+            if one:
+                made.add(Fraction(other // one))
+            found = targets & made
+            if apart:
+                found -= {one, other}
+            if found:
+                giving |= {one, other}
+        for constant in constants:
+            found = targets & _made(one, constant)
+            # The target times 1 is the target: that ties it to nothing.
+            if apart or constant == 1:
+                found -= {one}
+            if found:
+                giving |= {one, constant}
+    return giving
+
+
+def _made(one: Fraction, other: Fraction) -> set[Fraction]:
+    """What one step makes of two numbers, in either order; only the first one is divided without its remainder."""
+    made = {one + other, one - other, other - one, one * other}
+    if other:
+        made |= {one / other, Fraction(one // other)}
+    if one:
+        made.add(other / one)
+    return made
+
+
+def _summing_to(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
+    """The values of which three or four sum to `target`, 1 among them or not: the parts of a ratio, persons named."""
+    least = {value for value in {*values, Fraction(1)} if value < target}
+    # By their sum: a third number, or a second pair, is then looked up and not searched for.
+    pairs: dict[Fraction, list[set[Fraction]]] = {}
+    for one, other in itertools.combinations(least, 2):
+        if one + other <= target:
+            pairs.setdefault(one + other, []).append({one, other})
+    summing: set[Fraction] = set()
+    for total, of_total in pairs.items():
+        rest = target - total
+        # Pairs of one sum share no number: at most two of them have a number of a given pair, so three are enough.
+        others = pairs.get(rest, [])[:3]
+        for pair in of_total:
+            is_third = rest in least and rest not in pair
+            if is_third or any(pair.isdisjoint(other) for other in others):
+                summing |= pair
+    return summing
+
+
+def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
+    """Numbers up to 12 that may count what the question lists."""
+    small = {
+        mention.value
+        for mention in mentions
+        if mention.value <= _SMALL and mention.kind in ("integer", "word")
+    }
+    if _OTHERS.search(question):
+        return small
+    lengths = set()
+    for match in _LIST.finditer(question):
+        commas = match[0].count(",")
+        # "a, b, and c" has a comma more than "a, b and c": both list three.
+        with_last = commas + (1 if re.search(r", (?:and|or) $", match[0]) else 2)
+        lengths.add(with_last if commas else 2)
+    names = len(set(_NAME.findall(question)))
+    counts = {value for value in small if value in lengths}
+    for mention in mentions:
+        # "Four runners": Ann, Bob, Cid and Dot need not stand in one list, nor "I" among them.
+        if mention.unit in _PEOPLE and abs(mention.value - names) <= 1:
+            counts.add(mention.value)
+    return counts
+
+
+def _flat(origins: list[list[list[Origin]]]) -> list[Origin]:
+    flat = []
+    for of_step in origins:
+        for candidates in of_step:
+            flat += candidates
+    return flat

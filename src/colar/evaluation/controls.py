@@ -1,0 +1,355 @@
+"""Do the latents matter? The same model on the same questions, with its thoughts replaced by others, or half of them.
+
+    own         its own thoughts, fed again: the answers are the method's, token for token (a check of the control)
+    zeroed      zeros
+    shuffled    the thoughts that it had of another question, as many as those were
+    random      Gaussian directions, each as long as the thought it replaces
+    halved      the first half of its own thoughts, rounded up; then it has to answer
+
+The first four feed as many thoughts as it had. A model that answers as well with them does not read its thoughts. The
+accuracy that is left with `zeroed` is worth the forward passes alone; with `shuffled` the thoughts are of the right
+kind, and wrong. With `halved` they are right, and what the second half works out is missing. `Decoding.max_latents`
+cuts all questions at the same length instead.
+
+    control = controls.build(lm, method, "shuffled", requests)
+    Engine(lm, control).generate(requests)
+
+`Forced` feeds any thoughts: `diagnosis.py` feeds those of the reference chain.
+
+Shape suffixes: R requests, K thoughts, D width, B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from colar import checks
+from colar.data.example import Example
+from colar.engine.engine import Engine
+from colar.engine.request import Completion, Request
+from colar.evaluation import controls, parts
+from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
+from colar.evaluation.records import RecordKey, record_key
+from colar.evaluation.rows import CONTROL
+from colar.methods.base import Asked, Batch, Method, Row, ThinkState, Thought
+from colar.model.latent_lm import LatentLM
+from colar.ops import noise
+from colar.template.template import Template
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """Request r's thoughts: the first `counts_R[r]` of `embeds_RKD[r]`."""
+
+    embeds_RKD: Tensor
+    counts_R: Tensor
+
+
+class Forced(Method):
+    """A method around a method: asks as that one does, feeds request r its given thoughts, then stops.
+
+    Everything but the thinking is the inner method's. Requests are told apart by id, question, params, seed and
+    sample; their decoding may be another than at first. ValueError for two requests that are alike, and in
+    `begin` for a request that is none of these.
+    """
+
+    def __init__(self, method: Method, requests: Sequence[Asked], thoughts: Thoughts) -> None:
+        super().__init__(method.config)
+        self.method = method
+        self.row_of = _rows(requests)
+        self.given = thoughts
+
+    # Thinking
+
+    def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
+        """Find each request's row in the table of thoughts, (B,)."""
+        rows = []
+        for request in requests:
+            row = self.row_of.get(_identity(request))
+            if row is None:
+                raise ValueError(
+                    f"request {request.id} was given no thoughts: a control answers the requests that it was built "
+                    "from, and no others"
+                )
+            rows.append(row)
+        return {"row": torch.tensor(rows, device=lm.device)}
+
+    def think(self, lm: LatentLM, state: ThinkState) -> Thought:
+        """Feed the next thought of each row's request; done after the last."""
+        row_B = state.begun["row"]
+        n_given = self.given.embeds_RKD.shape[1]
+        embeds_BD = torch.zeros_like(state.hidden)
+        # Where nobody had a thought the table has no columns, and cannot be indexed.
+        if n_given:
+            # A row that is done reads beyond its thoughts; its embedding is ignored.
+            step_B = state.step.clamp(max=n_given - 1)
+            embeds_BD = self.given.embeds_RKD[row_B, step_B].to(state.hidden)
+        done_B = state.step >= self.given.counts_R[row_B]
+        return Thought(embeds_BD, done_B, token_ids=torch.full_like(state.step, -1))
+
+    # The inner method's. The first five are attributes of other methods' classes; here they belong to an instance.
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """A report's rows bear the inner method's name, with a label of their own."""
+        return self.method.name
+
+    @property
+    def Config(self) -> type:  # type: ignore[override]
+        return self.method.Config
+
+    @property
+    def Params(self) -> type:  # type: ignore[override]
+        return self.method.Params
+
+    @property
+    def latent(self) -> bool:  # type: ignore[override]
+        return self.method.latent
+
+    @property
+    def training_only(self) -> frozenset[str]:  # type: ignore[override]
+        return self.method.training_only
+
+    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
+        return self.method.modules(lm)
+
+    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
+        return self.method.prepare(lm, examples)
+
+    def prompt(self, params: Any) -> str:
+        return self.method.prompt(params)
+
+    def stage(self, epoch: float) -> int:
+        return self.method.stage(epoch)
+
+    def last_stage(self) -> int:
+        return self.method.last_stage()
+
+    def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        return self.method.encode(template, example, rng, epoch)
+
+    def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
+        return self.method.loss(lm, batch)
+
+    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.method.thoughts(lm, batch)
+
+    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
+        return self.method.group_sizes(lm, batch)
+
+    def trained(self, params: Any) -> str | None:
+        return self.method.trained(params)
+
+    def says_chain(self, params: Any) -> bool:
+        return self.method.says_chain(params)
+
+
+def _identity(request: Asked) -> tuple[Any, ...]:
+    """The parts of a request that make it one of a kind."""
+    return request.id, request.question, request.params, request.seed, request.sample
+
+
+def _rows(requests: Sequence[Asked]) -> dict[tuple[Any, ...], int]:
+    """Number the requests. ValueError where two are alike."""
+    rows: dict[tuple[Any, ...], int] = {}
+    for r, request in enumerate(requests):
+        if _identity(request) in rows:
+            raise ValueError(
+                f"request {request.id} comes twice: requests that are given thoughts must differ in id, question, "
+                "params, seed or sample"
+            )
+        rows[_identity(request)] = r
+    return rows
+
+
+def build(
+    lm: LatentLM,
+    method: Method,
+    kind: str,
+    requests: Sequence[Request],
+    *,
+    seed: int = 0,
+    max_batch: int = 32,
+) -> Forced:
+    """Let `method` think about the requests, and replace its thoughts.
+
+    All thoughts are kept at once: R x K x D numbers. `seed` fixes the draws of the control. ValueError for an unknown
+    kind, no requests, two that are alike, or a single question to be shuffled.
+    """
+    return build_all(lm, method, [kind], requests, seed=seed, max_batch=max_batch)[0]
+
+
+def build_all(
+    lm: LatentLM,
+    method: Method,
+    kinds: Sequence[str],
+    requests: Sequence[Request],
+    *,
+    seed: int = 0,
+    max_batch: int = 32,
+) -> list[Forced]:
+    """Several controls of the same requests, which are thought about once."""
+    for kind in kinds:
+        checks.check_choice("control", kind, tuple(KINDS))
+    if not requests:
+        raise ValueError("a control is built from requests, got none")
+    _rows(requests)  # before the model thinks about them, which takes a while
+    own = own_thoughts(lm, method, requests, max_batch)
+    controls = []
+    for kind in kinds:
+        replaced = KINDS[kind](own, requests, seed)
+        controls.append(Forced(method, requests, replaced))
+    return controls
+
+
+def own_thoughts(lm: LatentLM, method: Method, requests: Sequence[Request], max_batch: int = 32) -> Thoughts:
+    """Let `method` think about each request, and keep the thoughts."""
+    kept = [replace(request, keep_latents=True) for request in requests]
+    return thoughts_of(lm, Engine(lm, method, max_batch).generate(kept))
+
+
+def thoughts_of(lm: LatentLM, completions: Sequence[Completion]) -> Thoughts:
+    """The thoughts of completions that kept them, in one table."""
+    counts = [completion.length for completion in completions]
+    # Padded with zeros to the most thoughts of any request.
+    # In float32, which holds bfloat16 exactly too: fed again, `own` must answer token for token as before.
+    embeds_RKD = torch.zeros(len(completions), max(counts), lm.width, device=lm.device)
+    for r, completion in enumerate(completions):
+        if completion.latents is not None:
+            embeds_RKD[r, : counts[r]] = completion.latents.float()
+    return Thoughts(embeds_RKD, torch.tensor(counts, device=lm.device))
+
+
+# The kinds of control: each makes other thoughts of a model's own
+
+
+def unchanged(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+    return own
+
+
+def zeroed(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+    return Thoughts(torch.zeros_like(own.embeds_RKD), own.counts_R)
+
+
+def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+    """Give each question the thoughts of the next one in a random round: none keeps its own."""
+    # By question, not by request: samples of one question think alike.
+    by_question: dict[str, list[int]] = {}
+    for r, request in enumerate(requests):
+        by_question.setdefault(request.question, []).append(r)
+    # Sorted before it is shuffled: the order of the requests must not decide who gets whose thoughts.
+    questions = sorted(by_question)
+    if len(questions) < 2:
+        raise ValueError("thoughts can be shuffled between two questions or more, there is only one")
+    Random(seed).shuffle(questions)
+
+    # Samples of one question take turns at the samples of the next: there may be fewer of them.
+    source = [0] * len(requests)
+    for place, question in enumerate(questions):
+        following = questions[(place + 1) % len(questions)]
+        others = by_question[following]
+        for i, r in enumerate(by_question[question]):
+            source[r] = others[i % len(others)]
+    index_R = torch.tensor(source, device=own.counts_R.device)
+    return Thoughts(own.embeds_RKD[index_R], own.counts_R[index_R])
+
+
+def randomised(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+    """Draw directions by (seed, request seed, sample, position): batches and their order change nothing."""
+    device = own.counts_R.device
+    _, K, D = own.embeds_RKD.shape
+    seed_R = torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device)
+    sample_R = torch.tensor([request.sample for request in requests], dtype=torch.int64, device=device)
+    drawn_RKD = torch.zeros_like(own.embeds_RKD)
+    for k in range(K):
+        # Sample 0 counts its positions from 0, sample 1 from 2**32: they share no draw.
+        position_R = sample_R * 2**32 + k
+        drawn_RKD[:, k] = noise.normal(noise.keys(seed_R, seed, position_R, noise.LATENT), D)
+    unit_RKD = torch.nn.functional.normalize(drawn_RKD, dim=-1)
+    # Padding has length 0, and stays zero.
+    norm_RK1 = own.embeds_RKD.norm(dim=-1, keepdim=True)
+    return Thoughts(unit_RKD * norm_RK1, own.counts_R)
+
+
+def halved(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
+    # Rounded up: who had one thought keeps it.
+    return Thoughts(own.embeds_RKD, (own.counts_R + 1) // 2)
+
+
+KINDS: dict[str, Callable[[Thoughts, Sequence[Request], int], Thoughts]] = {
+    "own": unchanged,
+    "zeroed": zeroed,
+    "shuffled": shuffled,
+    "random": randomised,
+    "halved": halved,
+}
+
+
+# Evaluation with a model's latents replaced or halved: rows labelled control-zeroed, control-shuffled and so on.
+#
+# At each point of the grid the model first thinks about the questions itself. Then it answers them with the thoughts
+# that the control makes of its own (`evaluation/controls.py`). A control is made from all questions of a point, also
+# from those that are answered already: a resumed evaluation feeds the thoughts that an uninterrupted one would. Of
+# several processes each makes all controls, and they divide the answers.
+
+
+def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """The models that think in latents. ValueError where there is none: there would be nothing to replace."""
+    latent = [model for model in models if model.method.latent]
+    if not latent:
+        names = ", ".join(dict.fromkeys(model.method.name for model in models))
+        raise ValueError(
+            f"--control replaces latents, but none of the methods ({names}) thinks in any; a chain of tokens can be "
+            "cut short instead: --max_latents 6 --label control-cut"
+        )
+    return latent
+
+
+def evaluate_controls(
+    grid: Sequence[GridPoint],
+    kinds: Sequence[str],
+    datasets: Mapping[str, Sequence[Example]],
+    records: Path,
+    limits: Limits,
+) -> int:
+    """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
+    done = {record_key(record) for record in parts.collect(records)}
+    order: list[RecordKey] = []
+    n_new = 0
+    for point in grid:
+        examples = datasets[point.dataset]
+        for kind in kinds:
+            order += [labelled(point, kind).record_key(example) for example in examples]
+        missing = [kind for kind in kinds if not _is_done(labelled(point, kind), examples, done)]
+        if not missing:
+            continue
+        # The model thinks once, for all the controls that are missing.
+        model = point.model
+        requests = [make_request(point, example, limits) for example in examples]
+        made = controls.build_all(model.lm, model.method, missing, requests, max_batch=limits.batch_size)
+        for kind, control in zip(missing, made, strict=True):
+            controlled = labelled(point, kind)
+            # The control answers as a method of the same name: its rows differ from the method's by their label.
+            controlled = replace(controlled, model=replace(controlled.model, method=control))
+            n_new += evaluate([controlled], datasets, records, limits)
+    # An earlier call may have been killed with all answered, before they stood in order.
+    parts.settle(records, order)
+    return n_new
+
+
+def labelled(point: GridPoint, kind: str) -> GridPoint:
+    """The point under the label that the rows of its control have."""
+    labels = [point.model.label, f"{CONTROL}{kind}"]
+    label = ", ".join(part for part in labels if part)
+    return replace(point, model=replace(point.model, label=label))
+
+
+def _is_done(point: GridPoint, examples: Sequence[Example], done: set[RecordKey]) -> bool:
+    return all(point.record_key(example) in done for example in examples)

@@ -1,0 +1,284 @@
+"""A model's own chains beside the reference's: each thought with the group that it should say, and what went wrong.
+
+    reference   << 5 | * 5 | = 25 | >>          groups
+    thoughts    << 5 | * 5 | = 35 | >>          read as their c nearest tokens, or as what the head chose
+    marks       right  right  wrong  after
+
+    right     says all tokens of its group
+    wrong     the chain's first thought that does not: `diagnosis.classify` goes by it
+    after     comes after a wrong one, and differs too
+    extra     comes behind the reference's end
+    null      there is nothing to compare it with
+
+Groups that no thought has come to are `missing`. Shape suffixes: K thoughts, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from colar import progress
+from colar.data.example import Example
+from colar.data.judge.answers import judge
+from colar.engine.engine import Engine
+from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
+from colar.look import diagnosis
+from colar.look.diagnosis import ReadAs
+from colar.look.reference_chain import Measured, Token, group_size, reference_groups, reference_rows
+from colar.look.retrieval import directions, nearest_tokens
+from colar.methods.base import Method
+from colar.model.latent_lm import LatentLM
+from colar.ops import noise
+from colar.template.template import Template
+
+BATCH = 32
+PLAIN_CAUSES = ("right", "unparsable", "wrong")
+"""What is said of an answer that has no reference chain."""
+
+
+@dataclass(frozen=True)
+class Chain(Measured):
+    """One question, answered once."""
+
+    id: str
+    answer: str
+    right: bool
+    cause: str
+    """One of `diagnosis.CLASSES`; of `PLAIN_CAUSES` where there is no chain to compare with."""
+    length: int
+    forward_passes: int
+    seconds: float
+    """The question's share of wall-clock time."""
+    truncated: bool
+    reference_length: int | None
+    """Groups of the reference chain."""
+    thoughts: list[dict[str, Any]]
+    """THOUGHTs, each with its `mark` and its `reference`: the group's tokens, their kinds, and whether it says them."""
+    missing: list[list[dict[str, Any]]]
+    """Groups without a thought."""
+
+    def summary(self) -> dict[str, Any]:
+        """All but the thoughts."""
+        plain = self.to_json()
+        del plain["thoughts"], plain["missing"]
+        return plain
+
+
+def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) -> list[Request]:
+    """The requests of `colar evaluate`'s first seed, which keep their latents."""
+    requests = []
+    for example in examples:
+        seed = noise.seed_from(0, example.id)
+        requests.append(Request(example.id, example.question, params, decoding, seed, keep_latents=True))
+    return requests
+
+
+def answer_all(
+    lm: LatentLM, method: Method, requests: Sequence[Request], note: str = "think"
+) -> list[Completion]:
+    """The completions, in the order of the requests."""
+    found: dict[int, Completion] = {}
+    completions = fold(lm, Engine(lm, method, BATCH).stream(requests))
+    for completion in progress.track(completions, note, len(requests)):
+        completion.require_finite()
+        # A new engine numbers its requests from 0, in their order; they finish in another.
+        found[completion.number] = completion
+    return [found[number] for number in range(len(requests))]
+
+
+def chains_of(
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    params: Any,
+    completions: Sequence[Completion],
+    compare: bool = True,
+) -> list[Chain]:
+    """Each example's completion, read. Without `compare`, or for an example without steps, nothing is marked."""
+    directions_VD = directions(lm)
+    chains = []
+    for example, completion in zip(examples, completions, strict=True):
+        groups: Sequence[list[Token]] | None = None
+        if compare and example.steps:
+            (row,) = reference_rows(lm, method, [example], params)
+            groups = diagnosis.groups_thought(lm, reference_groups(lm, method, row), completion)
+        chains.append(_chain(lm, example, params, completion, groups, directions_VD))
+    return chains
+
+
+def open_chains(
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    params: Any,
+    decoding: Decoding = GREEDY,
+    compare: bool = True,
+) -> list[Chain]:
+    """Let the model answer, and read its chains."""
+    completions = answer_all(lm, method, requests_of(examples, params, decoding))
+    return chains_of(lm, method, examples, params, completions, compare)
+
+
+def _chain(
+    lm: LatentLM,
+    example: Example,
+    params: Any,
+    completion: Completion,
+    groups: Sequence[list[Token]] | None,
+    directions_VD: Tensor,
+) -> Chain:
+    read_as = diagnosis.said_by(lm, completion, group_size(params), directions_VD)
+    verdict = judge(completion.text, example.answer, example.answer_type)
+    parsed = verdict.parsed is not None
+    thoughts = thought_objects(lm, params, completion, directions_VD)
+    if groups is None:
+        cause = "right" if verdict.correct else "wrong" if parsed else "unparsable"
+        for thought in thoughts:
+            # The page reads both keys of every thought, compared or not.
+            thought |= {"mark": None, "reference": []}
+    else:
+        cause = diagnosis.classify(groups, read_as, parsed, verdict.correct)
+        marks = marks_of(groups, read_as)
+        for k, thought in enumerate(thoughts):
+            group = groups[k] if k < len(groups) else []
+            thought |= {"mark": marks[k], "reference": _reference(lm, group, read_as[k])}
+    rest = [] if groups is None else groups[len(thoughts) :]
+    return Chain(
+        id=example.id,
+        answer=completion.text,
+        right=verdict.correct,
+        cause=cause,
+        length=completion.length,
+        forward_passes=completion.forward_passes,
+        seconds=round(completion.seconds, 6),
+        truncated=completion.truncated,
+        reference_length=None if groups is None else len(groups),
+        thoughts=thoughts,
+        missing=[_reference(lm, group, set()) for group in rest],
+    )
+
+
+def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> list[str]:
+    """The mark of each thought."""
+    marks = []
+    wrong = False
+    for k, ids in enumerate(read_as):
+        if k >= len(groups):
+            marks.append("extra")
+        elif not diagnosis.missing(groups[k], ids):
+            marks.append("right")
+        else:
+            marks.append("after" if wrong else "wrong")
+            wrong = True
+    return marks
+
+
+def thought_objects(
+    lm: LatentLM, params: Any, completion: Completion, directions_VD: Tensor
+) -> list[dict[str, Any]]:
+    """A completion's thoughts, as `colar serve` sends them."""
+    if completion.latents is None:
+        return []
+    size = group_size(params)
+    template = lm.template
+    # At a large c a thought stands for more tokens than are shown as neighbours.
+    near_K = nearest_tokens(lm, completion.latents, max(NEIGHBOURS, size), directions_VD)
+    thoughts = []
+    for k, token_id in enumerate(completion.thought_ids):
+        info: Mapping[str, Tensor] = completion.info[k]
+        near = near_K[k]
+        cosine_of = {each.token_id: each.cosine for each in near}
+        ids, logprobs = chosen_tokens(token_id, info, template.separator_id)
+        ordered = bool(ids)
+        if not ordered:
+            ids = [each.token_id for each in near[:size]]
+            logprobs = [None] * len(ids)
+        tokens = []
+        for chosen_id, logprob in zip(ids, logprobs, strict=True):
+            # A chosen token beyond the nearest ones has no cosine here.
+            token = token_object(template, chosen_id, cosine_of.get(chosen_id))
+            tokens.append({**token, "logprob": rounded(logprob)})
+        neighbours = [
+            token_object(template, each.token_id, each.cosine) for each in near[: max(NEIGHBOURS, size)]
+        ]
+        text = "".join(token["text"] for token in tokens)
+        factor = getattr(params, "compression_factor", None)
+        thoughts.append(thought_object(k, text, token_id >= 0, ordered, tokens, neighbours, info, factor))
+    return thoughts
+
+
+def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[dict[str, Any]]:
+    found = []
+    for token, said in zip(group, diagnosis.says([token.token_id for token in group], read_as), strict=True):
+        found.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
+    return found
+
+
+# A thought as data: the object THOUGHT of docs/serve.md, which the chain viewer shows.
+#
+# thought tokens a token of a chain itself a latent chosen token by token these, in their order ("ordered": true) any
+# other latent its ceil(c) nearest, nearest first ("ordered": false)
+
+NEIGHBOURS = 10
+"""Nearest tokens that a THOUGHT has."""
+
+
+def chosen_tokens(
+    token_id: int, info: Mapping[str, Tensor], separator_id: int
+) -> tuple[list[int], list[float | None]]:
+    """The tokens that a thought was chosen as, and their log-probs where they are known; none for other latents."""
+    if token_id >= 0:
+        logp = info.get("logp")
+        return [token_id], [None if logp is None else float(logp)]
+    if "group_ids" not in info:
+        return [], []
+    ids: list[int] = []
+    logprobs: list[float | None] = []
+    pairs = zip(info["group_ids"].tolist(), info["group_logps"].tolist(), strict=True)
+    for chosen_id, logprob in pairs:
+        # Nothing stands behind a group's last token, and the separator that ends one is no part of it.
+        if chosen_id >= 0 and chosen_id != separator_id:
+            ids.append(chosen_id)
+            logprobs.append(logprob)
+    return ids, logprobs
+
+
+def token_object(template: Template, token_id: int, cosine: float | None) -> dict[str, Any]:
+    return {"id": token_id, "text": template.token(token_id), "cosine": rounded(cosine)}
+
+
+def thought_object(
+    index: int,
+    text: str,
+    is_token: bool,
+    ordered: bool,
+    tokens: Sequence[Mapping[str, Any]],
+    neighbours: Sequence[Mapping[str, Any]],
+    info: Mapping[str, Tensor],
+    compression_factor: float | None,
+) -> dict[str, Any]:
+    """The object, from what was read of the thought and what the method says of it."""
+    return {
+        "index": index,
+        "text": text,
+        "kind": "token" if is_token else "latent",
+        "tokens": list(tokens),
+        "ordered": ordered,
+        "neighbours": list(neighbours),
+        "sigma": _mean(info.get("sigma")),
+        "stop_probability": _mean(info.get("stop_probability")),
+        "compression_factor": compression_factor,
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """Five digits are more than anybody looks at, and a third of what is sent otherwise."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _mean(column: Tensor | None) -> float | None:
+    return None if column is None else rounded(column.float().mean().item())

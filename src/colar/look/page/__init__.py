@@ -1,0 +1,97 @@
+"""The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the chains.
+
+    opening     does it think, and what does it cost       cost.py
+    questions   the chains, beside one another              embedded.py, questions.js, look/page/viewer
+    sections    one for each measurement                   reading.py, calibration.py, states.py, causal.py
+
+Styles and scripts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can fetch
+nothing. Templates escape all text; what scripts show they set as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from colar.look.page import viewer
+from colar.look.page.calibration import calibration_section
+from colar.look.page.causal import causal_section
+from colar.look.page.cost import cost_section
+from colar.look.page.embedded import data_text
+from colar.look.page.reading import CAUSES, causes_section, retrieval_section, steps_section
+from colar.look.page.states import attention_section, layers_section, probes_section
+
+FOLDER = Path(__file__).parent
+STYLES = (*viewer.STYLES, FOLDER / "page.css", FOLDER / "charts.css", FOLDER / "questions.css")
+SECTIONS = (
+    causes_section,
+    retrieval_section,
+    calibration_section,
+    layers_section,
+    attention_section,
+    causal_section,
+    probes_section,
+)
+SCRIPTS = (*viewer.SCRIPTS, FOLDER / "unpack.js", FOLDER / "questions.js", FOLDER / "page.js")
+
+
+def render(
+    whole: Mapping[str, Any],
+    questions: Sequence[Mapping[str, Any]],
+    chains: Sequence[Sequence[Mapping[str, Any]]],
+) -> str:
+    """The page. `whole` is inside.json; `chains[i][j]` is the chain of system i for question j."""
+    systems = whole["systems"]
+    shown = [made(systems) for made in SECTIONS]
+    style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
+    script = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
+    # Undefined names are errors, not empty texts.
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html").render(
+        title=_title(whole),
+        cost=cost_section(whole),
+        steps=steps_section(whole),
+        sections=[section for section in shown if not section.is_empty],
+        causes=CAUSES,
+        n_questions=len(questions),
+        made=json.dumps(
+            {key: whole.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
+        ),
+        data=data_text(systems, questions, chains),
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+    )
+
+
+def framed(page: str, height: int = 800) -> str:
+    """The page in a frame of its own, for a notebook: its styles and scripts touch nothing around it."""
+    return (
+        # Scripts run, and for want of allow-same-origin they reach nothing of the notebook.
+        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="colar: look inside" '
+        f'style="width: 100%; height: {height}px; border: 0"></iframe>'
+    )
+
+
+def _title(whole: Mapping[str, Any]) -> str:
+    """By the key `title`, else by the models."""
+    models = dict.fromkeys(system["model"] for system in whole["systems"])
+    return f"Look inside {whole.get('title') or ', '.join(models)}"
+
+
+def _policy(style: str, script: str) -> str:
+    """Only this style and this script, and no request of any kind."""
+    # The page's JSON stands in a script element too; it is data and never run, so it needs no hash.
+    return f"default-src 'none'; base-uri 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,0 +1,226 @@
+"""The reference chain of an example in the groups that training makes of it: what a model should think.
+
+Shape suffixes: R examples, K thoughts, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from colar.data.example import Example
+from colar.engine.request import NonFiniteError, Request
+from colar.evaluation.controls import Thoughts
+from colar.methods import base
+from colar.methods.base import Batch, Method, Row, ThinkState, Thought
+from colar.model.latent_lm import LatentLM
+from colar.ops import devices, noise, ragged
+
+Kind = Literal["bracket", "sign", "operand", "result", "text", "end"]
+"""Of a token of an equation `<<20-4=16>>`: its brackets, signs, numbers before the last "=", all behind it, other text.
+"end" is the separator behind the chain's last token."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a reference chain, and what kind of token it is."""
+
+    token_id: int
+    kind: Kind
+
+    @property
+    def is_result(self) -> bool:
+        return self.kind == "result"
+
+
+def kind_of(text: str, after_equals: bool) -> Kind:
+    """The kind of a token by its text; `after_equals`: it stands behind its step's last "="."""
+    stripped = text.strip()
+    # Before the test for a result: the brackets that close an equation stand behind its "=" too.
+    if stripped and stripped.strip("<>") == "":
+        return "bracket"
+    if after_equals:
+        return "result"
+    if stripped and stripped.strip("+-*/%()=") == "":
+        return "sign"
+    return "operand" if any(character.isdigit() for character in stripped) or stripped == "." else "text"
+
+
+def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> list[Row]:
+    """Encode the examples as training would at its end, all with the same per-request values.
+
+    A row's seed is that of its request, and of `colar evaluate`: the groups of a c that is not whole depend on it.
+    """
+    rows = []
+    for example in examples:
+        # What `encode` draws are params, and these are given: any generator will do.
+        # A curriculum ends in its last stage, and so does the model that is looked at.
+        row = method.encode(lm.template, example, Random(0), epoch=math.inf)
+        # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
+        question = lm.template.question(example.question, method.prompt(params))
+        seed = noise.seed_from(0, example.id)
+        rows.append(replace(row, question=question, params=params, seed=seed))
+    return rows
+
+
+@torch.no_grad()
+def reference_thoughts(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> Thoughts:
+    """The thoughts of the reference chains as training feeds them."""
+    batch = Batch.collate(reference_rows(lm, method, examples, params))
+    embeds_RKD, counts_R = method.thoughts(lm, batch)
+    return Thoughts(embeds_RKD, counts_R)
+
+
+def reference_tokens(lm: LatentLM, row: Row) -> list[Token]:
+    """A row's reasoning tokens."""
+    tokens: list[Token] = []
+    for step in row.steps:
+        texts = [lm.template.token(token_id) for token_id in step]
+        # The last "=" of a step: what follows it is the result, brackets left out. Without one there is no result.
+        equals = len(step)
+        for i, text in enumerate(texts):
+            if "=" in text:
+                equals = i
+        for i, token_id in enumerate(step):
+            tokens.append(Token(token_id, kind_of(texts[i], after_equals=i > equals)))
+    return tokens
+
+
+@torch.no_grad()
+def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]]:
+    """A row's reasoning tokens in the groups that training makes of them: each stands for one thought."""
+    tokens = reference_tokens(lm, row)
+    groups = []
+    start = 0
+    for size in method.group_sizes(lm, Batch.collate([row]))[0].tolist():
+        # Behind a row's last group sizes are 0.
+        if size:
+            groups.append(tokens[start : start + size])
+            start += size
+    return groups
+
+
+def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> None:
+    """ValueError where thoughts do not stand for the reference chain's tokens: nothing to compare them with."""
+    if not examples:
+        raise ValueError("none of these rows has a reference chain")
+    refused = f"method {method.name} does not think in the reference chain's tokens"
+    if not method.says_chain(params):
+        raise ValueError(f"{refused} with {params}: there is nothing to diagnose")
+    # One example tells: a method either thinks in groups of tokens or it does not.
+    row = reference_rows(lm, method, examples[:1], params)[0]
+    n_groups = len(reference_groups(lm, method, row))
+    n_thoughts = int(reference_thoughts(lm, method, examples[:1], params).counts_R[0])
+    # Thoughts of the model's own may happen to be as many as the chain has tokens.
+    if row.n_latents or n_groups == 0 or n_thoughts != n_groups:
+        raise ValueError(
+            f"{refused} ({n_thoughts} thoughts for {n_groups} groups of {examples[0].id}): there is nothing to diagnose"
+        )
+
+
+def group_size(params: Any) -> int:
+    """The most tokens that a thought stands for."""
+    return math.ceil(getattr(params, "compression_factor", 1))
+
+
+# The question and the reference chain's latents in one forward: what a method says after each right prefix.
+#
+#     fed        q  q ###  l1   l2   l3        positions 0 .. Q - 1 are the question, the others its K thoughts
+#     hidden           |    |    |    |
+#     asked           l1   l2   l3  stop       the method, at each of these K + 1 positions by itself
+#
+# No error is carried from one thought to the next: each is judged after a chain that is right so far. Group k of the
+# chain is what thought k should say.
+#
+# Shape suffixes: Q question positions, K thoughts, T = Q + K positions, D width.
+
+
+@dataclass(frozen=True)
+class ReferencePass:
+    """One example's pass: what was fed, the last hidden states, and the method's reply at its K + 1 positions."""
+
+    example: Example
+    row: Row
+    groups: list[list[Token]]
+    fed_TD: Tensor
+    hidden_TD: Tensor
+    thought: Thought
+    """K + 1 rows: the last one is asked behind the last thought, where the method should stop."""
+
+    @property
+    def n_question(self) -> int:
+        return len(self.row.question)
+
+    @property
+    def n_thoughts(self) -> int:
+        return self.fed_TD.shape[0] - self.n_question
+
+    @property
+    def latents_KD(self) -> Tensor:
+        """The reference's thoughts."""
+        return self.fed_TD[self.n_question :]
+
+
+@torch.no_grad()
+def reference_passes(
+    lm: LatentLM, method: Method, examples: Sequence[Example], params: Any
+) -> Iterator[ReferencePass]:
+    """The passes of examples whose thoughts stand for the chain's tokens (`require_groups` says whether they do).
+
+    NonFiniteError where the model's numbers are NaN or infinite: nothing could be said of such thoughts.
+    """
+    for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
+        # A row at a time: without padding, positions are those of its own question and thoughts.
+        batch = Batch.collate([row])
+        embeds_1KD, counts_1 = method.thoughts(lm, batch)
+        question_1QD = lm.embed(batch.question_ids)
+        fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
+        hidden_TD = lm.hidden(fed_1TD)[0]
+        begun = method.begin(lm, [Request(example.id, example.question, params, seed=row.seed)])
+        # K + 1 rows: the question's last position, and that of each thought.
+        asked_KD = hidden_TD[len(row.question) - 1 :]
+        thought = method.think(lm, _state(lm, asked_KD, row, begun))
+        if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
+            raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
+        groups = reference_groups(lm, method, row)
+        yield ReferencePass(example, row, groups, fed_1TD[0], hidden_TD, thought)
+
+
+def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor]) -> ThinkState:
+    """Every position of a chain as the step of one request that it is, greedy."""
+    n = hidden_KD.shape[0]
+    device = hidden_KD.device
+    # Temperature 0 draws nothing. Step and seed say how many tokens a group has where c is not whole.
+    zeros_K = torch.zeros(n, dtype=devices.widest(device), device=device)
+    params_K = base.param_columns([row.params] * n)
+    return ThinkState(
+        hidden=hidden_KD,
+        step=torch.arange(n, device=device),
+        params={name: devices.send(column, device) for name, column in params_K.items()},
+        temperature=zeros_K,
+        top_p=zeros_K + 1,
+        latent_temperature=zeros_K,
+        seed=torch.full((n,), row.seed, dtype=torch.int64, device=device),
+        sample=torch.zeros(n, dtype=torch.int64, device=device),
+        make_logits=lm.logits,
+        # There is one request behind all positions: its columns are repeated.
+        begun={name: column.expand(n, *column.shape[1:]) for name, column in begun.items()},
+    )
+
+
+# MERGED FROM look/measured: The JSON form that all measurements share.
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement. What could not be measured is None, in JSON null, and never 0."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, those of dataclasses inside it too."""
+        return asdict(self)

@@ -1,1 +1,0 @@
-"""Pictures, tables and names of systems: everything that people look at."""

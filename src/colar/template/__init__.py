@@ -1,0 +1,1 @@
+"""A problem as token ids: the layout of the text, and the tokens that no text may contain."""

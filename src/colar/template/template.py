@@ -1,0 +1,364 @@
+"""`Template`: how a problem becomes token ids, the same in training and at inference.
+
+    question segment                          reasoning            answer segment
+    [BOS] question text (Thinking speed: 2) ### [steps or latents] ### answer EOS
+                                            `-- one token each --'
+
+Every segment (and every reasoning step) is tokenised by itself and the ids are concatenated. So no token straddles a
+border, and a step can be dropped or compressed without changing its neighbours. BOS is there where the tokenizer has
+one. The template is saved with the checkpoint: a model is prompted as it was trained.
+
+Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of
+that name (`control_tokens.py`). Templates of version 1 encode it as the control token, as their models were trained.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import asdict, dataclass
+from string import Formatter
+from typing import Any
+
+from transformers import AddedToken, PreTrainedTokenizerBase
+
+from colar import number_tokens
+from colar.checks import check_holds
+from colar.template.control_tokens import ControlTokens
+
+VERSION = 2
+"""Of new templates. In version 1 a text that spells a control token becomes that token."""
+READ = (1, 2)
+REMEMBERED = 64 * 2**20
+"""Bytes of texts and their ids that are kept: steps recur between rows, rows between epochs."""
+ASKED = 2**20
+"""The same of questions that are asked of an engine: they recur as samples, not for as long as a server runs."""
+PIECES = 2000
+"""Pieces of texts, up to 256 bytes each, that a fast tokenizer remembers by itself, in each thread."""
+ENTRY = 100
+"""Bytes that the dictionary needs for a text, beside it and its ids."""
+
+
+@dataclass(frozen=True)
+class TemplateConfig:
+    """The texts of the layout."""
+
+    question: str = "{question} {speed}"
+    """Text before the first separator; `{speed}` is filled by the method's prompt ("" for most)."""
+    step_joiner: str = " "
+    """Text before every reasoning step but the first."""
+    separator: str = "###"
+    """Opens and closes the reasoning; added to the tokenizer where it is not one token."""
+
+    def __post_init__(self) -> None:
+        for name in ("question", "step_joiner", "separator"):
+            value = getattr(self, name)
+            check_holds(f"template.{name}", isinstance(value, str), value, "text")
+        if "{question}" not in self.question or "{speed}" not in self.question:
+            raise ValueError(
+                f"template.question must contain {{question}} and {{speed}}, got {self.question!r}"
+            )
+        # `format` is what fills the layout later: other braces must fail here, not at the first row.
+        try:
+            self.question.format(question="", speed="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"template.question {self.question!r} has braces besides {{question}} and {{speed}}; "
+                "write {{ and }} for braces that are text"
+            ) from error
+        if not self.separator.strip():
+            raise ValueError("template.separator must not be empty")
+
+
+class Template:
+    """Text to ids and back for one tokenizer.
+
+    `separator_added` says that the separator is a new token whose embedding row has to be trained. Building a template
+    may add that token to the tokenizer. ValueError where the tokenizer has no EOS.
+
+    `number_tokens` is the largest number that is a token of its own, None where numbers are as the tokenizer has them;
+    `number_ids` are the ids of those from 10 on.
+    """
+
+    def __init__(
+        self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, version: int = VERSION
+    ) -> None:
+        self.config = config
+        self.version = version
+        self.tokenizer = tokenizer
+        self.rows: int | None = None
+        """Rows of the model's embedding before any were added; None until the model is known."""
+        self._known = Memory(REMEMBERED)
+        self._asked = Memory(ASKED)
+        _whole_texts(tokenizer)
+        _bound_pieces(tokenizer)
+        self._control: ControlTokens | None = None
+
+        # The separator must be one token: the LM head chooses it in one step to stop thinking.
+        ids = self._read(config.separator)
+        self.separator_added = len(ids) != 1 or ids[0] == tokenizer.unk_token_id
+        if self.separator_added:
+            # Not special: a decoded text shows it, as it does where the tokenizer has it of its own.
+            tokenizer.add_tokens([AddedToken(config.separator, normalized=False, special=False)])
+            ids = self._read(config.separator)
+        if not ids:
+            raise ValueError(f"the tokenizer makes no token of the separator {config.separator!r}")
+        self.separator_id: int = ids[-1]
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no EOS token: answers could not end")
+        self.bos_id: int | None = tokenizer.bos_token_id
+        self.eos_id: int = tokenizer.eos_token_id
+        self._question_controls = self._joiner_controls = 0
+        if version > 1:
+            self._spell_no_control()
+        self.number_tokens: int | None = None
+        self.number_ids: list[int] = []
+        self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def _spell_no_control(self) -> None:
+        """Encode texts without control tokens from here on. ValueError where the tokenizer cannot write the separator
+        in other tokens: the first text that contains it would fail."""
+        control = ControlTokens(self.tokenizer, self.separator_id)
+        if self.separator_id not in self.tokenizer.added_tokens_decoder:
+            control.others(self.separator_id)
+        # Whoever writes a layout may put chat markers into it: these are the only control tokens.
+        self._question_controls = control.count(
+            self._read(self.config.question.format(question="", speed=""))
+        )
+        self._joiner_controls = control.count(self._read(self.config.step_joiner))
+        self._control = control
+
+    def add_numbers(self, largest: int) -> None:
+        """Make the numbers from 10 to `largest` tokens. ValueError where the tokenizer does not allow it."""
+        self.number_ids = number_tokens.add(self.tokenizer, largest)
+        self.number_tokens = largest
+        if self._control is not None:
+            self._spell_no_control()
+        # Ids from before would still have numbers in digits.
+        self._known.clear()
+        self._asked.clear()
+
+    @property
+    def added_ids(self) -> list[int]:
+        """Ids of all added tokens, ascending: no backbone has trained their rows."""
+        separator = [self.separator_id] if self.separator_added else []
+        return sorted([*separator, *self.number_ids])
+
+    @property
+    def first_number_id(self) -> int | None:
+        """The id of 10 where it is an added token."""
+        return self.number_ids[0] if self.number_ids else None
+
+    def question(self, question: str, speed: str = "", asked: bool = False) -> list[int]:
+        """Ids up to and including the opening separator. `asked`: of an engine, so that it may never come again."""
+        text = self.config.question.format(question=question.strip(), speed=speed).strip()
+        bos = [] if self.bos_id is None else [self.bos_id]
+        if self._question_controls:
+            ids = self._marked(text, question.strip(), speed)
+        else:
+            ids = self._ids_asked(text) if asked else self._ids(text)
+        return [*bos, *ids, self.separator_id]
+
+    def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
+        """Ids of each reasoning step. ValueError where a step becomes the separator, which would end the chain: the
+        joiner contains it, or the template is of version 1 and the step does."""
+        segments = []
+        for i, step in enumerate(steps):
+            # The joiner belongs to the step after it, so that a step that is dropped takes its joiner along.
+            if i and self._joiner_controls:
+                ids = self._read(self.config.step_joiner) + self._ids(step)
+            else:
+                ids = self._ids(self.config.step_joiner + step if i else step)
+            if self.separator_id in ids:
+                raise ValueError(
+                    f"the separator {self.config.separator!r} occurs in the reasoning step {step!r}"
+                )
+            segments.append(ids)
+        return segments
+
+    def answer(self, answer: str) -> list[int]:
+        """Ids from the closing separator to EOS, both included."""
+        return [self.separator_id, *self._ids(answer.strip()), self.eos_id]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of generated ids, outer white space stripped.
+
+        Special tokens are left out: none that was generated passes for text. The separator is shown, because "1###2"
+        without it would be another number.
+        """
+        # Tidying spaces would change an answer: "1 , 2" would come back as "1, 2".
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text).strip()
+
+    def token(self, token_id: int) -> str:
+        """One token as a person reads it."""
+        return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+
+    def token_ids(self, tokens: tuple[str, ...], key: str) -> tuple[int, ...]:
+        """The ids of single tokens, as the vocabulary spells them. ValueError names the key that asked for one that
+        there is not."""
+        if tokens not in self._ids_of_tokens:
+            vocabulary = self.tokenizer.get_vocab()
+            for token in tokens:
+                if token not in vocabulary:
+                    raise ValueError(f"{key}: this tokenizer has no token {token!r}")
+            # A whole vocabulary is copied to look: once, not at every thought.
+            self._ids_of_tokens[tokens] = tuple(vocabulary[token] for token in tokens)
+        return self._ids_of_tokens[tokens]
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout, and the ids by which `from_json` knows its tokenizer again."""
+        return {
+            "version": self.version,
+            **asdict(self.config),
+            "separator_id": self.separator_id,
+            "separator_added": self.separator_added,
+            "bos_id": self.bos_id,
+            "eos_id": self.eos_id,
+            "number_tokens": self.number_tokens,
+            "first_number_id": self.first_number_id,
+        }
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Template:
+        """The saved template. ValueError when it is of a newer version or does not fit `tokenizer`."""
+        if saved.get("version") not in READ:
+            raise ValueError(
+                f"template version {saved.get('version')!r} is not one of {', '.join(map(str, READ))}, which this "
+                "colar reads"
+            )
+        texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
+        template = cls(TemplateConfig(**texts), tokenizer, saved["version"])
+        # The saved tokenizer has the numbers already. Checkpoints of earlier versions know of none.
+        template.number_tokens = saved.get("number_tokens")
+        if template.number_tokens is not None:
+            number_tokens.check("number_tokens of the template", template.number_tokens)
+            template.number_ids = number_tokens.ids(tokenizer, template.number_tokens)
+        # Ids that moved would be read without an error and mean other tokens.
+        for key in ("separator_id", "bos_id", "eos_id", "first_number_id"):
+            if getattr(template, key) != saved.get(key):
+                raise ValueError(
+                    f"the checkpoint was trained with {key} = {saved.get(key)!r}, but its tokenizer gives "
+                    f"{getattr(template, key)} (separator {template.config.separator!r}): "
+                    "the tokenizer files do not belong to this checkpoint"
+                )
+        # The saved tokenizer has the added token already, so `cls` took it for one of its own.
+        template.separator_added = saved["separator_added"]
+        return template
+
+    def _ids(self, text: str) -> list[int]:
+        """Ids of a text by itself, from memory where it was seen before."""
+        known = self._known.get(text)
+        if known is not None:
+            return known
+        ids = self._tokenise(text)
+        self._known.keep(text, ids)
+        return ids
+
+    def _ids_asked(self, text: str) -> list[int]:
+        known = self._asked.get(text)
+        if known is not None:
+            return known
+        ids = self._tokenise(text)
+        self._asked.keep(text, ids)
+        return ids
+
+    def _marked(self, text: str, question: str, speed: str) -> list[int]:
+        """Ids of a question `text` whose layout has control tokens of its own, chat markers for instance."""
+        assert self._control is not None
+        ids = self._read(text)
+        if self._control.count(ids) == self._question_controls:
+            self.require_rows(ids)
+            return ids
+        # The question spells some too: the layout's markers are encoded by themselves, and all between them as text.
+        ids, plain = [], ""
+        for literal, field, _, _ in Formatter().parse(self.config.question):
+            literal_ids = self._read(literal)
+            if self._control.among(literal_ids, literal):
+                ids += [*self._ids(plain), *literal_ids]
+                plain = ""
+            else:
+                plain += literal
+            plain += {"question": question, "speed": speed}.get(field or "", "")
+        return [*ids, *self._ids(plain.rstrip())]
+
+    def _tokenise(self, text: str) -> list[int]:
+        """Ids of a text that is no control token, whatever it spells."""
+        ids = self._read(text)
+        if self._control is not None and self._control.among(ids, text):
+            ids = self._control.encode(text)
+        self.require_rows(ids)
+        return ids
+
+    def require_rows(self, ids: list[int]) -> None:
+        """ValueError for a token that the model has no row for: on a CUDA device it would end the process."""
+        if self.rows is None or max(ids, default=0) < self.rows:
+            return
+        for token_id in ids:
+            if token_id >= self.rows and token_id not in self.added_ids:
+                raise ValueError(
+                    f"the token {self.token(token_id)!r} has id {token_id}, and the model's embedding only "
+                    f"{self.rows} rows: the model cannot read it"
+                )
+
+    def _read(self, text: str) -> list[int]:
+        """Ids of a text in which the names of control tokens are these tokens."""
+        if not text:
+            return []
+        # The same ids without the batching around them: three times as fast.
+        if self.tokenizer.is_fast:
+            return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _whole_texts(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have a fast tokenizer cut nothing off and fill nothing up.
+
+    A call that truncates or pads leaves that in the tokenizer, and `save_pretrained` in its file.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+
+
+def _bound_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have a fast tokenizer remember fewer pieces than its 10,000.
+
+    Pieces are words mostly. Where texts are not divided at spaces, as those of `tiny`, they are whole questions: 2 KiB
+    each, and a server would grow until there are 10,000.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    # Tokenizers that are no BPE have no such memory, and older ones no way to bound it.
+    resize = getattr(getattr(backend, "model", None), "_resize_cache", None)
+    if resize is not None:
+        resize(PIECES)
+
+
+class Memory:
+    """Ids of texts that were seen, up to a number of bytes; then all is forgotten."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self.ids: dict[str, array[int]] = {}
+
+    def get(self, text: str) -> list[int] | None:
+        found = self.ids.get(text)
+        return None if found is None else found.tolist()
+
+    def keep(self, text: str, ids: list[int]) -> None:
+        """Remember a text, unless it is very long."""
+        packed = array("i", ids)
+        size = sys.getsizeof(text) + sys.getsizeof(packed) + ENTRY
+        # A text that is long is a question that somebody asked once.
+        if size > self.limit // 100:
+            return
+        if self.bytes + size > self.limit:
+            self.clear()
+        self.ids[text] = packed
+        self.bytes += size
+
+    def clear(self) -> None:
+        self.ids.clear()
+        self.bytes = 0
