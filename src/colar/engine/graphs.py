@@ -82,8 +82,8 @@ class GraphedHidden:
         graph = self.recorded[key]
         graph.embeds_N1D.copy_(embeds_N1D)
         graph.position_N1.copy_(position_N1)
-        for kept, now in zip(_masks(graph.mask), _masks(mask), strict=True):
-            kept.copy_(now)
+        for own, given in zip(_masks(graph.mask), _masks(mask), strict=True):
+            own.copy_(given)
         graph.mapping.rows.copy_(cache.mapping.rows)
         graph.mapping.columns.copy_(cache.mapping.columns)
         # A copy: the next graph may use the same memory.
@@ -101,7 +101,7 @@ class GraphedHidden:
     def _record(self, embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> Recorded:
         """Record the forward of this shape; tensors of its own take the place of those given."""
         embeds, position = embeds_N1D.clone(), position_N1.clone()
-        kept_mask = (
+        own_mask = (
             {name: value.clone() for name, value in mask.items()} if isinstance(mask, dict) else mask.clone()
         )
         now = cache.mapping
@@ -110,11 +110,11 @@ class GraphedHidden:
 
         def forward() -> Tensor:
             cache.mapping = mapping
-            return self.lm.hidden(embeds, kept_mask, position, cache)
+            return self.lm.hidden(embeds, own_mask, position, cache)
 
         if embeds.device.type != "cuda":
-            return Recorded(embeds, position, kept_mask, mapping, forward)
-        return Recorded(embeds, position, kept_mask, mapping, self._capture(forward))
+            return Recorded(embeds, position, own_mask, mapping, forward)
+        return Recorded(embeds, position, own_mask, mapping, self._capture(forward))
 
     def _capture(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """The forward as a CUDA graph. It writes the same keys and values each time."""
