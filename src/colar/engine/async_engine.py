@@ -56,14 +56,10 @@ class AsyncEngine:
         """Those of unfinished requests, by the engine's number. Used by the worker alone."""
         self._lock = threading.Lock()
         """Held to give an order: none is given to a worker that has ended."""
-        self._closed = False
+        self.closed = False
+        """True once it takes no more requests."""
         self._worker = threading.Thread(target=self._work, name="colar-engine", daemon=True)
         self._worker.start()
-
-    @property
-    def closed(self) -> bool:
-        """True once it takes no more requests."""
-        return self._closed
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         """Events of one request as they happen.
@@ -112,7 +108,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """Stop after the present step; streams that are still open end with RuntimeError."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             self._orders.put(None)
         await asyncio.to_thread(self._worker.join)
 
@@ -133,7 +129,7 @@ class AsyncEngine:
     def _order(self, order: Callable[[], None]) -> None:
         """Have the worker carry out an order. RuntimeError once closed."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise RuntimeError("the engine is closed")
             self._orders.put(order)
 
@@ -150,7 +146,7 @@ class AsyncEngine:
                     self._fail(error)
         finally:
             with self._lock:
-                self._closed = True
+                self.closed = True
             # Those that submit succeed, and their streams end with the others.
             while not self._orders.empty():
                 self._carry_out(self._orders.get())

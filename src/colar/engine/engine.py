@@ -229,30 +229,18 @@ class Engine:
         rows.charge(time.perf_counter() - started)
         self._events += chosen.events
         for i, reason in chosen.ended.items():
-            self._finish(rows.entries[i], reason, rows.seconds[i], cut=rows.cut[i])
+            self._finish(rows.entries[i], reason, rows.cut[i], rows.seconds[i])
         # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
         self.cache.wipe([i for i, reason in chosen.ended.items() if reason == "error"])
         self._release(chosen.ended)
 
     def _finish(
-        self,
-        entry: Queued,
-        reason: str,
-        seconds: float = 0.0,
-        cut: bool = False,
-        error: Exception | None = None,
+        self, entry: Queued, reason: str, cut: bool, seconds: float = 0.0, error: Exception | None = None
     ) -> None:
         """Report that a request has ended."""
-        event = Event(
-            entry.request,
-            "finished",
-            reason=reason,
-            truncated=cut or reason != "stop",
-            seconds=seconds,
-            error=error,
-            number=entry.number,
-        )
-        self._events.append(event)
+        truncated = cut or reason != "stop"
+        event = Event(entry.request, "finished", reason=reason, truncated=truncated, seconds=seconds)
+        self._events.append(dataclasses.replace(event, error=error, number=entry.number))
 
     # A step that raises
     #
@@ -325,7 +313,7 @@ class Engine:
 
     def _fail(self, entry: Queued, error: Exception) -> None:
         """End a request, in prefill or the only row, with the error that it raised."""
-        self._finish(entry, "error", error=error)
+        self._finish(entry, "error", cut=False, error=error)
         if entry in self.running.entries:
             self.running.keep([])
         self.prefill.remove([entry.number])

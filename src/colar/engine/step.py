@@ -14,6 +14,7 @@ Shape suffixes: N running rows, B those of one kind (thinking or answering), D w
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -50,7 +51,12 @@ def choose(lm: LatentLM, method: Method, rows: Rows, head_rows: CachedHeadRows) 
     hidden_ND = torch.where(finite_N[:, None], rows.hidden_ND, 0)
     thinking = [i for i, thinks in enumerate(rows.thinks) if thinks]
     answering = [i for i, thinks in enumerate(rows.thinks) if not thinks]
-    logits = Logits(lm, hidden_ND, both=bool(thinking and answering))
+    # If rows of both kinds run, the head runs once for all of them: it reads all its weights each time.
+    head = functools.cache(lm.logits)
+    both = bool(thinking and answering)
+
+    def logits(rows_B: Tensor) -> Tensor:
+        return head(hidden_ND)[rows_B] if both else lm.logits(hidden_ND[rows_B])
 
     # What Python needs to know of each row: is it finite, is its thinking done, which token.
     told_3N = torch.zeros(3, len(rows), dtype=torch.int64, device=device)
@@ -65,7 +71,7 @@ def choose(lm: LatentLM, method: Method, rows: Rows, head_rows: CachedHeadRows) 
         told_3N[1:, rows_B] = torch.stack([done_B.long(), thoughts.token_ids])
     if answering:
         rows_B = devices.numbers(answering, device)
-        ids_B, logps_B, tops = _answer(rows, answering, rows_B, logits, chosen.embeds_ND)
+        ids_B, logps_B, tops = _answer(rows, answering, rows_B, logits(rows_B), lm, chosen.embeds_ND)
         told_3N[2, rows_B] = ids_B
 
     # The one synchronisation.
@@ -97,13 +103,12 @@ def _think(
 
 
 def _answer(
-    rows: Rows, answering: list[int], rows_B: Tensor, logits: Logits, embeds_ND: Tensor
+    rows: Rows, answering: list[int], rows_B: Tensor, logits_BV: Tensor, lm: LatentLM, embeds_ND: Tensor
 ) -> tuple[Tensor, Tensor | None, dict[int, dict[str, Tensor]]]:
     """Let these rows choose an answer token, (B,), and write what they feed into `embeds_ND`.
 
     Returns the tokens, and if a request keeps them, their log-probs and the likeliest tokens of rows that request some.
     """
-    logits_BV = logits(rows_B)
     temperature_B = rows.temperature_N[rows_B]
     # A draw is a function of (seed, sample, step): the other rows of the batch change nothing.
     keys_B = noise.keys(rows.seed_N[rows_B], rows.sample_N[rows_B], rows.step_N[rows_B], noise.TOKEN)
@@ -111,7 +116,7 @@ def _answer(
     requests = [rows.entries[i].request for i in answering]
     known = known_decoding(requests)
     ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, known)
-    embeds_ND[rows_B] = logits.lm.embed(ids_B).to(embeds_ND.dtype)
+    embeds_ND[rows_B] = lm.embed(ids_B).to(embeds_ND.dtype)
     # Over the whole vocabulary: only where they are requested.
     if not any(request.keep_latents for request in requests):
         return ids_B, None, {}
@@ -185,26 +190,6 @@ def _tops(numbers: list[int], logits_BV: Tensor, temperature_B: Tensor) -> dict[
     for x, j in enumerate(rows):
         found[j] = {"top_ids": ids_XK[x, : numbers[j]], "top_logps": logps_XK[x, : numbers[j]]}
     return found
-
-
-class Logits:
-    """The LM head at some of the rows.
-
-    If `both` thinking and answering rows run, the head runs once for all rows: it reads all its weights each time.
-    """
-
-    def __init__(self, lm: LatentLM, hidden_ND: Tensor, both: bool) -> None:
-        self.lm = lm
-        self.hidden_ND = hidden_ND
-        self.both = both
-        self.all_NV: Tensor | None = None
-
-    def __call__(self, rows_B: Tensor) -> Tensor:
-        if not self.both:
-            return self.lm.logits(self.hidden_ND[rows_B])
-        if self.all_NV is None:
-            self.all_NV = self.lm.logits(self.hidden_ND)
-        return self.all_NV[rows_B]
 
 
 class CachedHeadRows:
