@@ -102,7 +102,7 @@ def by_hand(lm, method, request, given, think_on):
     question = lm.template.question(request.question, method.prompt(request.params))
     fed = torch.cat([reference.embed(lm, question)[0], given])
     for step in range(len(given), request.decoding.max_latents if think_on else 0):
-        thought = method.think(lm, reference.look(lm, request, begun, fed[None], step))
+        thought = method.think(lm, reference.think_state(lm, request, begun, fed[None], step))
         if thought.done.item():
             break
         fed = torch.cat([fed, thought.embeds])

@@ -11,7 +11,6 @@ from colar.data.example import Example
 from colar.engine import cache, reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, TooLong
-from colar.engine.shapes import ROUND_TO
 from colar.methods import registry
 from colar.model import backbones
 from colar.model.backbones import Backbone
@@ -114,7 +113,7 @@ def test_names_that_transformers_maps_are_found_by_it(name, key):
 
 def test_padding_stays_within_the_context():
     assert backbones.MULTIPLE % PAD_TO == 0
-    assert backbones.MULTIPLE % ROUND_TO == 0
+    assert backbones.MULTIPLE % cache.ROUND_TO == 0
 
 
 @pytest.mark.parametrize(

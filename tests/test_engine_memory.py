@@ -11,12 +11,10 @@ from test_engine import GREEDY, QUESTIONS, SAMPLED, Case, same
 from test_scheduling import ids
 from test_survival import Hooked, check_others, reference_of, run
 
-from colar.engine.cache import SlotCache
-from colar.engine.core import ALONE
-from colar.engine.engine import Engine
-from colar.engine.failures import out_of_memory
+from colar.engine.cache import EMPTY, CacheSize, SlotCache
+from colar.engine.engine import ALONE, Engine, out_of_memory
 from colar.engine.request import Decoding, Request, fold
-from colar.engine.shapes import Shape, Shapes
+from colar.engine.scheduler import Scheduler
 from colar.methods.colar.method import Colar, ColarParams
 
 
@@ -160,17 +158,17 @@ def test_reserve_leaves_a_cache_that_works(colar):
         whole = lm.hidden(torch.cat([embeds, embeds[:, :1]], 1))[:, -1]
     for at in range(1, 5):
         kept = SlotCache(lm.causal_lm)
-        kept.reserve(Shape(2, 48))
+        kept.reserve(CacheSize(2, 48))
         with torch.no_grad():
             mask = kept.at_prefill(0, 2, 0, length, embeds)
             lm.hidden(embeds, mask, torch.arange(length).expand(2, -1), kept)
             kept.zeros = allocator(Runs({at}, OOM[0]))
             with pytest.raises(torch.OutOfMemoryError):
-                kept.reserve(Shape(4, 64), rows=2)
-            assert kept.shape == Shape(2, 48)
-            for shape in (Shape(2, 48), Shape(3, 64), Shape(2, 48)):
-                kept.reserve(shape, rows=2)
-                assert kept.positions == shape.positions
+                kept.reserve(CacheSize(4, 64), rows=2)
+            assert kept.size == CacheSize(2, 48)
+            for size in (CacheSize(2, 48), CacheSize(3, 64), CacheSize(2, 48)):
+                kept.reserve(size, rows=2)
+                assert kept.positions == size.positions
                 mask = kept.at_decode(position, length + 1, embeds)
                 fed = lm.hidden(embeds[:, :1], mask, position[:, None], kept)[:, -1]
                 torch.testing.assert_close(fed, whole, rtol=1e-4, atol=1e-4)
@@ -217,7 +215,7 @@ def test_what_is_allocated_stays_within_the_budget(colar, asked, budget, slots, 
         events += engine.step()
         step += 1
         assert engine.cache.positions <= budget
-        assert engine.running is None or len(engine.running) <= slots
+        assert len(engine.running) <= slots
     assert engine.cache.positions == 0
     found = {done.request.id: done for done in fold(engine.lm, events)}
     for request in requests:
@@ -240,7 +238,7 @@ def test_one_wide_request_does_not_make_all_slots_wide_for_ever(colar):
     while engine.busy:
         events += engine.step()
         most = max(most, engine.cache.positions)
-        together.append(0 if engine.running is None else len(engine.running))
+        together.append(len(engine.running))
     assert 800 < most <= 1000
     assert max(together) > 8
     assert len(list(fold(colar.lm, events))) == len(narrow) + 1
@@ -258,19 +256,19 @@ def test_a_request_wider_than_the_budget_is_refused(colar):
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_shapes(data):
+def test_cache_sizes(data):
     """Never below what is needed, never above the limit where that is possible, and stable while nothing changes."""
-    shapes = Shapes(data.draw(st.integers(1, 64)), data.draw(st.booleans()))
-    now = Shape(0, 0)
+    scheduler = Scheduler(data.draw(st.integers(1, 64)), spare=data.draw(st.booleans()))
+    now = EMPTY
     for _ in range(10):
-        rows, widest = data.draw(st.integers(1, shapes.max_batch)), data.draw(st.integers(1, 500))
-        least = shapes.least(rows, widest)
-        limit = data.draw(st.one_of(st.none(), st.integers(1, 20_000)))
-        found = shapes.grown(now, rows, widest, limit)
-        assert least.slots <= found.slots <= max(shapes.least(shapes.max_batch, 1).slots, now.slots)
+        rows, widest = data.draw(st.integers(1, scheduler.slots)), data.draw(st.integers(1, 500))
+        least = scheduler.least(rows, widest)
+        limit = scheduler.budget = data.draw(st.one_of(st.none(), st.integers(1, 20_000)))
+        found = scheduler.grown(now, rows, widest)
+        assert least.slots <= found.slots <= max(scheduler.least(scheduler.slots, 1).slots, now.slots)
         assert least.columns <= found.columns
         assert found == least or limit is None or found.positions <= limit
-        assert shapes.grown(found, rows, widest, limit) == found or found == least
+        assert scheduler.grown(found, rows, widest) == found or found == least
         assert found.positions <= 16 * least.positions
         now = found
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from colar.engine import engine as engine_module
 from colar.engine import step
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
@@ -113,7 +114,7 @@ def test_thinking_makes_none(name: str, request: pytest.FixtureRequest, monkeypa
         with NoFloat64():
             return choose(*args)
 
-    monkeypatch.setattr(step, "choose", watched)
+    monkeypatch.setattr(engine_module, "choose", watched)
     found = Engine(lm, method, 4).generate(requests)
     assert [done.token_ids for done in found] == [done.token_ids for done in wanted]
     assert sum(done.length for done in found) > 0

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from colar.engine import graphs, shapes
-from colar.engine.compiled import packed_heads
+from colar.engine import graphs
+from colar.engine.cache import round_up
+from colar.engine.compiled import grouped_heads
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, fold
+from colar.engine.scheduler import Scheduler
 from colar.evaluation.evaluate import Limits
 from colar.methods import pretrained, registry
 from colar.methods.base import Method, ThinkState, param_columns
@@ -84,13 +86,11 @@ def steps(engine: Engine, requests: list[Request]) -> list[tuple[bool, list[str]
         engine.submit(request)
     found = []
     while engine.busy:
-        before = engine.running
-        both = before is not None and len(set(before.thinks)) == 2
-        n = 0 if before is None else len(before)
+        both = len(set(engine.running.thinks)) == 2
+        n = len(engine.running)
         with counted() as looks:
             events = engine.step()
-        after = engine.running
-        if not any(event.kind == "finished" for event in events) and after is not None and len(after) == n:
+        if not any(event.kind == "finished" for event in events) and len(engine.running) == n > 0:
             found.append((both, looks))
     return found
 
@@ -216,9 +216,9 @@ def test_groups_are_the_same_where_all_places_are_computed(temperature: float, t
     ("rows", "most", "wanted"), [(1, 32, 1), (2, 32, 2), (3, 32, 4), (5, 32, 8), (17, 32, 32), (9, 12, 12)]
 )
 def test_rows_are_filled_up(rows: int, most: int, wanted: int) -> None:
-    assert shapes.filled_up(rows, most) == wanted
-    shape = shapes.Shapes(most, filled=True).least(rows, 50)
-    assert (shape.slots, shape.columns) == (wanted + 1, 64), "the last slot is for copies"
+    assert graphs.rows_of(rows, most) == wanted
+    size = Scheduler(most, filled=True).least(rows, 50)
+    assert (size.slots, size.columns) == (wanted + 1, 64), "the last slot is for copies"
 
 
 def test_columns_are_read_in_a_few_widths() -> None:
@@ -246,7 +246,7 @@ def test_recorded_steps_are_the_steps(family: str, lora: LoraSettings | None) ->
             Request(f"{i}", example.question, method.Params(), decoding, seed=i, keep_latents=True)
         )
     engine = Engine(lm, method, 5, cuda_graphs=True)
-    recorded = engine.core.batch.runner.graphs
+    recorded = engine.runner.graphs
     assert recorded is not None
     # The second time an adapter is folded in: what was recorded before it computes something else.
     earlier: list[Any] = []
@@ -299,7 +299,7 @@ class LargestCopies(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["transformers", "packed"])
+@pytest.mark.parametrize("own", [False, True], ids=["transformers", "grouped"])
 def test_a_step_copies_no_keys_for_query_heads(own: bool) -> None:
     """Four query heads share two key heads: in no step are there keys, or values, for four."""
     lm, method, params = build("cot")
@@ -310,12 +310,12 @@ def test_a_step_copies_no_keys_for_query_heads(own: bool) -> None:
     seen = 0
     while engine.busy:
         rows = engine.running
-        span = 0 if rows is None else shapes.round_up(1 + max(map(rows.position, range(len(rows)))))
-        waits = len(engine.scheduler) > 0 or engine.core.reading is not None
-        with packed_heads(lm) if own else contextlib.nullcontext(), LargestCopies(span, 8) as copies:
+        n = len(rows)
+        span = round_up(1 + max(map(rows.position, range(n)))) if n else 0
+        waits = len(engine.scheduler.waiting) > 0 or len(engine.prefill) > 0
+        with grouped_heads(lm) if own else contextlib.nullcontext(), LargestCopies(span, 8) as copies:
             engine.step()
-        if rows is not None and not waits:
-            # A step in which all rows end feeds none.
-            assert copies.heads in (0, 2)
-            seen += copies.heads == 2
+        if n and not waits:
+            assert copies.heads == 2
+            seen += 1
     assert seen > 3

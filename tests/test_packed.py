@@ -5,8 +5,8 @@ import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import nn
 
+from colar.engine.compiled import PackedLinear, can_pack, packed_copy, refresh
 from colar.engine.engine import Engine
-from colar.engine.packed import PackedLinear, can_pack, packed_copy, refresh
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.ops import devices

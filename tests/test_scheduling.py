@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from test_engine import QUESTIONS, Case, same
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
-from colar.engine import reference, shapes
+from colar.engine import reference
 from colar.engine.async_engine import AsyncEngine, apart
-from colar.engine.cache import check
+from colar.engine.cache import check, round_up
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
 from colar.engine.scheduler import COMPANY, PATIENCE, Queued, Scheduler
@@ -304,14 +304,14 @@ def test_both_kinds_of_row_share_one_forward_and_one_head(colar):
         while engine.busy:
             seen.clear()
             heads.clear()
-            rows = engine.running
-            both = rows is not None and 0 < sum(rows.thinks) < len(rows)
+            n = len(engine.running)
+            both = 0 < sum(engine.running.thinks) < n
             engine.step()
             decodes = [shape for shape in seen if shape[1] == 1]
             assert len(decodes) <= 1
             if both:
                 mixed += 1
-                assert heads == [(len(rows),)]
+                assert heads == [(n,)]
     finally:
         handle.remove()
         other.remove()
@@ -329,11 +329,11 @@ def test_slots_grow_and_keep_what_they_hold(colar):
     engine = Engine(colar.lm, colar.method, 4)
     engine.submit(short)
     events = engine.step()
-    columns = engine.cache.shape.columns
+    columns = engine.cache.size.columns
     engine.submit(long)
     while len(engine.running) == 1:
         events += engine.step()
-    assert engine.cache.shape.columns > columns
+    assert engine.cache.size.columns > columns
     found = drain(engine, events)
     same(found["short"], reference.complete(colar.lm, colar.method, short))
     same(found["long"], reference.complete(colar.lm, colar.method, long))
@@ -393,7 +393,7 @@ def test_backbones_that_the_engine_cannot_run(colar):
 
 
 def test_columns_are_rounded_up():
-    assert [shapes.round_up(n) for n in (1, 16, 17)] == [16, 16, 32]
+    assert [round_up(n) for n in (1, 16, 17)] == [16, 16, 32]
 
 
 # Serving

@@ -841,6 +841,6 @@ def test_health_and_unknown_paths(live):
 def test_health_fails_with_an_engine():
     served = serve_model("cot", cot_model())
     with running(served) as live:
-        served.engine._over = RuntimeError("dead")
+        served.engine.closed = True
         assert json.loads(fetch(live, "/health")) == {"status": "failed", "models": ["cot"]}
-        served.engine._over = None
+        served.engine.closed = False

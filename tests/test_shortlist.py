@@ -28,7 +28,8 @@ from transformers import (
 )
 
 from colar.data.example import Example
-from colar.engine import packed, reference
+from colar.engine import reference
+from colar.engine.compiled import packed_copy
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
@@ -159,7 +160,7 @@ def test_rows_are_right_under_an_adapter_and_after_it_is_merged(family: str, tar
 @torch.no_grad()
 def test_a_packed_head_has_rows_too(family: str) -> None:
     lm = liven(tiny_lm(family)).bfloat16().eval()
-    twin = packed.packed_copy(lm)
+    twin = packed_copy(lm)
     hidden = hidden_of(lm).bfloat16()
     rows = twin.head_rows(IDS)
     assert rows.weight_SD is not None

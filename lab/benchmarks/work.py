@@ -188,12 +188,12 @@ def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) 
     thoughts: list[float] = []
     first_token: dict[tuple[str, int], float] = {}
     while engine.busy:
-        rows = 0 if engine.running is None else len(engine.running)
-        waiting = len(engine.scheduler)
+        rows = len(engine.running)
+        waiting = len(engine.scheduler.waiting)
         before = time.perf_counter()
         events = engine.step()
         now = time.perf_counter()
-        nobody_joined = len(engine.scheduler) == waiting
+        nobody_joined = len(engine.scheduler.waiting) == waiting
         if nobody_joined and rows == most_rows:
             steps.append(now - before)
         for event in events:

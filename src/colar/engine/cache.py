@@ -7,14 +7,13 @@
     slot 2   . . . . . . . . .        free
 
 The running rows are slots 0..n-1, so that a decode step reads a slice and copies nothing: when a row ends, the last
-one moves into its slot. What lies right of a row's length is left over from rows before it, and masked.
+one moves into its slot. What lies right of a row's length is left over from earlier rows, and masked.
 
-There are as many slots as rows, and they are as wide as the widest row may become: `shapes.py` chooses, `reserve`
-allocates. An idle engine gives all of it back (`release`).
+There are about as many slots as rows, as wide as the widest row may become: the scheduler chooses the size, `reserve`
+allocates it. An idle engine gives all of it back (`release`).
 
-The engine knows transformers' `Cache` classes in this one place. A backbone's layers call `SlotLayer.update` with
-the keys and values of what is fed. Where these go is settled before the forward, by `SlotCache.at_prefill` or
-`at_decode`, which also give the attention mask.
+A backbone's layers call `SlotLayer.update` with the keys and values of what is fed. Where these are written is set
+before the forward pass by `SlotCache.at_prefill` or `at_decode`, which also return the attention mask.
 
 Shape suffixes: S slots, N rows, H heads, T positions fed, C columns.
 """
@@ -30,22 +29,43 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from colar.engine.shapes import NOTHING, Shape, round_up
 from colar.model import backbones, masks, probes
 
+ROUND_TO = 16
+"""Attention reads columns up to a multiple of this, so that there are few shapes."""
 FED = 3
-"""Positions that a backbone's probe feeds after what it has read."""
+"""Positions that a backbone's check feeds after its prefill."""
+
+
+def round_up(columns: int) -> int:
+    """The next multiple of `ROUND_TO`."""
+    return -(-columns // ROUND_TO) * ROUND_TO
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The allocated size of a layer: slots times columns are positions, of a key and a value for each head."""
+
+    slots: int
+    columns: int
+
+    @property
+    def positions(self) -> int:
+        return self.slots * self.columns
+
+
+EMPTY = CacheSize(0, 0)
 
 
 @dataclass
-class Place:
-    """Where the next forward's keys and values go, and how far its rows can see.
+class SlotMapping:
+    """Where the next forward pass writes keys and values, and which columns its rows read.
 
-    Sizes are those of tensors, which a compiled step takes as symbols; a number of its own would be compiled in.
+    Sizes are those of tensors, which a compiled step takes as symbols; a Python number would be compiled in.
     """
 
     before: Tensor
-    """(2 + first,) where `first` is the first slot: two more, since torch treats sizes of 0 and 1 apart."""
+    """(2 + first,) where `first` is the first slot: two more, because torch specialises sizes of 0 and 1."""
     rows: Tensor
     """(N, 1) slots, from `first` on."""
     columns: Tensor
@@ -53,12 +73,10 @@ class Place:
     seen: Tensor
     """(C,) columns read, 0..C-1."""
 
-    def read(self, kept: Tensor) -> Tensor:
+    def read(self, cached: Tensor) -> Tensor:
         """A layer's keys or values as far as these rows may see them, (N, H, C, d)."""
         first = self.before.shape[0] - 2
-        n_rows = self.rows.shape[0]
-        n_columns = self.seen.shape[0]
-        return kept[first : first + n_rows, :, :n_columns]
+        return cached[first : first + self.rows.shape[0], :, : self.seen.shape[0]]
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -71,26 +89,24 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        shape = self.owner.shape
-        self.keys = self._zeros(key_states, shape)
-        self.values = self._zeros(value_states, shape)
+        self.keys = self._zeros(key_states, self.owner.size)
+        self.values = self._zeros(value_states, self.owner.size)
         self.is_initialized = True
 
-    def _zeros(self, like: Tensor, shape: Shape) -> Tensor:
+    def _zeros(self, like: Tensor, size: CacheSize) -> Tensor:
         """Zeros for all slots, with the heads, width, dtype and device of `like` (N, H, T, d)."""
-        heads, width = like.shape[1], like.shape[3]
-        # Zeros, not what lay in memory: a masked NaN is still a NaN once it is multiplied by 0.
-        size = (shape.slots, heads, shape.columns, width)
-        return self.owner.zeros(size, dtype=like.dtype, device=like.device)
+        # Zeros, not uninitialised memory: a masked NaN is still a NaN once it is multiplied by 0.
+        shape = (size.slots, like.shape[1], size.columns, like.shape[3])
+        return self.owner.zeros(shape, dtype=like.dtype, device=like.device)
 
-    def resize(self, shape: Shape, rows: int) -> None:
-        """Have this shape; the first `rows` slots keep what they hold. An error leaves old or new keys, and values."""
+    def resize(self, size: CacheSize, rows: int) -> None:
+        """Change the size; the first `rows` slots are preserved. An error leaves old or new keys, and values."""
         for name in ("keys", "values"):
             before: Tensor = getattr(self, name)
-            if (before.shape[0], before.shape[2]) == (shape.slots, shape.columns):
+            if (before.shape[0], before.shape[2]) == (size.slots, size.columns):
                 continue
-            after = self._zeros(before, shape)
-            columns = min(before.shape[2], shape.columns)
+            after = self._zeros(before, size)
+            columns = min(before.shape[2], size.columns)
             after[:rows, :, :columns] = before[:rows, :, :columns]
             setattr(self, name, after)
 
@@ -100,54 +116,52 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Write the keys and values of what is fed, (N, H, T, d) each. Returns all that its rows may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        place = self.owner.place
+        mapping = self.owner.mapping
         # Indexed by slot and column, a write has the shape (N, T, H, d).
-        self.keys[place.rows, :, place.columns] = key_states.transpose(1, 2)
-        self.values[place.rows, :, place.columns] = value_states.transpose(1, 2)
-        return place.read(self.keys), place.read(self.values)
+        self.keys[mapping.rows, :, mapping.columns] = key_states.transpose(1, 2)
+        self.values[mapping.rows, :, mapping.columns] = value_states.transpose(1, 2)
+        return mapping.read(self.keys), mapping.read(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.place.seen.shape[0], 0
+        return self.owner.mapping.seen.shape[0], 0
 
     def get_seq_length(self) -> int:
         return 0  # positions are always given
 
     def get_max_length(self) -> int:
-        return self.owner.shape.columns
+        return self.owner.size.columns
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Rows of one backbone that `check` has let pass; the first forward allocates `shape`, `reserve` changes it."""
+    """Rows of one backbone that `check` has let pass; the first forward pass allocates `size`."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         self.config = lm.config.get_text_config()
-        self.shape = NOTHING
+        self.size = EMPTY
         """What every layer has at least."""
         self.zeros: Callable[..., Tensor] = torch.zeros
         """Allocates: all of the cache's memory comes from here."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])
 
-    # Room
+    # Memory
 
-    def reserve(self, shape: Shape, rows: int = 0) -> None:
-        """Have this shape; the first `rows` slots keep what they hold.
+    def reserve(self, size: CacheSize, rows: int = 0) -> None:
+        """Change the size; the first `rows` slots are preserved.
 
-        While a layer is changed, its old keys or values are there beside the new ones. An error, as where memory runs
-        out, leaves a cache in which these rows can continue, and `reserve` may be called again.
+        While a layer is changed, its old keys or values are there beside the new ones. An error, for example where
+        memory runs out, leaves a cache in which these rows can continue, and `reserve` may be called again.
         """
         if not rows:
             self.release()
-        # Layers change one after another. Whatever fails between two of them, all have the smaller of both shapes.
-        slots = min(self.shape.slots, shape.slots)
-        columns = min(self.shape.columns, shape.columns)
-        self.shape = Shape(slots, columns)
+        # Layers change one after another. If one fails, all have at least the smaller of both sizes.
+        self.size = CacheSize(min(self.size.slots, size.slots), min(self.size.columns, size.columns))
         for layer in self._filled():
-            layer.resize(shape, rows)
-        self.shape = shape
+            layer.resize(size, rows)
+        self.size = size
 
     def release(self) -> None:
         """Give all memory back; what is cached is lost."""
-        self.shape = NOTHING
+        self.size = EMPTY
         for layer in self._filled():
             # Copies: a view would keep the memory.
             layer.keys = layer.keys[:0, :, :0].clone()
@@ -155,21 +169,18 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def positions(self) -> int:
-        """Positions that are allocated: those of the largest layer."""
-        most = 0
-        for layer in self._filled():
-            for tensor in (layer.keys, layer.values):
-                most = max(most, tensor.shape[0] * tensor.shape[2])
-        return most
+        """The allocated positions, those of the largest layer."""
+        tensors = [tensor for layer in self._filled() for tensor in (layer.keys, layer.values)]
+        return max((tensor.shape[0] * tensor.shape[2] for tensor in tensors), default=0)
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
         """Copy the first `columns` columns of slots `sources` into slots `targets`."""
         for layer in self._filled():
-            for kept in (layer.keys, layer.values):
-                kept[targets, :, :columns] = kept[sources, :, :columns]
+            for cached in (layer.keys, layer.values):
+                cached[targets, :, :columns] = cached[sources, :, :columns]
 
     def wipe(self, slots: list[int]) -> None:
-        """Forget what failed requests left: a NaN goes through any mask."""
+        """Clear what failed requests have left: a NaN passes through any mask."""
         if not slots:
             return
         for layer in self._filled():
@@ -178,16 +189,16 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def filled(self) -> bool:
-        """Whether it has been allocated once: the first forward does it."""
+        """True once the first forward pass has allocated all layers."""
         return len(self._filled()) == len(self.layers)
 
     def _filled(self) -> list[SlotLayer]:
         return [layer for layer in self.layers if layer.is_initialized]
 
-    # Where the next forward writes, and its mask
+    # The next forward pass
 
     def at_prefill(self, first: int, rows: int, start: int, length: int, like: Tensor) -> Any:
-        """Prepare a forward of `length` positions a row: `rows` slots from `first` on, columns from `start` on.
+        """Prepare a forward pass of `length` positions a row: `rows` slots from `first` on, columns from `start` on.
 
         Returns its attention mask, in the dtype and on the device of `like`.
         """
@@ -199,35 +210,30 @@ class SlotCache(Cache):  # type: ignore[misc]
         device = like.device
         columns_NT = torch.arange(start, start + length, device=device).expand(rows, -1)
         slots_N1 = torch.arange(first, first + rows, device=device)[:, None]
-        self._put(first, slots_N1, columns_NT, start + length)
-        return self._mask(columns_NT, like)
+        return self._prepare(first, slots_N1, columns_NT, start + length, like)
 
-    def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0, first: int = 0) -> Any:
-        """Prepare a forward of one position a row: N slots from `first` on, each at its own column of `position_N`.
+    def at_decode(self, position_N: Tensor, span: int, like: Tensor, copies: int = 0) -> Any:
+        """Prepare a forward pass of one position a row: the first N slots, each at its own column of `position_N`.
 
-        Columns are below `span`. The last `copies` rows are only there for their shape: they write into the last slot,
-        which nobody reads then. Returns the attention mask, in the dtype and on the device of `like`.
+        Columns are below `span`. The last `copies` rows only fill up the shape: they write into the last slot, which
+        nothing reads then. Returns the attention mask, in the dtype and on the device of `like`.
         """
         # at_decode(position_N=[4, 2]), w is written:
         #
         #     slot 0   q q q l w        sees columns 0..4
         #     slot 1   q q w            sees columns 0..2
         n_rows = position_N.shape[0]
-        slots_N1 = torch.arange(first, first + n_rows, device=like.device)[:, None]
-        slots_N1[n_rows - copies :] = self.shape.slots - 1
-        self._put(first, slots_N1, position_N[:, None], round_up(span))
-        return self._mask(position_N[:, None], like)
+        slots_N1 = torch.arange(n_rows, device=like.device)[:, None]
+        slots_N1[n_rows - copies :] = self.size.slots - 1
+        return self._prepare(0, slots_N1, position_N[:, None], round_up(span), like)
 
-    def _put(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int) -> None:
-        # The numbers are in nobody's use, the size is: see `Place`.
-        device = columns_NT.device
-        before = torch.empty(2 + first, device=device)
-        seen_C = torch.arange(span, device=device)
-        self.place = Place(before, slots_N1, columns_NT, seen_C)
-
-    def _mask(self, query_NT: Tensor, like: Tensor) -> Any:
-        """Additive masks (N, 1, T, C): a dict by type of layer where there are windows, else the one of all layers."""
-        behind_NTC = query_NT[..., None] - self.place.seen
+    def _prepare(self, first: int, slots_N1: Tensor, columns_NT: Tensor, span: int, like: Tensor) -> Any:
+        """Set the slot mapping. Returns masks (N, 1, T, C): a dict by type of layer where there are windows."""
+        # Only the size of `before` is used: see `SlotMapping`.
+        before = torch.empty(2 + first, device=like.device)
+        seen_C = torch.arange(span, device=like.device)
+        self.mapping = SlotMapping(before, slots_N1, columns_NT, seen_C)
+        behind_NTC = columns_NT[..., None] - seen_C
         return masks.additive(self.config, behind_NTC >= 0, behind_NTC, like)
 
 
@@ -243,7 +249,7 @@ def check(lm: PreTrainedModel) -> None:
 
 
 def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Hidden states of a short row that runs beside a long one, (T, D), and of the same row by itself.
+    """Hidden states of a short row that runs beside a long one, (T, D), and of the same row in isolation.
 
     The long one ends where the context does, by its positions: its cache is short. Rotary embeddings that follow the
     largest position of a batch would change the short one.
@@ -253,10 +259,8 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     theirs_NTD = lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
     limit = backbones.context_of(lm.config.get_text_config()).length
     ahead_N = torch.tensor([0 if limit == backbones.UNLIMITED else limit - length, 0], device=lm.device)
-
-    # As the engine does it: both are read at once, what the short row has behind its question is padding.
     cache = SlotCache(lm)
-    cache.reserve(Shape(slots=n, columns=round_up(length)))
+    cache.reserve(CacheSize(slots=n, columns=round_up(length)))
 
     def forward(embeds: Tensor, mask: Any, position: Tensor) -> Tensor:
         output = lm.base_model(
@@ -269,6 +273,7 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
         hidden: Tensor = output.last_hidden_state
         return hidden
 
+    # Both are prefilled at once, as in the engine: what the short row has behind its question is padding.
     long = length - FED
     mask = cache.at_prefill(0, n, 0, long, embeds_NTD)
     forward(embeds_NTD[:, :long], mask, torch.arange(long, device=lm.device) + ahead_N[:, None])

@@ -1,52 +1,60 @@
 """The latent engine: continuous batching for models that feed embeddings back.
 
-Requests join and leave at any step. All running rows, thinking or answering, share one forward of one position each:
-what a row feeds (a latent, a token of a chain, the separator that ends its thinking, a token of the answer) is an
-embedding like any other, and goes into the row's own next column of the cache (`cache.py`).
+Requests join and leave at any step. All running rows, thinking or answering, share one forward pass of one position
+each: what a row feeds (a latent, a token of a chain, the separator that ends its thinking, a token of the answer) is
+an embedding like any other, and is written into the row's own next column of the cache.
 
     step       1    2    3    4    5    6
     row 0      l1   l2   ###  a    EOS           thinks twice, then answers
     row 1      l1   ###  a    EOS                thinks once
-    row 2                          l1   l2 ...   waited for a slot (`scheduler.py`)
+    row 2                          l1   l2 ...   waited for a slot
 
-Questions are read apart from that, several at once, right-padded, long ones in chunks between steps; one that is
-running or has just been read is not read again for its other samples. `step` does one round and returns its events;
-`stream` yields events until nothing is left, `generate` folds over it, `async_engine.py` serves. `core.py` has what a
-step does, and how a request that fails fails alone.
+    step = decode (runner.py)  ->  admit (scheduler.py)  ->  prefill (prefill.py)  ->  choose (step.py)
+
+`step` does one round and returns its events; `stream` yields events until nothing is left, `generate` folds over it,
+`async_engine.py` serves.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection, Iterable, Iterator
+
+import torch
 
 from colar import checks
-from colar.engine.cache import SlotCache
-from colar.engine.core import EngineCore, evaluating
+from colar.engine.cache import EMPTY, SlotCache
+from colar.engine.prefill import Prefill
 from colar.engine.request import Completion, Event, Request, check, fold, prompt_ids
+from colar.engine.rows import Rows
 from colar.engine.runner import Runner
-from colar.engine.running import Running
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
+from colar.engine.step import CachedHeadRows, choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 __all__ = ["Engine", "QueueFull", "evaluating"]
 
 PREFILL_CHUNK = 2048
-"""Positions of questions that are read between two steps, padding included."""
+"""Positions of prefill between two decode steps, padding included."""
+ALONE = 3
+"""A request fails when memory has run out this often with no other request running."""
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
+"""Messages of errors that have no class of their own: allocators of CPUs, and cuBLAS."""
 
 
 class Engine:
     """Answers requests with one model and its method.
 
     `max_batch` rows run at a time, in at most `token_budget` positions of the cache (None: as many as they need);
-    `max_waiting` bounds the queue (None: no bound). Rows that run wait for at most `prefill_chunk` positions of
-    questions before their next step. With `compile` forwards are compiled when they are first taken, which lasts a
-    minute or two (less when it was done before), and bfloat16 weights on a CPU are kept twice, the second time as
-    its matrix units read them; it pays from some thousand steps on, results/speed/generate has figures. With
-    `cuda_graphs` steps are recorded as CUDA graphs (`graphs.py`): no GPU has run that, and a CPU gains nothing by it.
-    Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose
-    attention the engine does not know.
+    `max_waiting` bounds the queue (None: no bound). Running rows wait for at most `prefill_chunk` positions of
+    questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
+    minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
+    layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` steps are recorded as CUDA
+    graphs: no GPU has run that, and a CPU gains nothing by it. Weights may be trained in place between two calls, not
+    while requests run. ValueError for a backbone whose attention the engine does not know.
     """
 
     def __init__(
@@ -64,33 +72,32 @@ class Engine:
             raise ValueError("an engine has compile or cuda_graphs, not both")
         checks.check_number("prefill_chunk", prefill_chunk, 1, whole=True)
         self.scheduler = Scheduler(max_batch, token_budget, max_waiting, spare=compile, filled=cuda_graphs)
-        runner = Runner(lm, compile, max_batch, cuda_graphs)
-        self.lm = runner.lm
+        self.runner = Runner(lm, compile, max_batch, cuda_graphs)
+        self.lm = self.runner.lm
         self.method = method
-        self.core = EngineCore(runner, method, self.scheduler, prefill_chunk)
+        self.prefill_chunk = prefill_chunk
+        self.prefill = Prefill()
+        self.running = Rows.start([], torch.empty(0, self.lm.width, device=self.lm.device), {}, 0.0)
+        self._head_rows = CachedHeadRows(self.lm)
+        self._events: list[Event] = []
         self._n_requests = 0
-
-    @property
-    def running(self) -> Running | None:
-        """The running rows."""
-        return self.core.batch.running
 
     @property
     def cache(self) -> SlotCache:
         """Keys and values of the running rows."""
-        return self.core.batch.cache
+        return self.runner.cache
 
-    # The queue
+    # Requests
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits, or was not said yet."""
-        return self.core.busy
+        """True while a request waits, is in prefill or runs."""
+        return bool(self.scheduler.waiting) or len(self.prefill) > 0 or len(self.running) > 0
 
     def submit(self, request: Request) -> int:
         """Put a request into the queue. Returns its number, which its events have too.
 
-        ValueError where it cannot be run, QueueFull where `max_waiting` others wait.
+        ValueError if it cannot be run, QueueFull if `max_waiting` others wait.
         """
         entry = self._enter(request)
         self.scheduler.add(entry)
@@ -106,12 +113,29 @@ class Engine:
         return entry
 
     def cancel(self, request: Request) -> bool:
-        """Forget a request, this very object, waiting or running. No event follows. False where it is not here."""
-        return self.core.cancel(request)
+        """Remove a request, this very object, waiting or running. No event follows. False if it is not here."""
+        found = self.scheduler.cancel(request) | self.prefill.cancel(request)
+        rows = [i for i, entry in enumerate(self.running.entries) if entry.request is request]
+        self.cache.wipe(rows)
+        self._release(rows)
+        self._rest()
+        return found or bool(rows)
 
     def clear(self) -> None:
-        """Forget all requests, waiting or running."""
-        self.core.clear()
+        """Remove all requests, waiting or running."""
+        self.scheduler.waiting.clear()
+        self._drop_started()
+        self._rest()
+
+    def _drop_started(self) -> None:
+        """Remove all requests that have started."""
+        self.prefill = Prefill()
+        self.running.keep([])
+
+    def _rest(self) -> None:
+        """Give memory back if there is nothing left to do."""
+        if not self.busy:
+            self.cache.release()
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Completions in the order of the requests. Raises as `stream` does."""
@@ -119,38 +143,201 @@ class Engine:
         return sorted(completions, key=lambda completion: completion.number)
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
-        """Events of all requests as they happen. All are checked before the first forward.
+        """Events of all requests as they happen. All are checked before the first forward pass.
 
-        They wait outside the queue, whatever its bound. Closing the stream cancels what is left of them. A request
-        whose step raised does not finish; when all others have, its error is raised (the first, where there are
-        several). RuntimeError where other requests run or wait: their events would come out here.
+        Closing the stream cancels what is left of them. `max_waiting` does not bound them. A request whose step raised
+        does not finish; when all others have, its error is raised (the first, if there are several). RuntimeError if
+        other requests run or wait: their events would come out here.
         """
         if self.busy:
             raise RuntimeError("the engine is busy with other requests: use step, or an AsyncEngine")
-        outside = deque([self._enter(request) for request in requests])
-        unfinished = {entry.number: entry.request for entry in outside}
+        self.scheduler.waiting.extend([self._enter(request) for request in requests])
         failed: Exception | None = None
         try:
-            while outside or self.busy:
-                while outside and len(self.scheduler) < self.scheduler.room:
-                    self.scheduler.add(outside.popleft())
+            while self.busy:
                 for event in self.step():
-                    if event.kind == "finished":
-                        unfinished.pop(event.number, None)
                     if event.error is None:
                         yield event
                     else:
                         failed = failed or event.error
         finally:
-            # Also where the caller closes the stream: whoever uses the engine next finds it idle.
-            for request in unfinished.values():
-                self.cancel(request)
+            # Also if the caller closes the stream: the next caller finds the engine idle.
+            self.clear()
         if failed is not None:
             raise failed
 
-    def step(self) -> list[Event]:
-        """Admit requests, read a chunk, choose each row's next input, release rows that end, feed the others.
+    # A step
 
-        Returns one step's events. A request whose step raises finishes with the error, and the others go on.
+    @torch.no_grad()
+    def step(self) -> list[Event]:
+        """Feed what was chosen, admit and prefill requests, choose each row's next input; rows that end leave.
+
+        Returns what has happened. A request whose step raises finishes with the error, and the others go on.
         """
-        return self.core.step()
+        self._events = []
+        with evaluating(self.lm):
+            try:
+                self._decode()
+                self._admit()
+                self.prefill.run(self.runner, self.method, self.running)
+                self._choose()
+            except Exception as error:
+                self._recover(error)
+            except BaseException:
+                # An interrupt may have left the rows between two states.
+                self._drop_started()
+                raise
+        self._rest()
+        return self._events
+
+    def _decode(self) -> None:
+        """Feed every row what the last step has chosen for it."""
+        rows = self.running
+        if not len(rows) or rows.next_ND is None:
+            return
+        started = time.perf_counter()
+        span = 1 + max(map(rows.position, range(len(rows))))
+        rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
+        rows.charge(time.perf_counter() - started)
+        self.scheduler.ease()
+
+    def _admit(self) -> None:
+        """Start prefill of the requests whose turn it is, unless others are in prefill."""
+        rows = self.running
+        if len(self.prefill) or not self.scheduler.waiting:
+            return
+        admitted = self.scheduler.admit(len(rows), rows.widest)
+        if not admitted:
+            return
+        self.prefill = Prefill(admitted, rows, self.prefill_chunk)
+        if not len(rows):
+            # The weights may have been trained since the last requests.
+            self.runner.refresh()
+            self._head_rows.clear()
+        widest = max(rows.widest, *(entry.positions for entry in admitted))
+        size = self.scheduler.grown(self.cache.size, len(rows) + len(admitted), widest)
+        self.cache.reserve(size, len(rows))
+
+    def _choose(self) -> None:
+        """Choose what each row feeds next; rows that end leave."""
+        rows = self.running
+        if not len(rows):
+            return
+        started = time.perf_counter()
+        chosen = choose(self.lm, self.method, rows, self._head_rows)
+        rows.next_ND = chosen.embeds_ND
+        rows.charge(time.perf_counter() - started)
+        self._events += chosen.events
+        for i, reason in chosen.ended.items():
+            self._finish(rows.entries[i], reason, rows.cut[i], rows.seconds[i])
+        # What a row leaves in its slot is masked for the next one, but a NaN passes through any mask.
+        self.cache.wipe([i for i, reason in chosen.ended.items() if reason == "error"])
+        self._release(chosen.ended)
+
+    def _finish(
+        self, entry: Queued, reason: str, cut: bool, seconds: float = 0.0, error: Exception | None = None
+    ) -> None:
+        """Report that a request has ended."""
+        truncated = cut or reason != "stop"
+        event = Event(entry.request, "finished", reason=reason, truncated=truncated, seconds=seconds)
+        self._events.append(dataclasses.replace(event, error=error, number=entry.number))
+
+    # A step that raises
+    #
+    #     rows       a b c d e f g h          the step of all of them raises
+    #                a b c d                  the others are preempted: they wait again
+    #                a b                      it raises once more
+    #                a                        raises alone: it ends with its error, and the others start anew
+    #
+    # A step that raises has changed nothing, and draws are a function of a request's seed and its step. So requests
+    # that start anew come to the same answers, and what they have reported already they do not report again.
+
+    def _recover(self, error: Exception) -> None:
+        """Go on with fewer requests, or without the one that raised alone."""
+        current, self.prefill.current = self.prefill.current, []
+        if out_of_memory(error):
+            # The error's frames hold tensors: the very memory that is needed now.
+            error.__traceback__ = None
+            started = [*self.running.entries, *self.prefill.entries]
+            if len(started) == 1 and started[0].alone + 1 >= ALONE:
+                self._fail(started[0], error)
+            else:
+                self._preempt()
+        elif len(current or self.running) == 1:
+            self._fail((current or self.running.entries)[0], error)
+            self.scheduler.squeezed = None
+        elif current:
+            self.prefill.isolated = True
+        else:
+            self._preempt()
+
+    def _preempt(self) -> None:
+        """Have the requests in prefill wait again, or else the newest half of the rows, and halve the budget."""
+        rows, stopped = self.running, self.prefill.entries
+        n_started = len(rows) + len(stopped)
+        widest = max(rows.widest, *(entry.positions for entry in stopped), 0)
+        self.scheduler.squeeze(self.scheduler.least(n_started, widest).positions)
+        self.prefill = Prefill()
+        if not stopped:
+            by_age = sorted(range(len(rows)), key=lambda i: rows.entries[i].number)
+            newest = by_age[len(by_age) // 2 :]
+            stopped = [rows.preempted(i) for i in newest]
+            self._release(newest)
+        if n_started == 1:
+            stopped = [dataclasses.replace(stopped[0], alone=stopped[0].alone + 1)]
+        self.scheduler.put_back(stopped)
+        try:
+            self.cache.reserve(
+                self.scheduler.least(len(rows), rows.widest) if len(rows) else EMPTY, len(rows)
+            )
+        except Exception as error:
+            self._stop_rows(error)
+        if self.lm.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _release(self, done: Collection[int]) -> None:
+        """Remove these rows."""
+        try:
+            self.running.release(done, self.cache)
+        except Exception as error:
+            self._stop_rows(error, done)
+
+    def _stop_rows(self, error: Exception, done: Collection[int] = ()) -> None:
+        """Have all rows but those that are done wait again, because there was no memory even to move them."""
+        if not out_of_memory(error):
+            raise error
+        rows = self.running
+        self.scheduler.put_back([rows.preempted(i) for i in range(len(rows)) if i not in done])
+        rows.keep([])
+        self.cache.release()
+
+    def _fail(self, entry: Queued, error: Exception) -> None:
+        """End a request, in prefill or the only row, with the error that it raised."""
+        self._finish(entry, "error", cut=False, error=error)
+        if entry in self.running.entries:
+            self.running.keep([])
+        self.prefill.remove([entry.number])
+        # What it has left may be NaN, and so may what there is of a long question: that starts anew.
+        self.prefill.restart()
+        self.cache.wipe(list(range(len(self.running), self.cache.size.slots)))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True if memory ran out, on any device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def evaluating(lm: LatentLM) -> Iterator[None]:
+    """Switch dropout off inside the block, and restore the model's mode after it."""
+    training = lm.training
+    if training:
+        lm.eval()
+    try:
+        yield
+    finally:
+        if training:
+            lm.train()

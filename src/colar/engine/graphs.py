@@ -1,7 +1,7 @@
-"""Decode steps as CUDA graphs: a step's thousand small kernels are started by one call. Off by default.
+"""Decode steps as CUDA graphs: one call starts the thousand small kernels of a step. Off by default.
 
-A graph reads and writes at fixed places, for one shape. So the rows of a step are filled up to one of a few numbers,
-the columns read to one of a few widths, and what is fed is copied to where the graph reads it.
+A graph reads and writes at fixed addresses, for one shape. So the rows of a step are filled up to one of a few
+numbers, the columns that are read to one of a few widths, and what is fed is copied to where the graph reads it.
 
     rows that run     rows of the graph      columns that are read
     1                 1                      64
@@ -9,12 +9,12 @@ the columns read to one of a few widths, and what is fed is copied to where the 
     3, 4              4                      256
     5 .. 8            8                      ...
 
-Rows that fill up are copies of the first one: they write into the last slot, which nobody reads. A graph belongs to the
-tensors that it was recorded with: where the cache or the weights lie elsewhere, or an adapter is folded in, all are
-recorded anew.
+Rows that fill up are copies of the first one: they write into the last slot, which nothing reads. A graph belongs to
+the tensors that it was recorded with: if the cache or the weights have moved, or an adapter is folded in, all graphs
+are recorded anew.
 
-No GPU has run this. On a CPU the same copies are made, and the forward is called where a graph would be replayed: tests
-compare that with the plain step.
+No GPU has run this. On a CPU the same copies are made, and the forward pass is called where a graph would be replayed:
+tests compare that with the plain step.
 
 Shape suffixes: N rows, C columns, D width.
 """
@@ -29,13 +29,18 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
-from colar.engine.cache import Place, SlotCache
+from colar.engine.cache import SlotCache, SlotMapping
 from colar.model.latent_lm import LatentLM
 
 NARROWEST = 64
 """Columns of the narrowest graph."""
 WARM_UP = 2
 """Forwards before one is recorded: libraries make their workspaces in the first."""
+
+
+def rows_of(rows: int, most: int) -> int:
+    """The rows of the graph for this many: the next power of 2, at most `most`."""
+    return min(most, 1 << (rows - 1).bit_length())
 
 
 def columns_of(span: int, most: int) -> int:
@@ -50,7 +55,7 @@ class Recorded:
     embeds_N1D: Tensor
     position_N1: Tensor
     mask: Any
-    place: Place
+    mapping: SlotMapping
     replay: Callable[[], Tensor]
     """Runs it on what those tensors hold. Returns the hidden states (N, 1, D), which the next replay overwrites."""
 
@@ -61,38 +66,31 @@ class GraphedHidden:
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
         self.recorded: dict[tuple[int, int], Recorded] = {}
-        self._cache_at: list[int] = []
+        self._addresses: list[int] = []
         self._model: Any = None
         self._pool: Any = None
 
     def __call__(self, embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states, (N, 1, D)."""
-        # The first forward allocates the cache; questions are read in any shape; rows are fed apart after a failure.
-        first = cache.place.before.shape[0] - 2
-        if not cache.filled or embeds_N1D.shape[1] > 1 or first:
-            return self.lm.hidden(embeds_N1D, mask, position_N1, cache)
-        lies_at = [tensor.data_ptr() for layer in cache.layers for tensor in (layer.keys, layer.values)]
-        if lies_at != self._cache_at:
+        addresses = [tensor.data_ptr() for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        if addresses != self._addresses:
             self.recorded.clear()
-            self._cache_at = lies_at
-        key = (embeds_N1D.shape[0], cache.place.seen.shape[0])
+            self._addresses = addresses
+        key = (embeds_N1D.shape[0], cache.mapping.seen.shape[0])
         if key not in self.recorded:
             self.recorded[key] = self._record(embeds_N1D, mask, position_N1, cache)
         graph = self.recorded[key]
         graph.embeds_N1D.copy_(embeds_N1D)
         graph.position_N1.copy_(position_N1)
-        for kept, now in zip(_masks(graph.mask), _masks(mask), strict=True):
-            kept.copy_(now)
-        graph.place.rows.copy_(cache.place.rows)
-        graph.place.columns.copy_(cache.place.columns)
+        for own, given in zip(_masks(graph.mask), _masks(mask), strict=True):
+            own.copy_(given)
+        graph.mapping.rows.copy_(cache.mapping.rows)
+        graph.mapping.columns.copy_(cache.mapping.columns)
         # A copy: the next graph may use the same memory.
         return graph.replay().clone()
 
     def refresh(self) -> None:
-        """Drop all graphs where the weights lie elsewhere now, or an adapter was folded in or taken out.
-
-        Weights that were trained where they lie need nothing.
-        """
+        """Drop all graphs if the weights have moved, or an adapter was folded in or taken out."""
         weights = [weight.data_ptr() for weight in self.lm.causal_lm.parameters()]
         adapted = [module for module in self.lm.lm.modules() if isinstance(module, BaseTunerLayer)]
         model = (weights, [module.merged for module in adapted])
@@ -103,20 +101,20 @@ class GraphedHidden:
     def _record(self, embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> Recorded:
         """Record the forward of this shape; tensors of its own take the place of those given."""
         embeds, position = embeds_N1D.clone(), position_N1.clone()
-        kept_mask = (
+        own_mask = (
             {name: value.clone() for name, value in mask.items()} if isinstance(mask, dict) else mask.clone()
         )
-        now = cache.place
-        # Sizes say where a place is, so two of its tensors are never written.
-        place = Place(now.before, now.rows.clone(), now.columns.clone(), now.seen)
+        now = cache.mapping
+        # Of two of its tensors only the size is used, so they are never written.
+        mapping = SlotMapping(now.before, now.rows.clone(), now.columns.clone(), now.seen)
 
         def forward() -> Tensor:
-            cache.place = place
-            return self.lm.hidden(embeds, kept_mask, position, cache)
+            cache.mapping = mapping
+            return self.lm.hidden(embeds, own_mask, position, cache)
 
         if embeds.device.type != "cuda":
-            return Recorded(embeds, position, kept_mask, place, forward)
-        return Recorded(embeds, position, kept_mask, place, self._capture(forward))
+            return Recorded(embeds, position, own_mask, mapping, forward)
+        return Recorded(embeds, position, own_mask, mapping, self._capture(forward))
 
     def _capture(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """The forward as a CUDA graph. It writes the same keys and values each time."""

@@ -1,7 +1,7 @@
 """The reference: one request, no cache, no batch. Every step is a full forward over all that was fed so far.
 
-Read this first: it is what thinking means here. The engine (`engine.py`) must give the same tokens for any batch;
-tests/test_engine.py compares the two.
+Read this first: it defines what thinking means here. The engine (`engine.py`) must give the same tokens for any
+batch; tests/test_engine.py compares the two.
 
     fed       q  q  q ###   l1   l2  ###   a1   a2           embeddings, one a position
                        |     |    |    |    |    |
@@ -43,7 +43,7 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
     # Thinking: each thought is fed back, until the method stops or the limit cuts it.
     cut = True
     for step in range(request.decoding.max_latents):
-        state = look(lm, request, begun, fed_1TD, step)
+        state = think_state(lm, request, begun, fed_1TD, step)
         thought = method.think(lm, state)
         info = {name: column[0] for name, column in thought.info.items()} if request.keep_latents else {}
         if thought.done.item():
@@ -51,18 +51,18 @@ def stream(lm: LatentLM, method: Method, request: Request) -> Iterator[Event]:
             if request.keep_latents:
                 yield Event(request, "stop", info=info)
             break
-        # A latent may be of more precision than what the model reads.
+        # A latent may have a wider dtype than the model.
         fed_1TD = torch.cat([fed_1TD, thought.embeds[:, None].to(fed_1TD.dtype)], dim=1)
         kept = thought.embeds[0] if request.keep_latents else None
         yield Event(request, "thought", int(thought.token_ids), embed=kept, info=info)
 
-    # Answering: the separator is fed whoever ended the thinking, then each token that was chosen.
+    # Answering: the separator is fed, whether the method or the limit ended the thinking, then each chosen token.
     token_id = lm.template.separator_id
     reason = "length"
     for _ in range(request.decoding.max_completion_length):
         fed_1TD = torch.cat([fed_1TD, embed(lm, [token_id])], dim=1)
         step = fed_1TD.shape[1] - len(question_ids)
-        state = look(lm, request, begun, fed_1TD, step)
+        state = think_state(lm, request, begun, fed_1TD, step)
         token_1 = sample_tokens(state.logits(), state.temperature, state.top_p, state.uniform())
         logp_1 = token_logps(state.logits(), state.temperature, token_1)
         token_id = int(token_1)
@@ -79,8 +79,10 @@ def embed(lm: LatentLM, ids: list[int]) -> Tensor:
     return lm.embed(torch.tensor([ids], device=lm.device))
 
 
-def look(lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tensor, step: int) -> ThinkState:
-    """Run the model over all that was fed: the state of a batch of one row, `step` embeddings after the question."""
+def think_state(
+    lm: LatentLM, request: Request, begun: dict[str, Tensor], fed_1TD: Tensor, step: int
+) -> ThinkState:
+    """Run the model over all that was fed. The state of a batch of one row, `step` embeddings after the question."""
 
     device = fed_1TD.device
 

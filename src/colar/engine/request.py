@@ -20,15 +20,14 @@ from colar.model.latent_lm import LatentLM
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 TEMPERATURES = (1e-6, 100)
-"""Least and most of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32.
-"""
+"""Bounds of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32."""
 MOST_TOP = 20
-"""Likeliest tokens that a request may ask for, OpenAI's limit."""
+"""The most likeliest tokens per answer token, OpenAI's limit."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How thoughts and tokens are drawn, and where they are cut."""
+    """Settings of how thoughts and tokens are drawn, and where they are cut."""
 
     temperature: float = 0.0
     """Divides the logits, for stop decisions and tokens alike; 0 takes the most probable. 0, or in `TEMPERATURES`."""
@@ -37,7 +36,7 @@ class Decoding:
     latent_temperature: float = 0.0
     """Multiplies the latent head's sigma, or divides the logits of a sequential thought's tokens; 0: no draw."""
     max_latents: int = 128
-    """Most embeddings between the two separators (a CoT's tokens too); the answer is then asked for."""
+    """Most embeddings between the two separators (a CoT's tokens too); the answer follows then."""
     max_completion_length: int = 64
     """Most tokens of the answer."""
 
@@ -57,7 +56,7 @@ class Decoding:
 
     @property
     def positions(self) -> int:
-        """Most positions that a row comes to need after its question: thoughts, separator, answer."""
+        """The most positions that a row may need after its question: thoughts, separator, answer."""
         return self.max_latents + 1 + self.max_completion_length
 
 
@@ -69,7 +68,7 @@ DECODINGS = {"greedy": GREEDY, "sampled": SAMPLED}
 
 @dataclass(frozen=True)
 class Request:
-    """One question to be answered once. `seed` and `sample` fix every draw, whoever the batch mates are."""
+    """One question to be answered once. `seed` and `sample` fix every draw, in any batch."""
 
     id: str
     question: str
@@ -78,9 +77,9 @@ class Request:
     seed: int = 0
     sample: int = 0
     keep_latents: bool = False
-    """Return the embeddings that were fed, what the method says of each, and the log-probs of what was chosen."""
+    """Return the embeddings that were fed, the method's info on each, and the log-probs of what was chosen."""
     top_logprobs: int = 0
-    """How many of the likeliest tokens each answer token has beside it, up to `MOST_TOP`; needs `keep_latents`."""
+    """Likeliest tokens that are reported with each answer token, up to `MOST_TOP`; needs `keep_latents`."""
 
 
 def answer_key(request: Request, model: Mapping[str, Any]) -> str:
@@ -88,7 +87,7 @@ def answer_key(request: Request, model: Mapping[str, Any]) -> str:
 
     `model` names what the request does not: the checkpoint's digest, and how it is loaded (JSON values).
     """
-    asked = {
+    fields = {
         "id": request.id,
         "question": request.question,
         "params": dataclasses.asdict(request.params),
@@ -97,17 +96,17 @@ def answer_key(request: Request, model: Mapping[str, Any]) -> str:
         "sample": request.sample,
         "model": dict(model),
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a request.
+    """A thing that happened to a request.
 
     thought     an embedding was emitted while thinking: `token_id` (-1 for a latent), `embed` (D,) and `info`
     stop        the method ended the thinking: `info`
     token       an answer token, EOS included: `token_id`, `info["logp"]` at the request's temperature, before top-p;
-                `info["top_ids"]` and `info["top_logps"]` (K,), where the request asks for `top_logprobs`
+                `info["top_ids"]` and `info["top_logps"]` (K,), if the request sets `top_logprobs`
     finished    no event follows: `reason`, `truncated`, the request's share of wall-clock `seconds`
 
     `embed`, `info` and the stop come only where the request keeps latents.
@@ -122,11 +121,11 @@ class Event:
     truncated: bool = False
     seconds: float = 0.0
     error: Exception | None = None
-    """What a step of this request raised: it finished with reason "error"."""
+    """The error that a step of this request raised: it finished with reason "error"."""
     number: int = 0
-    """Tells requests apart that are alike: an engine counts those that it is given, from 0."""
+    """The engine's number of the request, from 0: equal requests differ in it."""
     at: float = field(default_factory=time.perf_counter, compare=False)
-    """When it happened (`time.perf_counter`): its reader may come to it later."""
+    """The time of the event (`time.perf_counter`), which may be received later."""
 
 
 class TooLong(ValueError):
@@ -134,7 +133,7 @@ class TooLong(ValueError):
 
 
 class NonFiniteError(FloatingPointError):
-    """What the model computed is NaN or infinite: a loss, a gradient, or the hidden state of a request."""
+    """A loss, a gradient or the hidden state of a request is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class Completion:
     thought_ids: list[int]
     """The tokens of the thoughts, -1 for a latent."""
     truncated: bool
-    """Whether the thinking or the answer met its limit."""
+    """True if the thinking or the answer met its limit."""
     reason: str
     """"stop": the answer ended by itself; "length": its limit did; "error": the model's numbers were not finite, or a
     step raised."""
@@ -159,13 +158,13 @@ class Completion:
     seconds: float
     """The request's share of wall-clock time."""
     error: Exception | None = None
-    """What a step of this request raised."""
+    """The error that a step of this request raised."""
     latents: Tensor | None = None
-    """The thoughts, (K, D); drawn latents in float32, whatever the dtype is in which the model reads them."""
+    """The thoughts, (K, D); drawn latents in float32, whatever the model's dtype is."""
     info: list[Mapping[str, Tensor]] = field(default_factory=list)
     """The method's own quantities of each thought."""
     stop_info: Mapping[str, Tensor] = field(default_factory=dict)
-    """The same of the stop, where the method ended the thinking itself."""
+    """The same of the stop, if the method ended the thinking itself."""
     token_logps: list[float] = field(default_factory=list)
     """Log-probs of the answer's tokens, EOS included."""
 
@@ -175,7 +174,7 @@ class Completion:
         return len(self.thought_ids)
 
     def require_finite(self, where: str = "") -> None:
-        """Raise NonFiniteError where the engine ended the request for its numbers: that is no answer to be judged."""
+        """Raise NonFiniteError if the engine ended the request with an error: there is no answer to judge."""
         if self.reason == "error":
             where = where and f"{where}: "
             raise NonFiniteError(f"{where}the model's numbers for {self.request.id} are not finite")
@@ -193,7 +192,7 @@ def fold(lm: LatentLM, events: Iterable[Event]) -> Iterator[Completion]:
 
 
 def _complete(lm: LatentLM, events: Sequence[Event]) -> Completion:
-    """The completion of one request from its events, of which the last says that it finished."""
+    """The completion of one request from its events, of which the last is "finished"."""
     *before, finished = events
     thoughts = [event for event in before if event.kind == "thought"]
     tokens = [event for event in before if event.kind == "token"]
@@ -246,7 +245,7 @@ def check(method: Method, request: Request) -> None:
             raise ValueError(
                 f"params must be {method.Params.__name__}, those of method {method.name}, got {request.params!r}"
             )
-        # Its warnings are for whoever chose the params: a command line, a server.
+        # Its warnings are for those who choose the params: a command line, a server.
         method.trained(request.params)
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error

@@ -1,17 +1,17 @@
-"""Which requests wait and which may run: first come, first served, within slots and a budget of positions.
+"""Which requests wait and which run: first come, first served, within slots and a budget of positions.
 
-A request is admitted when there is a slot for it and the positions of the cache with it (`shapes.py`) are within the
-budget. Slots are as wide as the widest row, so n rows cost n times that:
+A request is admitted when there is a slot for it and the positions of the cache with it are within the budget. Slots
+are as wide as the widest row may become, rounded up, so n rows cost n times that:
 
     budget 150    running    15 and 30 positions     2 x 32 = 64
                   first      40                      3 x 48 = 144    admitted
                   second     12                      4 x 48 = 192    waits
 
-Where memory runs out, the budget is halved for a while (`squeeze`), and rows that the engine stops come back to the
-front of the queue.
+If memory runs out, the newest requests are preempted: they wait at the front of the queue, and the budget is halved
+for a while (`squeeze`).
 
-Freed slots are filled a few at a time, since a forward over one question reads as many weights as one over several;
-nobody waits longer than `PATIENCE` steps for company.
+Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
+no request waits longer than `PATIENCE` steps for others to share its prefill.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from colar import checks
+from colar.engine.cache import ROUND_TO, CacheSize, round_up
+from colar.engine.graphs import rows_of
 from colar.engine.request import Request
-from colar.engine.shapes import Shapes
 
 PATIENCE = 8
 """Steps that the first in the queue waits at a free slot for others to share its prefill."""
@@ -32,6 +33,8 @@ RECOVERY = 64
 """Steps after which a budget that was halved is doubled again."""
 PLENTY = 2**40
 """Positions that no machine has memory for."""
+HOLD = 4
+"""Slots or columns beyond this many times what is needed are given back while rows run."""
 
 
 class QueueFull(RuntimeError):
@@ -45,19 +48,24 @@ class Queued:
     number: int
     request: Request
     ids: tuple[int, ...]
-    said: int = 0
-    """Events that it had before memory ran out: it starts anew, and says these again."""
+    reported: int = 0
+    """Events that were reported before it was preempted: it starts anew, and does not report these again."""
     alone: int = 0
-    """How often memory ran out with nothing else that ran, since it last said something new."""
+    """How often memory ran out while no other request was running."""
 
     @property
     def positions(self) -> int:
-        """Most positions that it may come to need."""
+        """The most positions that it may need."""
         return len(self.ids) + self.request.decoding.positions
 
 
 class Scheduler:
-    """The queue of an engine with `slots` slots and `budget` positions in all (None: no limit but the slots)."""
+    """The queue of an engine with `slots` slots and `budget` positions in all (None: bounded by the slots alone).
+
+    A compiled step needs spare room: a slice that reads all slots or all columns would be a case of its own to it, and
+    a row that is alone runs beside a copy, which writes into a slot that nothing reads. With `filled`, as for CUDA
+    graphs, rows are filled up to a power of 2 with such copies.
+    """
 
     def __init__(
         self,
@@ -75,62 +83,47 @@ class Scheduler:
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting
-        self.shapes = Shapes(slots, spare, filled)
+        self.spare = spare
+        self.filled = filled
         self.squeezed: int | None = None
-        """The budget while memory is short."""
+        """The budget while it is halved."""
         self.calm = 0
-        """Steps since it ran out."""
+        """Steps since it was halved."""
         self.waiting: deque[Queued] = deque()
         self.waited = 0
         """Steps that the first in the queue has waited for company, at a free slot."""
 
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def room(self) -> int:
-        """Places in the queue that are worth filling: as many as can start at once."""
-        return self.slots if self.max_waiting is None else min(self.slots, self.max_waiting)
-
-    @property
-    def limit(self) -> int | None:
-        """The most positions at present."""
-        limits = [limit for limit in (self.budget, self.squeezed) if limit is not None]
-        return min(limits, default=None)
+    # The queue
 
     def check(self, entry: Queued) -> None:
         """ValueError for a request that could never run."""
-        # What would be allocated for it alone: rounded up.
-        needed = self.shapes.least(1, entry.positions).positions
+        needed = self.least(1, entry.positions).positions
         if self.budget is not None and needed > self.budget:
             raise ValueError(
                 f"request {entry.request.id} needs {needed} positions; token_budget is {self.budget}"
             )
 
     def add(self, entry: Queued) -> None:
-        """Append to the queue. QueueFull where it is full."""
+        """Append to the queue. QueueFull if `max_waiting` others wait."""
         if self.max_waiting is not None and len(self.waiting) >= self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting, which is max_waiting")
         self.waiting.append(entry)
 
-    def remove(self, request: Request) -> bool:
-        """Take a request out of the queue; False where it is not in it."""
+    def cancel(self, request: Request) -> bool:
+        """Remove a request, this very object; False if it is not in the queue."""
         left = deque(entry for entry in self.waiting if entry.request is not request)
         found = len(left) < len(self.waiting)
         self.waiting = left
         return found
 
     def admit(self, running: int, widest: int) -> list[Queued]:
-        """Take those out of the queue that start now.
-
-        They start beside `running` rows, of which the widest may come to need `widest` positions.
-        """
+        """Remove from the queue what starts now, beside `running` rows that need at most `widest` positions each."""
         free = self.slots - running
-        # Without a free slot nobody waits for company: such a step does not count.
+        # Without a free slot no request waits for company: such a step does not count.
         if not self.waiting or not free:
             return []
 
-        # Wait for company: slots that others will free soon are filled in one prefill.
+        # Wait for company: slots that others will free soon are filled by one prefill.
         enough = min(len(self.waiting), max(1, self.slots // COMPANY))
         if running and free < enough and self.waited < PATIENCE:
             self.waited += 1
@@ -140,33 +133,65 @@ class Scheduler:
         while self.waiting and running + len(admitted) < self.slots:
             rows = running + len(admitted) + 1
             widest = max(widest, self.waiting[0].positions)
-            # A row that is alone always runs: `check` has let it pass. Where the first in the queue does not fit,
-            # nobody overtakes it, or it might starve.
-            if rows > 1 and not self.fits(rows, widest):
+            # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
+            # it, or it might starve.
+            if rows > 1 and self.limit is not None and self.least(rows, widest).positions > self.limit:
                 break
             admitted.append(self.waiting.popleft())
         if admitted:
             self.waited = 0
         return admitted
 
-    def fits(self, rows: int, widest: int) -> bool:
-        """Whether this many rows, as wide as that, are within the present limit."""
-        return self.limit is None or self.shapes.least(rows, widest).positions <= self.limit
+    # The budget
 
-    # Memory that ran out
+    @property
+    def limit(self) -> int | None:
+        """The most positions at present."""
+        limits = [limit for limit in (self.budget, self.squeezed) if limit is not None]
+        return min(limits, default=None)
+
+    def least(self, rows: int, widest: int) -> CacheSize:
+        """The smallest cache for this many rows, each of at most `widest` positions."""
+        columns = round_up(widest)
+        if self.filled:
+            return CacheSize(rows_of(rows, self.slots) + 1, columns)
+        if self.spare:
+            return CacheSize(max(rows, 2) + 1, columns + ROUND_TO)
+        return CacheSize(rows, columns)
+
+    def grown(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
+        """The size to change to from `now`, within the limit if the smallest one is.
+
+        Larger than the smallest: slots are doubled, and neither slots nor columns are given back for a little while,
+        so that rows that come and go do not have all others copied each time.
+        """
+        least = self.least(rows, widest)
+        slots = now.slots
+        if slots < least.slots:
+            slots = max(least.slots, min(2 * now.slots, self.least(self.slots, widest).slots))
+        if slots > HOLD * least.slots:
+            slots = least.slots
+        columns = now.columns
+        if not least.columns <= columns <= HOLD * least.columns:
+            columns = least.columns
+
+        sizes = (CacheSize(slots, columns), CacheSize(least.slots, columns), CacheSize(slots, least.columns))
+        return next((size for size in sizes if self.limit is None or size.positions <= self.limit), least)
+
+    # Preemption
 
     def put_back(self, entries: Sequence[Queued]) -> None:
-        """Let these wait again, before all others and in the order in which they came, whatever `max_waiting` is."""
-        self.waiting.extendleft(sorted(entries, key=lambda entry: entry.number, reverse=True))
+        """Let preempted requests wait again, in the order in which all came, whatever `max_waiting` is."""
+        self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
     def squeeze(self, positions: int) -> None:
-        """Halve the budget: memory was too small for this many."""
+        """Halve the budget: this many positions were too many."""
         limit = positions if self.limit is None else min(positions, self.limit)
         self.squeezed = max(1, limit // 2)
         self.calm = 0
 
     def ease(self) -> None:
-        """Count a step for which there was memory; after some, more may run again."""
+        """Count a step that succeeded; after some, the budget is doubled again."""
         if self.squeezed is None:
             return
         self.calm += 1

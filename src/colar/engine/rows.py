@@ -6,33 +6,31 @@
     step_N, steps          2        9        0          embeddings fed since the question
     position_N             14       31       11         column of the cache that is fed next
 
-Index i of every column belongs to slot i of the cache: when a row moves to another slot, its columns move along.
+Index i of every column belongs to slot i of the cache: if a row moves to another slot, its columns move with it.
 
-Tensors are what the device computes with. What Python decides by is in lists: to look at a tensor is to wait for a GPU.
+Tensors are what the device computes with. What Python decides by is in lists, because reading a tensor synchronises.
 
-Shape suffixes: N rows, D width, V vocabulary.
+Shape suffixes: N rows, B some of them, D width.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from colar.engine.cache import SlotCache
 from colar.engine.scheduler import Queued
-from colar.methods.base import Method, ThinkState, param_columns
+from colar.methods.base import ThinkState, param_columns
 from colar.model.head import HeadRows
-from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
 
 @dataclass
-class Running:
+class Rows:
     """All running rows. Every field is a column: a tensor, a list, or a dict of tensors."""
 
     entries: list[Queued]
@@ -55,7 +53,7 @@ class Running:
     begun: dict[str, Tensor]
     """The method's own columns (N, ...), made by its `begin`."""
     thinks: list[bool]
-    """Whether the row thinks; it answers otherwise."""
+    """True while the row thinks, False while it answers."""
     steps: list[int]
     """`step_N`, in Python."""
     n_tokens: list[int]
@@ -63,19 +61,17 @@ class Running:
     seconds: list[float]
     """Share of wall-clock time until now."""
     cut: list[bool]
-    """Whether the thinking met its limit."""
-    said: list[int]
-    """Events until now, those of an earlier start included (`Queued.said`)."""
+    """True once the thinking has met its limit."""
+    reported: list[int]
+    """Events since the row started, those included that were reported before it was preempted (`Queued.reported`)."""
+    next_ND: Tensor | None = None
+    """The embedding that is fed next; None for all rows until it is chosen."""
 
     @classmethod
     def start(
-        cls,
-        entries: Sequence[Queued],
-        hidden_ND: Tensor,
-        begun: dict[str, Tensor],
-        seconds: Sequence[float],
-    ) -> Running:
-        """Rows whose questions have been read; `hidden_ND` is the hidden state after them."""
+        cls, entries: Sequence[Queued], hidden_ND: Tensor, begun: dict[str, Tensor], seconds: float
+    ) -> Rows:
+        """Rows whose questions are in the cache, with the hidden states after them; each took `seconds`."""
         device = hidden_ND.device
         requests = [entry.request for entry in entries]
         decodings = [request.decoding for request in requests]
@@ -106,71 +102,87 @@ class Running:
             thinks=[True] * n,
             steps=[0] * n,
             n_tokens=[0] * n,
-            seconds=list(seconds),
+            seconds=[seconds] * n,
             cut=[False] * n,
-            said=[0] * n,
+            reported=[0] * n,
         )
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def take(self, rows: list[int]) -> Running:
-        """Only these rows, in this order."""
-        rows_N = devices.numbers(rows, self.hidden_ND.device)
-        # A loop over all fields: one that is added cannot be forgotten here, which would mix up requests.
-        taken: dict[str, Any] = {}
-        for name, column in vars(self).items():
-            if isinstance(column, Tensor):
-                taken[name] = column[rows_N]
-            elif isinstance(column, dict):
-                taken[name] = {key: value[rows_N] for key, value in column.items()}
-            else:
-                taken[name] = [column[i] for i in rows]
-        return Running(**taken)
-
-    def join(self, other: Running) -> Running:
-        """These rows, then the others."""
-        joined: dict[str, Any] = {}
-        for name, column in vars(self).items():
-            more = getattr(other, name)
-            if isinstance(column, Tensor):
-                joined[name] = torch.cat([column, more])
-            elif isinstance(column, dict):
-                joined[name] = {key: torch.cat([value, more[key]]) for key, value in column.items()}
-            else:
-                joined[name] = column + more
-        return Running(**joined)
-
-    def draft(self) -> Running:
-        """The same rows, for a step that may fail: it may change the lists, and give columns a new tensor."""
-        # A copy without a look at each field, as `replace` takes it: this is done in every step.
-        draft = copy.copy(self)
-        draft.thinks = list(self.thinks)
-        draft.n_tokens = list(self.n_tokens)
-        draft.cut = list(self.cut)
-        draft.said = list(self.said)
-        return draft
-
-    def stopped(self, i: int) -> Queued:
-        """The request of a row that has to start anew, later."""
-        entry = self.entries[i]
-        if self.said[i] <= entry.said:
-            return entry
-        return dataclasses.replace(entry, said=self.said[i], alone=0)
+    @property
+    def widest(self) -> int:
+        """The most positions that one of the rows may need."""
+        return max((entry.positions for entry in self.entries), default=0)
 
     def position(self, i: int) -> int:
         """`position_N` of a row, in Python."""
         return len(self.entries[i].ids) + self.steps[i]
 
+    # Rows join and leave
+
+    def append(self, other: Rows) -> None:
+        """Add these rows behind the others."""
+        if not len(self):
+            vars(self).update(vars(other))
+            return
+        # A loop over all fields: one that is added cannot be forgotten here, which would mix up requests.
+        for name, column in list(vars(self).items()):
+            more = getattr(other, name)
+            if isinstance(column, Tensor):
+                setattr(self, name, torch.cat([column, more]))
+            elif isinstance(column, dict):
+                setattr(self, name, {key: torch.cat([value, more[key]]) for key, value in column.items()})
+            elif isinstance(column, list):
+                setattr(self, name, column + more)
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep only these rows, in this order."""
+        rows_N = devices.numbers(rows, self.hidden_ND.device)
+        for name, column in list(vars(self).items()):
+            if isinstance(column, Tensor):
+                setattr(self, name, column[rows_N])
+            elif isinstance(column, dict):
+                setattr(self, name, {key: value[rows_N] for key, value in column.items()})
+            elif isinstance(column, list):
+                setattr(self, name, [column[i] for i in rows])
+
+    def release(self, done: Collection[int], cache: SlotCache) -> None:
+        """Remove these rows; the last ones move into their slots."""
+        # Rows lie in the first slots, without a gap.
+        #
+        #     slot       0    1    2    3    4        done: 1 and 3
+        #     before     a    b    c    d    e
+        #     after      a    e    c
+        if not done:
+            return
+        n_left = len(self) - len(done)
+        holes = [i for i in done if i < n_left]
+        movers = [i for i in range(n_left, len(self)) if i not in done]
+        if movers:
+            cache.copy(movers, holes, max(map(self.position, movers)))
+        left = list(range(n_left))
+        for hole, mover in zip(holes, movers, strict=True):
+            left[hole] = mover
+        self.keep(left)
+
+    def preempted(self, i: int) -> Queued:
+        """The request of a row that has to start anew, later."""
+        entry = self.entries[i]
+        return dataclasses.replace(entry, reported=max(self.reported[i], entry.reported))
+
+    # A step
+
     def fed(self, hidden_ND: Tensor) -> None:
-        """Note that each row was fed its next embedding, and what came out."""
+        """Note that each row was fed its next embedding, and the hidden state that came out."""
+        self.next_ND = None
         self.hidden_ND = hidden_ND
         self.position_N = self.position_N + 1
         self.step_N = self.step_N + 1
         self.steps = [step + 1 for step in self.steps]
 
     def charge(self, seconds: float) -> None:
-        """Divide the time of a step between the rows that ran in it."""
+        """Divide the time of a step among the rows."""
         share = seconds / len(self)
         self.seconds = [spent + share for spent in self.seconds]
 
@@ -182,7 +194,7 @@ class Running:
         logits: Callable[[Tensor], Tensor],
         head_rows: Callable[[tuple[int, ...]], HeadRows],
     ) -> ThinkState:
-        """Some of the rows, in Python and on the device, as a method sees them; `hidden_ND` is that of all rows."""
+        """Some of the rows, given in Python and on the device, as a method sees them; `hidden_ND` is that of all."""
         return ThinkState(
             hidden=hidden_ND[rows_B],
             step=self.step_N[rows_B],
@@ -198,43 +210,3 @@ class Running:
             make_head_rows=head_rows,
             asked=[self.entries[i].request for i in rows],
         )
-
-
-def begin(
-    lm: LatentLM, method: Method, entries: Sequence[Queued], running: Running | None
-) -> dict[str, Tensor]:
-    """Ask the method for its own columns of requests that start now, to be joined to those of the running rows.
-
-    ValueError where a column has another number of rows than there are requests, or is not like the running ones.
-    """
-    begun = method.begin(lm, [entry.request for entry in entries])
-    for name, column in begun.items():
-        if column.shape[:1] != (len(entries),):
-            raise ValueError(
-                f"method {method.name}: begin gave column {name!r} the shape {tuple(column.shape)} for "
-                f"{len(entries)} requests; it must have one row for each"
-            )
-    if running is not None:
-        _check_alike(method, begun, running.begun)
-    return begun
-
-
-def _check_alike(method: Method, begun: dict[str, Tensor], before: dict[str, Tensor]) -> None:
-    """ValueError where rows that begin now cannot share a batch with those that began before."""
-    for name in sorted(begun.keys() | before.keys()):
-        # Said in words first: the error shows the same that is compared.
-        now = _row_kind(begun, name)
-        then = _row_kind(before, name)
-        if now != then:
-            raise ValueError(
-                f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are running; "
-                "all rows share a batch, so it must not depend on the request"
-            )
-
-
-def _row_kind(begun: dict[str, Tensor], name: str) -> str:
-    """Shape and dtype of one row of a column, as an error names them."""
-    if name not in begun:
-        return "no row"
-    column = begun[name]
-    return f"rows of shape {tuple(column.shape[1:])} in {column.dtype}"

@@ -1,0 +1,189 @@
+"""Prefill: the way of admitted requests from the queue into the running rows.
+
+    step       1           2           3           4
+    prefills   a b c       d           d           d         a chunk a step: running rows wait for no more than that
+    joins      a b c                               d e       e is another sample of d's question: it is copied
+
+Several questions share a forward pass, right-padded, if one chunk holds them all. A question that is longer than a
+chunk is prefilled by itself, in several steps. Its keys and values lie in the slot behind the running rows.
+
+Shape suffixes: N rows, D width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+
+from torch import Tensor
+
+from colar.engine.request import Request
+from colar.engine.rows import Rows
+from colar.engine.runner import Runner
+from colar.engine.scheduler import Queued
+from colar.methods.base import Method
+
+
+class Prefill:
+    """The requests of one admission that do not run yet; `chunk` bounds the positions of one forward pass."""
+
+    def __init__(self, entries: Sequence[Queued] = (), rows: Rows | None = None, chunk: int = 1) -> None:
+        self.chunk = chunk
+        self.batches: deque[list[Queued]] = deque()
+        """Each distinct question once; the first batch is next."""
+        self.samples: list[Queued] = []
+        """Other samples of these questions, or of those that run."""
+        self.isolated = False
+        """True once a batch has raised: requests then go one at a time, so that one that raises fails alone."""
+        self.current = list(entries)
+        """The requests that take part in what is being done, if it raises."""
+        self.restart()
+        self._plan(entries, set() if rows is None else {entry.ids for entry in rows.entries})
+
+    def restart(self) -> None:
+        """Start the first batch from its first position."""
+        self.done = 0
+        """Positions of a long question that are in the cache."""
+        self.slot = 0
+        """Where they lie."""
+        self.seconds = 0.0
+        """The time that took."""
+
+    def _plan(self, entries: Sequence[Queued], cached: Collection[tuple[int, ...]]) -> None:
+        """Batch these requests; those whose question is in the cache, or is prefilled before them, are copied."""
+        known = set(cached)
+        fresh: list[Queued] = []
+        self.samples = []
+        for entry in entries:
+            (self.samples if entry.ids in known else fresh).append(entry)
+            known.add(entry.ids)
+        # Neighbours of similar length waste the least padding.
+        fresh.sort(key=lambda entry: len(entry.ids))
+        self.batches.extend(_batches(fresh, self.chunk))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def entries(self) -> list[Queued]:
+        """All requests in prefill."""
+        return [*self.samples, *(entry for batch in self.batches for entry in batch)]
+
+    def cancel(self, request: Request) -> bool:
+        """Remove a request, this very object; False if it is not in prefill."""
+        numbers = {entry.number for entry in self.entries if entry.request is request}
+        self.remove(numbers)
+        return bool(numbers)
+
+    def remove(self, numbers: Collection[int]) -> None:
+        """Remove the requests with these numbers."""
+        batches = deque(self.batches)
+        self.batches.clear()
+        for i, batch in enumerate(batches):
+            left = [entry for entry in batch if entry.number not in numbers]
+            if left:
+                self.batches.append(left)
+            elif i == 0:
+                self.restart()
+        self.samples = [entry for entry in self.samples if entry.number not in numbers]
+
+    # Into the cache
+
+    def run(self, runner: Runner, method: Method, rows: Rows) -> None:
+        """Prefill one chunk. Requests whose question is complete join the rows, with all samples of it."""
+        self._copy_samples(runner, method, rows)
+        if self.batches:
+            self._run_chunk(runner, method, rows)
+            self._copy_samples(runner, method, rows)
+        if not self.batches and self.samples:
+            # The question of these samples was cancelled, or has failed: one of them is prefilled instead.
+            self._plan(self.samples, ())
+        self.current = []
+
+    def _run_chunk(self, runner: Runner, method: Method, rows: Rows) -> None:
+        """Prefill a chunk of the first batch."""
+        started = time.perf_counter()
+        batch = self.batches[0]
+        entries = self.current = batch[:1] if self.isolated else list(batch)
+        slot = len(rows)
+        if self.done and self.slot != slot:
+            # Rows have left since the last chunk.
+            runner.cache.copy([self.slot], [slot], self.done)
+        self.slot = slot
+
+        longest = len(entries[-1].ids)
+        length = min(self.chunk, longest - self.done)
+        hidden_ND = runner.prefill([entry.ids for entry in entries], slot, self.done, length)
+        if self.done + length < longest:
+            self.done += length
+            self.seconds += time.perf_counter() - started
+            return
+        _join(runner, method, rows, entries, hidden_ND, started - self.seconds)
+        self.remove([entry.number for entry in entries])
+
+    def _copy_samples(self, runner: Runner, method: Method, rows: Rows) -> None:
+        """Start samples of questions that are in the cache: their columns are copied."""
+        # A question of which only a part is in the cache lies in the slot that they would take.
+        if self.done or not self.samples:
+            return
+        slot_of = {entry.ids: slot for slot, entry in enumerate(rows.entries)}
+        cached = [entry for entry in self.samples if entry.ids in slot_of]
+        while cached:
+            started = time.perf_counter()
+            entries = self.current = cached[:1] if self.isolated else list(cached)
+            sources = [slot_of[entry.ids] for entry in entries]
+            targets = list(range(len(rows), len(rows) + len(entries)))
+            runner.cache.copy(sources, targets, max(len(entry.ids) for entry in entries))
+            _join(runner, method, rows, entries, rows.first_ND[sources], started)
+            self.remove([entry.number for entry in entries])
+            cached = cached[len(entries) :]
+
+
+def _batches(entries: Sequence[Queued], chunk: int) -> Iterator[list[Queued]]:
+    """Neighbours whose questions share one forward pass, in order; a question that is too long comes by itself.
+
+    They are sorted by length, so the newest of a batch is its longest, and all are padded to it.
+    """
+    batch: list[Queued] = []
+    for entry in entries:
+        if batch and (len(batch) + 1) * len(entry.ids) > chunk:
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
+def _join(
+    runner: Runner,
+    method: Method,
+    rows: Rows,
+    entries: Sequence[Queued],
+    hidden_ND: Tensor,
+    started: float,
+) -> None:
+    """Requests whose questions are in the cache join the rows; they share the time since `started`."""
+    begun = method.begin(runner.lm, [entry.request for entry in entries])
+    for name, column in begun.items():
+        if column.shape[:1] != (len(entries),):
+            raise ValueError(
+                f"method {method.name}: begin gave column {name!r} the shape {tuple(column.shape)} for "
+                f"{len(entries)} requests; it must have one row for each"
+            )
+    if len(rows):
+        for name in sorted(begun.keys() | rows.begun.keys()):
+            now, then = _row_kind(begun, name), _row_kind(rows.begun, name)
+            if now != then:
+                raise ValueError(
+                    f"method {method.name}: begin gave column {name!r} {now}, but {then} to the rows that are "
+                    "running; all rows share a batch, so it must not depend on the request"
+                )
+    rows.append(Rows.start(entries, hidden_ND, begun, (time.perf_counter() - started) / len(entries)))
+
+
+def _row_kind(begun: dict[str, Tensor], name: str) -> str:
+    """Shape and dtype of one row of a column, as an error names them."""
+    if name not in begun:
+        return "no row"
+    return f"rows of shape {tuple(begun[name].shape[1:])} in {begun[name].dtype}"
