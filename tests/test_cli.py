@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from colar import files, recipes
 from colar.cli import main
 from colar.cli.shared import named, options
-from colar.evaluation.inputs import name_sources
+from colar.evaluation.folder import name_sources
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
@@ -354,7 +354,7 @@ def test_evaluate_writes_records_report_and_picture_and_resumes(checkpoints, tmp
     assert {r["train_seed"] for r in records} == {7}
     report = files.read_json(out / "report.json")
     cells = [row for row in report["rows"] if row["dataset"] == "arithmetic"]
-    assert {(r["method"], r["compression_factor"], r["decoding"]) for r in cells} == {
+    assert {(r["method"], r["params"].get("compression_factor"), r["decoding"]) for r in cells} == {
         (method, c, decoding)
         for method, c in (("cot", None), ("colar", 1), ("colar", 2))
         for decoding in ("greedy", "sampled")

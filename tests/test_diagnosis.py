@@ -26,7 +26,7 @@ from colar.look.reference_chain import (
     require_groups,
 )
 from colar.methods import pretrained, registry
-from colar.methods.base import Batch, variant
+from colar.methods.base import Batch
 from colar.methods.colar.method import ColarParams
 from colar.ops import groups, noise
 
@@ -165,11 +165,6 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
         .splitlines()[2]
         .startswith("| m | - | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |")
     )
-
-
-def test_a_variant_names_what_is_not_the_default():
-    assert variant(ColarParams(5)) == ""
-    assert variant(ColarParams(5, snap=True)) == "snap"
 
 
 def tokens_of(example):

@@ -25,7 +25,9 @@ from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.evaluation import report
-from colar.evaluation.rows import AVERAGE, Report, ReportRow, System, point_name
+from colar.evaluation.records import load_records
+from colar.evaluation.rows import AVERAGE, Report, ReportRow, System
+from colar.methods import params
 
 Record = dict[str, Any]
 ARROW = " -> "
@@ -69,13 +71,10 @@ def refold(
     """
     path = folder / "records.jsonl.gz"
     saved = Report.from_json(files.read_json(folder / "report.json"))
-    records = report.load_records([path])
+    records = load_records([path])
     made = rejudge(records, golds)
     if made == records:
         return None
-    # report.json does not say which labels its picture shows: the default is drawn again, anything else would be lost.
-    if "--draw_labelled" in saved.provenance["command"].replace("-labelled", "_labelled"):
-        raise ValueError(f"{folder}: its picture was drawn with --draw_labelled, fold it with colar report")
     title = (folder / "report.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
     # A pair has a row for each data set; it is asked for once.
     pairs = list(dict.fromkeys((row.pair[0], row.pair[1]) for row in saved.pairs))
@@ -138,9 +137,9 @@ def points(share: float | None) -> str:
 
 def system_name(system: System) -> str:
     """Method, speed and label, and the decoding where it is not greedy."""
-    parts = [system.method, point_name(system)]
-    if system.label:
-        parts.append(f"({system.label})")
+    parts = [system.method, params.speed_text(system.params)]
+    if system.note:
+        parts.append(f"({system.note})")
     if system.decoding != "greedy":
         parts.append(system.decoding)
     return " ".join(part for part in parts if part)
