@@ -91,11 +91,9 @@ def of_the_last_start(key: str) -> bool:
 
 
 def command(words: Sequence[str]) -> int:
-    """`colar` in a process of the group. The picture of the curves is left out: it takes longer than the run."""
+    """`colar` in a process of the group."""
     from colar.cli import main
-    from colar.training import curves
 
-    curves.has_curves = lambda history: False
     code = main(words)
     if code:
         sys.exit(code)
@@ -182,7 +180,7 @@ def main() -> int:
         if [outcome.code for outcome in outcomes] != [0, 0]:
             raise SystemExit(f"{run.name} failed without a kill:\n{outcomes[0].stderr}\n{outcomes[1].stderr}")
         # The first start also waits for the server's imports: a second one tells the time of a run.
-        if run is runs[0]:
+        if run is runs[0] and args.kills:
             started = time.monotonic()
             run.start(work / run.name / "again").wait(TIMEOUT_S)
             seconds = time.monotonic() - started

@@ -75,7 +75,10 @@ def refold(
     made = rejudge(records, golds)
     if made == records:
         return None
-    title = (folder / "report.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    old = folder / "report.md"
+    title = (
+        old.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") if old.exists() else folder.name
+    )
     # A pair has a row for each data set; it is asked for once.
     pairs = list(dict.fromkeys((row.pair[0], row.pair[1]) for row in saved.pairs))
     folded = report.write(
