@@ -86,7 +86,14 @@ def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
         marks.append(Line2D([], [], color=colour, marker=marker, markeredgecolor="white", linewidth=1.4))
     names = _names(rows)
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
-    legend(figure, marks, names, loc="outside lower center", ncols=columns, fontsize=8.5, labelcolor=INK)
+    # matplotlib before 3.10 leaves out names that begin with "_". So numbers stand in for them until it is made.
+    numbers = [str(number) for number in range(len(names))]
+    how = {"loc": "outside lower center", "ncols": columns, "fontsize": 8.5, "labelcolor": INK}
+    legend = figure.legend(marks, numbers, frameon=False, **how)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)
+        # The layout measures it before `save` does the same.
+        text.set_parse_math(False)
     return figure
 
 
@@ -257,18 +264,6 @@ def style(index: int) -> tuple[str, str]:
     # pairs would come back.
     rounds = index // len(COLOURS)
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
-
-
-def legend(drawn: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> Any:
-    """A legend of a figure, without a frame, that has each name as it is; `how` goes to matplotlib."""
-    # matplotlib before 3.10 leaves out names that begin with "_". So numbers stand in for them until it is made.
-    numbers = [str(number) for number in range(len(names))]
-    made = drawn.legend(marks, numbers, frameon=False, **how)
-    for text, name in zip(made.get_texts(), names, strict=True):
-        text.set_text(name)
-        # Measured by the layout before `save`, which does the same.
-        text.set_parse_math(False)
-    return made
 
 
 def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
