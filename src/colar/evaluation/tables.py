@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -37,13 +37,6 @@ PAIRED = (
     f"System minus baseline, in points of accuracy, on the questions that both answered. {CLUSTERED} * marks a 95% "
     "interval without 0; there is no correction for multiple comparisons."
 )
-
-
-class Line(NamedTuple):
-    """A line of a table: a system's name, and its rows by dataset."""
-
-    name: str
-    rows: dict[str, ReportRow]
 
 
 def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) -> str:
@@ -82,16 +75,19 @@ def _accuracy(report: Report, decoding: str) -> Grid:
     for dataset in datasets:
         head += [f"{dataset} Acc.", "#L"]
     body = []
-    for line in _lines(report, rows):
-        cells = [line.name]
+    for name, found in _lines(report, rows):
+        cells = [name]
         for dataset in datasets:
-            row = line.rows.get(dataset)
+            row = found.get(dataset)
             length = BLANK if row is None else number(row.length)
             cells += [accuracy_of(row) + _mark(row, datasets), length]
         body.append(cells)
     notes = [f"Accuracy in %; {CLUSTERED} #L is the mean number of embeddings emitted while thinking."]
     if report.pooled:
-        notes.append(_runs_note(rows))
+        runs = _or(_run_counts(rows))
+        notes.append(
+            f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster."
+        )
     notes += _partly(body)
     notes += _warnings(report, rows)
     return Grid(f"Accuracy, {decoding} decoding", head, body, notes, last=2)
@@ -102,15 +98,15 @@ def _training_runs(report: Report, decoding: str) -> Grid:
     rows = _of_decoding(report.pooled, decoding)
     datasets = _with_average(datasets_of(rows))
     body = []
-    for line in _lines(report, rows):
+    for name, found in _lines(report, rows):
         # Some data sets may have been asked of some runs alone.
-        counts = _run_counts(row for row in line.rows.values() if row.dataset != AVERAGE)
+        counts = _run_counts(row for row in found.values() if row.dataset != AVERAGE)
         # A system that was trained once says nothing about training it again.
         if counts[-1] < 2:
             continue
-        cells = [line.name, _or(counts)]
+        cells = [name, _or(counts)]
         for dataset in datasets:
-            row = line.rows.get(dataset)
+            row = found.get(dataset)
             cells.append(BLANK if row is None else plus_minus(row.accuracy, row.runs_interval))
         body.append(cells)
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
@@ -162,16 +158,16 @@ def _pairs(report: Report) -> Grid:
 def _several_samples(report: Report) -> Grid:
     """How much does sampling vary, and what do several samples of a question gain? avg@k, maj@k and pass@k."""
     body = []
-    for line in _lines(report, report.shown_rows):
-        datasets = _with_average(sorted(set(line.rows) - {AVERAGE}))
+    for name, found in _lines(report, report.shown_rows):
+        datasets = _with_average(datasets_of(found.values()))
         # The table of all runs together is long enough with the averages alone.
         for dataset in datasets[-1:] if report.pooled else datasets:
-            row = line.rows[dataset]
+            row = found[dataset]
             # Greedy answers, and cells with records missing.
             if row.seeds_interval is None:
                 continue
             mean = plus_minus(row.accuracy, row.seeds_interval)
-            cells = [line.name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
+            cells = [name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
             votes = share_of(row.maj_at_k, row.maj_at_k_se)
             passed = share_of(row.pass_at_k, row.pass_at_k_se)
             body.append([*cells, votes, passed])
@@ -188,12 +184,12 @@ def _several_samples(report: Report) -> Grid:
 def _cost(report: Report) -> Grid:
     """How many answers fail in form, and what does a question cost? Averages over each system's datasets."""
     body = []
-    for line in _lines(report, report.shown_rows):
+    for name, found in _lines(report, report.shown_rows):
         # By dataset, this table would be longer than all others together.
-        row = line.rows[AVERAGE]
+        row = found[AVERAGE]
         body.append(
             [
-                line.name,
+                name,
                 row.system.decoding,
                 percent(row.unparsable),
                 percent(row.truncated),
@@ -203,16 +199,8 @@ def _cost(report: Report) -> Grid:
                 f"{row.seconds_per_question:.3g}",
             ]
         )
-    head = [
-        "system",
-        "decoding",
-        "unparsable %",
-        "truncated %",
-        "#L",
-        "reference #L",
-        "forward passes",
-        "seconds",
-    ]
+    cost = ["unparsable %", "truncated %", "#L", "reference #L", "forward passes", "seconds"]
+    head = ["system", "decoding", *cost]
     notes = [
         "Means over the system's datasets. An answer that cannot be parsed counts as wrong. Reference #L: the "
         "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
@@ -225,16 +213,14 @@ def _of_decoding(rows: Iterable[ReportRow], decoding: str) -> list[ReportRow]:
     return [row for row in rows if row.system.decoding == decoding]
 
 
-def _lines(report: Report, rows: Iterable[ReportRow]) -> list[Line]:
-    """A line for each system in `rows`, named among all systems that the report shows."""
+def _lines(report: Report, rows: Iterable[ReportRow]) -> list[tuple[str, dict[str, ReportRow]]]:
+    """Each system in `rows`: its name among all systems that the report shows, and its rows by dataset."""
     by_system: defaultdict[System, dict[str, ReportRow]] = defaultdict(dict)
     for row in rows:
         by_system[row.system][row.dataset] = row
     systems = systems_of(report.shown_rows)
-    lines = []
-    for system in sorted(by_system, key=lambda system: _place(system, report.baseline)):
-        lines.append(Line(system_name(system, systems), by_system[system]))
-    return lines
+    ordered = sorted(by_system, key=lambda system: _place(system, report.baseline))
+    return [(system_name(system, systems), by_system[system]) for system in ordered]
 
 
 def _place(system: System, baseline: str) -> tuple[Any, ...]:
@@ -255,7 +241,8 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
     notes = []
     # A killed evaluation can be folded, but its means are then over part of the questions.
     for row in cells:
-        expected = _expected(row)
+        runs = 1 if row.train_seeds is None else len(row.train_seeds)
+        expected = row.n * len(row.seeds) * runs
         if row.samples < expected:
             name = system_name(row.system, systems)
             notes.append(f"Incomplete: {name} on {row.dataset} has {row.samples} of {expected} records.")
@@ -273,24 +260,12 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
     return notes
 
 
-def _expected(row: ReportRow) -> int:
-    """Records of a cell that has all its questions, seeds and runs."""
-    runs = 1 if row.train_seeds is None else len(row.train_seeds)
-    return row.n * len(row.seeds) * runs
-
-
 def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
     """Dataset -> numbers of questions that systems answered."""
     sizes: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
         sizes[row.dataset].add(row.n)
     return {dataset: sizes[dataset] for dataset in datasets_of(rows)}
-
-
-def _runs_note(rows: Sequence[ReportRow]) -> str:
-    """How many training runs the pooled rows stand for."""
-    runs = _or(_run_counts(rows))
-    return f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster."
 
 
 def _run_counts(rows: Iterable[ReportRow]) -> list[int]:
@@ -308,13 +283,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     rows = [row for row in report.rows if row.dataset != AVERAGE]
     data = []
     for dataset, sizes in _sizes(rows).items():
-        questions = "/".join(str(size) for size in sorted(sizes))
-        data.append(f"{dataset} ({questions} questions)")
+        data.append(f"{dataset} ({'/'.join(map(str, sorted(sizes)))} questions)")
     decoding_seeds = []
     for decoding in sorted({row.system.decoding for row in rows}):
-        seeds: set[int] = set()
-        for row in _of_decoding(rows, decoding):
-            seeds.update(row.seeds)
+        seeds = set().union(*(row.seeds for row in _of_decoding(rows, decoding)))
         decoding_seeds.append(f"{decoding}: {_listed(seeds)}")
     facts = [("data", ", ".join(data)), ("decoding seeds", "; ".join(decoding_seeds))]
     runs = {row.system.train_seed for row in rows if row.system.train_seed is not None}
@@ -336,10 +308,7 @@ def _mark(row: ReportRow | Difference | None, datasets: Sequence[str]) -> str:
 
 def _partly(body: Iterable[Sequence[str]]) -> list[str]:
     """The note that explains the dagger, where the table has one."""
-    for line in body:
-        if any("†" in cell for cell in line):
-            return [PARTLY]
-    return []
+    return [PARTLY] if any("†" in cell for line in body for cell in line) else []
 
 
 def _listed(values: Iterable[int]) -> str:
