@@ -15,6 +15,7 @@ from colar.evaluation.rows import Difference, Report, System
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
+from colar.training.run_folder import write_digests
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -327,6 +328,7 @@ def write_clock(run, steps, seconds):
     clock = {"Clock": {"args": {}, "attributes": {"seconds": seconds, "rows_per_update": 16}}}
     state = {"global_step": steps, "max_steps": steps, "stateful_callbacks": clock}
     (folder / "trainer_state.json").write_text(json.dumps(state))
+    write_digests(folder)
 
 
 def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, capsys):
