@@ -534,7 +534,7 @@ def test_docs_show_the_help_of_now():
     assert (ROOT / "docs" / "cli.md").read_text() == module.render(), "run scripts/write_cli_docs.py"
 
 
-def test_of_several_processes_the_first_speaks_and_errors_come_from_any(checkpoints, monkeypatch, capsys):
+def test_of_several_processes_the_first_warns_and_errors_come_from_any(checkpoints, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
     assert capsys.readouterr().err == ""

@@ -6,8 +6,7 @@
     records.part2.jsonl     of the questions, and the parts are gone
 
 A folder belongs to one evaluation. The same command resumes it, with any number of processes, and may add questions,
-data sets and checkpoints; anything else would mix records that cannot be compared, and is rejected. Processes on
-another disk keep their parts there; the records in them are sent to the main process.
+data sets and checkpoints; anything else would mix records that cannot be compared, and is rejected.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from accelerate import PartialState
 
 from colar import checks, files, processes
 from colar.data import sources
@@ -187,28 +188,23 @@ def _check_questions(output: Path, dataset: str, earlier: Mapping[str, str], now
 
 def own_file(records: Path) -> Path:
     """The file that this process appends to."""
-    return records if processes.is_main() else _part(records, str(processes.rank()))
-
-
-def parts(records: Path) -> list[Path]:
-    """The parts that lie beside `records` on this process's disk."""
-    return sorted(records.parent.glob(_part(records, "*").name))
+    state = PartialState()
+    return records if state.is_main_process else _part(records, str(state.process_index))
 
 
 def collect(records: Path) -> list[dict[str, Any]]:
-    """All records that any process has on its disk, each once, those of `records` first. All call it together."""
+    """All records of `records` and its parts, each once, those of `records` first. All call it together."""
     records.parent.mkdir(parents=True, exist_ok=True)
-    # One process for each disk reads, so that none cuts a torn line that another one cuts at the same time.
-    read: list[dict[str, Any]] = []
-    if processes.owns(records.parent):
-        # Only the main process's result counts: another disk may have an older one.
-        if processes.is_main():
-            read += files.resume_jsonl(records)
-        for part in parts(records):
-            read += files.resume_jsonl(part)
+    processes.require_shared(records.parent)
+    # One process reads, so that none cuts a torn line that another one cuts at the same time.
+    found: list[dict[str, Any]] = processes.from_main(lambda: _read(records))
+    return found
+
+
+def _read(records: Path) -> list[dict[str, Any]]:
     known: dict[RecordKey, dict[str, Any]] = {}
-    for share in processes.everyones(read):
-        for record in share:
+    for path in [records, *parts(records)]:
+        for record in files.resume_jsonl(path):
             known.setdefault(record_key(record), record)
     return list(known.values())
 
@@ -218,19 +214,24 @@ def settle(records: Path, order: Sequence[RecordKey]) -> None:
 
     First come those that `order` does not name, as they stood, then the others in that order.
     """
-    found = collect(records)
-    if processes.is_main():
+    state = PartialState()
+    # No part is read before its process is done.
+    state.wait_for_everyone()
+    if state.is_main_process:
         places = {key: place for place, key in enumerate(order)}
         # A stable sort: those without a place stay as they stood, before all others.
-        settled = sorted(found, key=lambda record: places.get(record_key(record), -1))
+        settled = sorted(_read(records), key=lambda record: places.get(record_key(record), -1))
         # A file that is as it should be is left alone.
         if files.resume_jsonl(records) != settled:
             files.write_jsonl(records, settled)
-    # No part is removed before its records are in the file.
-    processes.wait()
-    if processes.owns(records.parent):
         for part in parts(records):
             part.unlink()
+    state.wait_for_everyone()
+
+
+def parts(records: Path) -> list[Path]:
+    """The parts that lie beside `records`."""
+    return sorted(records.parent.glob(_part(records, "*").name))
 
 
 def _part(records: Path, name: str) -> Path:
