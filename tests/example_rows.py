@@ -15,6 +15,7 @@ def report_row(
     length: float = 9.0,
     *,
     label: str = "",
+    values: dict[str, float] | None = None,
     decoding: str = "greedy",
     train_seed: int | None = 0,
     **numbers: Any,
@@ -25,5 +26,7 @@ def report_row(
         "seconds_per_question": 0.1, "accuracy_interval": None, "length_se": None, "reference_length": None,
         "samples": 50, "seeds_interval": None, "pass_at_k": None, "maj_at_k": None,
     }  # fmt: skip
-    system = System(model, model.lower(), label, factor, decoding, train_seed)
+    params = () if factor is None else (("compression_factor", factor),)
+    params += tuple((values or {}).items())
+    system = System(model, model.lower(), label, params, decoding, train_seed)
     return ReportRow(system, dataset, accuracy=accuracy, length=length, **{**arbitrary, **numbers})

@@ -26,7 +26,7 @@ from colar.look.reference_chain import (
     require_groups,
 )
 from colar.methods import grouping, pretrained, registry
-from colar.methods.base import Batch, variant
+from colar.methods.base import Batch
 from colar.methods.colar.method import ColarParams
 from colar.methods.sequential import SequentialParams
 from colar.ops import noise
@@ -166,11 +166,6 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
         .splitlines()[2]
         .startswith("| m | - | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |")
     )
-
-
-def test_a_variant_names_what_is_not_the_default():
-    assert variant(ColarParams(5)) == ""
-    assert variant(SequentialParams(5, 0.8)) == "confidence_threshold=0.8"
 
 
 def tokens_of(example):

@@ -11,10 +11,9 @@ from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.request import NonFiniteError
 from colar.evaluation import evaluate
-from colar.evaluation.claim import claim
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
+from colar.evaluation.folder import claim
 from colar.methods import pretrained, registry
-from colar.methods.sequential import SequentialParams
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
@@ -68,7 +67,7 @@ def test_a_record_says_what_the_reference_says(model, tmp_path):
         assert record["truncated"] == completion.truncated
         assert record["gold_length"] == sum(map(len, model.lm.template.steps(example.steps)))
         assert (record["model"], record["train_seed"], record["seed"]) == ("toy", 3, 9)
-        assert record["compression_factor"] == 2
+        assert record["params"] == {"compression_factor": 2}
     assert evaluate.evaluate(grid, {"arithmetic": EXAMPLES}, path, LIMITS) == 0
 
 
@@ -147,25 +146,6 @@ def test_a_question_too_long_stops_before_the_first_answer(model, tmp_path):
     assert not path.exists()
 
 
-def test_a_variant_is_a_row_of_its_own(tmp_path):
-    """The same question asked with and without a threshold: two records, told apart by their label."""
-    lm = LatentLM.from_backbone(backbones.load("tiny"))
-    method = registry.build("sequential")
-    pretrained.attach(lm, method, 0)
-    model = EvaluatedModel("toy", lm, method, train_seed=3)
-    asked = [SequentialParams(2), SequentialParams(2, 0.5)]
-    grid = evaluate.make_grid(model, ["x"], asked, ["greedy"], [0])
-    assert [point.cell.system.label for point in grid] == ["", "confidence_threshold=0.5"]
-    labelled = GridPoint(replace(model, label="control"), "x", asked[1], "greedy", 0)
-    assert labelled.cell.system.label == "control, confidence_threshold=0.5"
-    path = tmp_path / "records.jsonl"
-    assert evaluate.evaluate(grid, {"x": EXAMPLES}, path, LIMITS) == 2 * len(EXAMPLES)
-    metrics = evaluate.score(model.lm, model.method, EXAMPLES, asked, "greedy", LIMITS)
-    assert {"accuracy/compression_factor=2", "accuracy/compression_factor=2/confidence_threshold=0.5"} < set(
-        metrics
-    )
-
-
 def test_validation_shows_the_default_of_several_values_by_itself():
     """TokenSkip at its default ratio and at another one: the mean of both must not be taken for the first's."""
     lm = LatentLM.from_backbone(backbones.load("tiny"))
@@ -179,6 +159,12 @@ def test_validation_shows_the_default_of_several_values_by_itself():
     assert metrics["length"] == pytest.approx((metrics["length/default"] + metrics["length/ratio=0.75"]) / 2)
     alone = evaluate.score(lm, method, EXAMPLES, both[:1], "greedy", LIMITS)
     assert alone == {"accuracy": metrics["accuracy/default"], "length": metrics["length/default"]}
+    grid = evaluate.make_grid(EvaluatedModel("toy", lm, method, "DL"), ["x"], both, ["greedy"], [0])
+    systems = [point.cell.system for point in grid]
+    assert [(system.label, dict(system.params)) for system in systems] == [
+        ("DL", {}),
+        ("DL", {"ratio": 0.75}),
+    ]
 
 
 def test_a_folder_belongs_to_one_evaluation(tmp_path):

@@ -301,7 +301,7 @@ def sized(*models: str) -> Report:
         rows.append(report_row(model, "average", None, 0.9))
         rows += [report_row(model, "average", c, 0.8 - c / 10) for c in (1, 2, 5)]
     for made in rows:
-        c = made.system.compression_factor
+        c = dict(made.system.params).get("compression_factor")
         object.__setattr__(made, "system", made.system._replace(method="cot" if c is None else "colar"))
     return report(rows)
 

@@ -14,7 +14,8 @@ from launch import Group, together
 
 from colar import processes
 from colar.data.arithmetic import ArithmeticConfig, generate
-from colar.evaluation import controls, evaluate, parts
+from colar.evaluation import controls, evaluate
+from colar.evaluation import folder as output_folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits
 from colar.methods import pretrained, registry
 from colar.model import backbones
@@ -115,7 +116,7 @@ def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, a
         (tmp_path / name).write_text(share[:-5] if rank == 2 else share)
     assert together(1, tmp_path / "group", answer_all, tmp_path) == [len(alone) - 89]
     assert lines(tmp_path) == alone
-    assert not parts.unfinished(tmp_path / "records.jsonl")
+    assert not output_folder.parts(tmp_path / "records.jsonl")
 
 
 def test_controls_are_those_of_one_process(tmp_path: Path) -> None:

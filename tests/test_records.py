@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colar.evaluation import report, stats
-from colar.evaluation.records import by_cell
+from colar.evaluation.records import RecordFiles, by_cell, load_records
 
 
 def record(question: int, seed: int = 0, **more: Any) -> dict[str, Any]:
     base = {
-        "model": "tiny", "method": "cot", "label": "", "dataset": "sums", "compression_factor": None,
+        "model": "tiny", "method": "cot", "label": "", "dataset": "sums", "params": {},
         "decoding": "sampled", "train_seed": 0, "seed": seed, "id": f"sums/{question}", "completion": "7", "parsed": "7",
         "correct": True, "truncated": False, "length": 4, "forward_passes": 9, "seconds": 0.5, "gold_length": 3,
     }  # fmt: skip
@@ -44,7 +44,7 @@ def mixed() -> list[dict[str, Any]]:
 
 def test_files_give_the_report_that_their_records_give_and_can_be_read_again(tmp_path: Path) -> None:
     records = mixed()
-    found = report.RecordFiles(
+    found = RecordFiles(
         [write(tmp_path / "a.jsonl.gz", *records[:5]), write(tmp_path / "b.jsonl.gz", *records[5:])]
     )
     assert report.fold(found, {}) == report.fold(records, {})
@@ -54,7 +54,7 @@ def test_files_give_the_report_that_their_records_give_and_can_be_read_again(tmp
 def test_files_are_read_one_record_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps(record(0)) + "\n\n{").encode()))
-    found = iter(report.RecordFiles([path]))
+    found = iter(RecordFiles([path]))
     assert next(found) == record(0)
     with pytest.raises(ValueError, match=r"a\.jsonl\.gz:3: not valid JSON"):
         next(found)
@@ -74,21 +74,21 @@ def test_a_broken_archive_is_an_error_that_names_the_file(tmp_path: Path) -> Non
         path = tmp_path / f"{name}.jsonl.gz"
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{name}\.jsonl\.gz: cannot be read after line [0-9]+: "):
-            report.load_records([path])
+            load_records([path])
 
 
 def test_a_number_that_python_cannot_read_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl.gz"
     path.write_bytes(gzip.compress(b'\n{"length": ' + b"1" * 5000 + b"}\n"))
     with pytest.raises(ValueError, match=r"long\.jsonl\.gz:2: .*4300 digits"):
-        report.load_records([path])
+        load_records([path])
 
 
 def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> None:
     one = tmp_path / "a.jsonl"
     one.write_text("\n" + json.dumps(record(0)) + "\n\n" + json.dumps(record(1)) + "\n")
     other = write(tmp_path / "b.jsonl.gz", record(2))
-    files = report.RecordFiles([one, other])
+    files = RecordFiles([one, other])
     assert [files.place(number) for number in (1, 2, 3)] == [f"{one}:2", f"{one}:4", f"{other}:1"]
 
 
@@ -104,6 +104,8 @@ def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> No
         (record(2, id=["sums/2"]), r"b\.jsonl\.gz:2: id must be a text, got \['sums/2'\]"),
         (record(2, parsed=7), r"b\.jsonl\.gz:2: parsed must be a text or null, got 7"),
         (record(2, cluster=["sums/1"]), r"b\.jsonl\.gz:2: cluster must be a text"),
+        (record(2, params={"ratio": "2"}), r"b\.jsonl\.gz:2: params: ratio must be a number, got '2'"),
+        (record(2, params=2), r"b\.jsonl\.gz:2: params must be an object of numbers, got 2"),
         (record(2, compression_factor="2"), r"b\.jsonl\.gz:2: compression_factor must be a number, got '2'"),
         (record(2, train_seed="0"), r"b\.jsonl\.gz:2: train_seed must be a whole number, got '0'"),
         (record(2, gold_length="3"), r"b\.jsonl\.gz:2: gold_length must be a number from 0, got '3'"),
@@ -112,7 +114,7 @@ def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> No
 )  # fmt: skip
 def test_an_error_in_files_names_file_and_line(tmp_path: Path, second: Any, message: str) -> None:
     paths = [write(tmp_path / "a.jsonl.gz", record(0)), write(tmp_path / "b.jsonl.gz", record(1), second)]
-    for read in (lambda: report.fold(report.RecordFiles(paths), {}), lambda: report.load_records(paths)):
+    for read in (lambda: report.fold(RecordFiles(paths), {}), lambda: load_records(paths)):
         with pytest.raises(ValueError, match=message):
             read()
 

@@ -11,6 +11,7 @@ from colar import files
 from colar.data import generators, sources
 from colar.data.sources import load
 from colar.evaluation import report
+from colar.evaluation.records import load_records
 
 ROOT = Path(__file__).resolve().parent.parent
 PROVENANCE = {"command": "colar evaluate x", "time": "2026-11-21T00:00:00Z", "commit": "abc", "split": "test"}
@@ -71,10 +72,10 @@ def folder(tmp_path, golds):
 
 
 def test_verdicts_and_clusters_are_todays_and_all_else_is_as_it_was(rejudge, golds, folder):
-    before = report.load_records([folder / "records.jsonl.gz"])
+    before = load_records([folder / "records.jsonl.gz"])
     saved = files.read_json(folder / "report.json")
     lines = rejudge.refold(folder, golds, STAMP)
-    after = report.load_records([folder / "records.jsonl.gz"])
+    after = load_records([folder / "records.jsonl.gz"])
 
     changed = {(was["model"], was["id"]) for was, now in zip(before, after, strict=True) if was != now}
     first, second = (key for key in golds["multiarith"] if golds["multiarith"][key].question == "one?")
@@ -113,14 +114,6 @@ def test_a_second_time_nothing_changes(rejudge, golds, folder):
     assert before["records.jsonl.gz"][4:8] == b"\0" * 4  # no time in the header
 
 
-def test_a_picture_of_chosen_labels_is_not_drawn_over(rejudge, golds, folder):
-    saved = files.read_json(folder / "report.json")
-    saved["provenance"]["command"] = "colar report x --draw-labelled OC"
-    files.write_json(folder / "report.json", saved)
-    with pytest.raises(ValueError, match="drawn with --draw_labelled"):
-        rejudge.refold(folder, golds, STAMP)
-
-
 def test_records_of_other_data_are_refused(rejudge, golds, folder):
     del golds["gsm-hard"]["gsm-hard/test/3"]
     before = (folder / "records.jsonl.gz").read_bytes()
@@ -145,7 +138,7 @@ RESULTS = sorted(
 
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda path: path.name)
 def test_committed_records_have_todays_verdicts_and_clusters(rejudge, real_data, folder):
-    records = report.load_records([folder / "records.jsonl.gz"])
+    records = load_records([folder / "records.jsonl.gz"])
     golds = {}
     for name in published_in(folder):
         golds[name] = {example.id: example for example in load(name, "test", data_dir=real_data)}

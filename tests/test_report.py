@@ -16,19 +16,25 @@ import pytest
 from rich.console import Console
 
 from colar import files
-from colar.evaluation import report, stats
+from colar.evaluation import picture, report, stats, tables
+from colar.evaluation.records import load_records
 from colar.evaluation.rows import Report
 
 DESIGN_KEYS = (
-    "model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed", "seeds", "n", "accuracy",
+    "model", "method", "label", "dataset", "params", "decoding", "train_seed", "seeds", "n", "accuracy",
     "accuracy_se", "unparsable", "length", "forward_passes", "seconds_per_question",
 )  # fmt: skip
 
 
+def params(c: float | None) -> dict[str, float]:
+    return {} if c is None else {"compression_factor": c}
+
+
 def record(model: str = "Fast", question: int = 0, answer: str | None = "7", **more: Any) -> dict[str, Any]:
-    """The right answer is always 7."""
+    """The right answer is always 7. `c` is a speed."""
+    c = more.pop("c", None)
     base = {
-        "model": model, "method": model.lower(), "label": "", "dataset": "sums", "compression_factor": None,
+        "model": model, "method": model.lower(), "label": "", "dataset": "sums", "params": params(c),
         "decoding": "greedy", "train_seed": 0, "seed": 0, "id": f"sums/{question}", "completion": str(answer),
         "parsed": answer, "correct": answer == "7", "truncated": False, "length": 4, "forward_passes": 9,
         "seconds": 0.5,
@@ -48,12 +54,16 @@ def fold(records: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
 
 def render(made: dict[str, Any], title: str = "t", pictures: Sequence[str] = ()) -> str:
     """report.md of what report.json holds: read back on the way."""
-    return report.render_markdown(Report.from_json(made), title, pictures)
+    return tables.render_markdown(Report.from_json(made), title, pictures)
 
 
 def pick(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
     (found,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     return found
+
+
+def speed(row: dict[str, Any]) -> float | None:
+    return row["params"].get("compression_factor")
 
 
 def grid_of_systems() -> list[dict[str, Any]]:
@@ -70,12 +80,7 @@ def grid_of_systems() -> list[dict[str, Any]]:
             for decoding, seeds in (("greedy", [0]), ("sampled", [0, 1, 2])):
                 for seed in seeds:
                     for question in range(8):
-                        more = {
-                            "dataset": dataset,
-                            "compression_factor": c,
-                            "label": label,
-                            "decoding": decoding,
-                        }
+                        more = {"dataset": dataset, "c": c, "label": label, "decoding": decoding}
                         more |= {
                             "seed": seed,
                             "id": f"{dataset}/{question}",
@@ -195,20 +200,16 @@ def test_order_leaves_no_trace_down_to_the_last_bit() -> None:
 def test_an_unrelated_system_changes_nothing() -> None:
     before = fold(grid_of_systems())
     after = fold([*grid_of_systems(), *system("Other", "7878"), *system("Other", "77", dataset="new")])
-    for section in ("rows", "comparisons", "train_seeds"):
+    for section in ("rows", "comparisons"):
         assert [row for row in after[section] if row["model"] != "Other"] == before[section]
     assert after["provenance"] == before["provenance"]
 
 
 def test_paired_difference_by_hand() -> None:
-    records = [*system("CoT", "7788"), *system("Fast", "78897", compression_factor=2)]
+    records = [*system("CoT", "7788"), *system("Fast", "78897", c=2)]
     found = pick(fold(records)["comparisons"], dataset="sums")
-    assert found["baseline"] == {"model": "CoT", "method": "cot", "label": "", "compression_factor": None}
-    assert (found["model"], found["compression_factor"], found["n"]) == (
-        "Fast",
-        2,
-        4,
-    )  # question 4 is not shared
+    assert found["baseline"] == {"model": "CoT", "method": "cot", "label": "", "params": {}}
+    assert (found["model"], found["params"], found["n"]) == ("Fast", params(2), 4)  # question 4 is not shared
     assert found["difference"] == -0.25  # 0 -1 0 0
     assert found["se"] == pytest.approx(0.25)
     assert found["interval"] == pytest.approx([-0.25 - 0.48999, -0.25 + 0.48999], abs=1e-4)
@@ -217,13 +218,7 @@ def test_paired_difference_by_hand() -> None:
 def test_what_is_compared_with_what() -> None:
     records = grid_of_systems()
     pairs = {
-        (
-            r["model"],
-            r["compression_factor"],
-            r["label"],
-            r["baseline"]["model"],
-            r["baseline"]["compression_factor"],
-        )
+        (r["model"], speed(r), r["label"], r["baseline"]["model"], speed(r["baseline"]))
         for r in fold(records)["comparisons"]
         if r["decoding"] == "greedy" and r["dataset"] == "sums"
     }
@@ -245,7 +240,7 @@ def test_the_baseline_is_the_same_models_where_it_has_one_else_the_first() -> No
 
 def test_averaged_differences() -> None:
     comparisons = fold(grid_of_systems())["comparisons"]
-    wanted = {"decoding": "sampled", "compression_factor": 1}
+    wanted = {"decoding": "sampled", "params": params(1)}
     parts = [pick(comparisons, dataset=name, **wanted) for name in ("sums", "tales")]
     average = pick(comparisons, dataset="average", **wanted)
     assert average["difference"] == pytest.approx(sum(part["difference"] for part in parts) / 2)
@@ -260,9 +255,9 @@ def test_training_seeds_are_folded_apart_and_together() -> None:
         1,
         2,
     ]
-    runs = pick(made["train_seeds"], dataset="sums")
+    runs = pick(made["pooled"], model="CoT", dataset="sums")
     assert (runs["train_seeds"], runs["accuracy"]) == ([0, 1, 2], 0.5)
-    assert runs["interval"] == pytest.approx(4.3027 * 0.25 / math.sqrt(3), rel=1e-4)
+    assert runs["runs_interval"] == pytest.approx(4.3027 * 0.25 / math.sqrt(3), rel=1e-4)
     text = render(made)
     assert "CoT, run" not in text  # a line for all runs
     assert "| CoT | 3 | 50.0 ± 62.1 |" in text
@@ -308,11 +303,10 @@ def test_runs_that_were_asked_different_data_sets_have_no_interval_of_their_aver
     made = fold(records, pairs=[("Fast", "CoT")])
     average = pick(made["pooled"], model="CoT", dataset="average")
     assert (average["accuracy"], average["train_seeds"]) == (0.75, [0, 1])
-    assert average["runs_interval"] is None
+    assert "runs_interval" not in average
     assert pick(made["pooled"], model="CoT", dataset="easy")["runs_interval"] == 0
-    assert {row["dataset"] for row in made["train_seeds"]} == {"easy"}
     pair = pick(made["pairs"], dataset="average")
-    assert (pair["difference"], pair["by_run"], pair["runs_interval"]) == (0.125, [], None)
+    assert (pair["difference"], pair["by_run"], pair.get("runs_interval")) == (0.125, [], None)
 
 
 @pytest.mark.parametrize("once", ["easy", "hard"])
@@ -356,7 +350,12 @@ def test_pairs_are_asked_for_by_name() -> None:
     records = [{**row, "id": f"{row['dataset']}/{i % 4}"} for i, row in enumerate(records)]
     made = fold([*records, *system("Other", "77", dataset="new")], pairs=[("Fast", "CoT"), ("CoT", "Fast")])
     found = pick(made["pairs"], dataset="sums", pair=["Fast", "CoT"])
-    assert (found["n"], found["difference"], found["by_run"], found["runs_interval"]) == (4, 0.375, [], None)
+    assert (found["n"], found["difference"], found["by_run"], found.get("runs_interval")) == (
+        4,
+        0.375,
+        [],
+        None,
+    )
     average = pick(made["pairs"], dataset="average", pair=["Fast", "CoT"])
     assert (average["difference"], average["train_seeds"], average["by_run"]) == (0.375, [0, 1], [0.25, 0.5])
     assert average["se"] == pytest.approx(found["se"] / math.sqrt(2))
@@ -376,7 +375,7 @@ def test_pairs_are_asked_for_by_name() -> None:
 def test_a_pair_that_cannot_be_says_what_there_is() -> None:
     records = [
         *system("CoT", "78"),
-        *system("Fast", "78", compression_factor=2),
+        *system("Fast", "78", c=2),
         *system("Other", "7", dataset="new"),
     ]
     with pytest.raises(ValueError, match="no system is called 'Fast'; there are CoT, Fast c=2, Other"):
@@ -401,13 +400,12 @@ def test_the_nearest_length_is_chosen_over_all_datasets() -> None:
     records = [
         *made("Six", (6, 6), label="from scratch"),
         *made("CoT", (24, 12)), *made("Six", (6, 6)), *made("None", (0, 0)), *made("Six", (6, 6), label="control-zeroed"),
-        *made("Fast", (5, 3), compression_factor=5), *made("Fast", (12, 1), compression_factor=2),
-        *made("Fast", (6, 6), compression_factor=5, label="DL"),
-        *made("Fast", (6, 6), compression_factor=5, label="DL, control-zeroed"),
+        *made("Fast", (5, 3), c=5), *made("Fast", (12, 1), c=2),
+        *made("Fast", (6, 6), c=5, label="DL"),
+        *made("Fast", (6, 6), c=5, label="DL, control-zeroed"),
     ]  # fmt: skip
     pairs = {
-        (r["model"], r["compression_factor"], r["label"], r["baseline"]["model"], r["baseline"]["compression_factor"],
-         r["baseline"]["label"])
+        (r["model"], speed(r), r["label"], r["baseline"]["model"], speed(r["baseline"]), r["baseline"]["label"])
         for r in fold(records, nearest="fast")["comparisons"]
     }  # fmt: skip
     assert {pair for pair in pairs if pair[3] != "CoT"} == {
@@ -424,10 +422,10 @@ def test_the_nearest_length_is_chosen_over_all_datasets() -> None:
         fold(records, nearest="slow")
     labelled = [
         *made("Six", (6, 6)), *made("Fast", (6, 6), label="control-zeroed, snap"),
-        *made("Fast", (5, 5), compression_factor=5, label="snap"), *made("Fast", (8, 8), compression_factor=2, label="snap"),
+        *made("Fast", (5, 5), c=5, label="snap"), *made("Fast", (8, 8), c=2, label="snap"),
     ]  # fmt: skip
     nearest = [r for r in fold(labelled, nearest="fast")["comparisons"] if r["model"] == "Six"]
-    assert {(r["baseline"]["label"], r["baseline"]["compression_factor"]) for r in nearest} == {("snap", 5)}
+    assert {(r["baseline"]["label"], speed(r["baseline"])) for r in nearest} == {("snap", 5)}
 
 
 @pytest.mark.parametrize(
@@ -463,7 +461,7 @@ def test_load_records_plain_and_gzipped(tmp_path: Path) -> None:
     plain = write_lines(tmp_path / "a.jsonl", *records[:5])
     packed = tmp_path / "b.jsonl.gz"
     packed.write_bytes(gzip.compress(("\n".join(json.dumps(r) for r in records[5:])).encode()))
-    assert report.load_records([plain, packed]) == records
+    assert load_records([plain, packed]) == records
 
 
 def test_load_records_names_file_and_line(tmp_path: Path) -> None:
@@ -471,16 +469,16 @@ def test_load_records_names_file_and_line(tmp_path: Path) -> None:
     del lacking["parsed"], lacking["seconds"]
     path = write_lines(tmp_path / "r.jsonl", record(question=1), lacking)
     with pytest.raises(ValueError, match=r"r\.jsonl:2: the record lacks parsed, seconds"):
-        report.load_records([path])
+        load_records([path])
     twice = write_lines(tmp_path / "twice.jsonl", record(question=1))
     with pytest.raises(ValueError, match=r"twice\.jsonl:1: a second record .* the first is .*first\.jsonl:1"):
-        report.load_records([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
+        load_records([write_lines(tmp_path / "first.jsonl", record(question=1)), twice])
     with pytest.raises(ValueError, match=r"list\.jsonl:1: a record must be an object, got list"):
-        report.load_records([write_lines(tmp_path / "list.jsonl", [1])])
+        load_records([write_lines(tmp_path / "list.jsonl", [1])])
     broken = tmp_path / "broken.jsonl.gz"
     broken.write_bytes(gzip.compress(b'\n{"model":\n'))
     with pytest.raises(ValueError, match=r"broken\.jsonl\.gz:2: not valid JSON"):
-        report.load_records([broken])
+        load_records([broken])
 
 
 def test_write_and_recompute(tmp_path: Path) -> None:
@@ -492,7 +490,7 @@ def test_write_and_recompute(tmp_path: Path) -> None:
     stored = files.read_json(tmp_path / "report.json")
     assert stored == made
     assert set(stored["provenance"]) >= {"command", "versions", "commit"}
-    loaded = report.load_records([write_lines(tmp_path / "r.jsonl", *records)])
+    loaded = load_records([write_lines(tmp_path / "r.jsonl", *records)])
     again = report.fold(loaded, stored["provenance"])
     assert json.loads(json.dumps(again.to_json())) == stored
     assert Report.from_json(stored) == again
@@ -526,7 +524,7 @@ def test_markdown_says_what_was_measured_and_which_interval_it_shows(tmp_path: P
         "Fewer than 30 questions somewhere",
     ):
         assert line in text
-    row = pick(made["rows"], model="Fast", compression_factor=2, label="", dataset="tales", decoding="greedy")
+    row = pick(made["rows"], model="Fast", params=params(2), label="", dataset="tales", decoding="greedy")
     cell = f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f} | {row['length']:.1f}"
     (line,) = [
         line for line in text.split("## Accuracy, sampled")[0].splitlines() if line.startswith("| Fast c=2 |")
@@ -541,38 +539,61 @@ def test_the_baseline_comes_first_whatever_its_name() -> None:
     assert text.index("| Zoo |") < text.index("| Fast |")
 
 
-def test_the_picture_leaves_controls_out(tmp_path: Path) -> None:
-    records = grid_of_systems()
-    report.write(tmp_path / "all", records, provenance={})
-    report.write(tmp_path / "bare", [r for r in records if not r["label"]], provenance={})
-    report.write(tmp_path / "fewer", [r for r in records if r["compression_factor"] != 2], provenance={})
-    pictures = [
-        (tmp_path / name / "accuracy_vs_length.png").read_bytes() for name in ("all", "bare", "fewer")
-    ]
-    assert pictures[0] == pictures[1] != pictures[2]
-    for labels in (True, ["control-zeroed"], ["another"]):
-        report.write(tmp_path / f"{labels}", records, provenance={}, draw_labelled=labels)
-        pictures.append((tmp_path / f"{labels}" / "accuracy_vs_length.png").read_bytes())
-    assert pictures[3] == pictures[4] != pictures[0] == pictures[5]
+def test_the_pictures_leave_controls_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {}
+    monkeypatch.setattr(picture, "accuracy_vs_length", lambda rows, path: drawn.update({path.name: rows}))
+    report.write(tmp_path, grid_of_systems(), provenance={})
+    assert set(drawn) == {"accuracy_vs_length.png", "accuracy_vs_length-sampled.png"}
+    for rows in drawn.values():
+        assert {row.system.label for row in rows} == {""}
+    controls = [r for r in grid_of_systems() if r["label"] and r["decoding"] == "greedy"]
+    report.write(tmp_path, controls, provenance={})
+    assert {row.system.label for row in drawn["accuracy_vs_length.png"]} == {"control-zeroed"}
 
 
-def test_the_picture_has_a_method_all_of_whose_systems_have_a_label(tmp_path: Path) -> None:
-    cot, snapped = system("CoT", "78"), system("Fast", "78", label="snap")
-    control = system("Fast", "88", label="control-zeroed, snap")
-    for name, records in (("a", [*cot, *snapped, *control]), ("b", [*cot, *snapped]), ("c", cot)):
-        report.write(tmp_path / name, records, provenance={})
-    a, b, c = ((tmp_path / name / "accuracy_vs_length.png").read_bytes() for name in "abc")
-    assert a == b != c
+def test_a_value_that_is_not_the_default_is_compared_with_the_default_and_named() -> None:
+    records = [
+        *system("CoT", "78"), *system("Fast", "77", c=2),
+        *system("Fast", "78", params={"compression_factor": 2, "confidence_threshold": 0.8}),
+        *system("Fast", "78", params={"ratio": 0.5}, method="skip", label="DL"),
+    ]  # fmt: skip
+    made = fold(records)
+    pairs = {
+        (tuple(r["params"].values()), tuple(r["baseline"]["params"].values()))
+        for r in made["comparisons"]
+        if r["baseline"]["model"] == "Fast"
+    }
+    assert pairs == {((2, 0.8), (2,))}
+    text = render(made)
+    assert "| Fast fast c=2 (confidence_threshold=0.8) |" in text
+    assert "| Fast skip (DL, ratio=0.5) |" in text
 
 
-def test_of_a_method_that_has_labels_alone_those_named_are_drawn(tmp_path: Path) -> None:
-    cot = system("CoT", "78")
-    gated, other = system("Fast", "78", label="gated"), system("Fast", "88", label="other")
-    for name, records in (("a", [*cot, *gated, *other]), ("b", [*cot, *gated])):
-        report.write(tmp_path / name, records, provenance={}, draw_labelled=["gated"])
-    report.write(tmp_path / "c", [*cot, *gated, *other], provenance={})
-    a, b, c = ((tmp_path / name / "accuracy_vs_length.png").read_bytes() for name in "abc")
-    assert a == b != c
+def old(made: dict[str, Any], label: str, factor: float | None) -> dict[str, Any]:
+    """A row or record in the layout of older files."""
+    rest = {key: value for key, value in made.items() if key not in ("params", "label")}
+    return {**rest, "label": label, "compression_factor": factor}
+
+
+@pytest.mark.parametrize(
+    ("label", "factor", "expected"),
+    [
+        ("", None, ("", {})),
+        ("DL", 2, ("DL", {"compression_factor": 2})),
+        ("ratio=0.7", None, ("", {"ratio": 0.7})),
+        ("DL, a=1, control-zeroed, confidence_threshold=0.8", 2,
+         ("DL, control-zeroed", {"a": 1, "compression_factor": 2, "confidence_threshold": 0.8})),
+        ("numbers, = alone", 2, ("numbers, = alone", {"compression_factor": 2})),
+    ],
+)  # fmt: skip
+def test_older_files_have_their_values_in_the_label(
+    label: str, factor: float | None, expected: tuple[str, dict[str, float]]
+) -> None:
+    name, values = expected
+    new = record("Fast", 0, label=name, params=values)
+    assert report.fold([old(new, label, factor)], {}) == report.fold([new], {})
+    with pytest.raises(ValueError, match="a second record of"):
+        fold([new, old(new, label, factor)])
 
 
 def test_differences_are_starred_only_where_the_interval_leaves_out_zero() -> None:
@@ -591,7 +612,7 @@ def test_an_average_over_fewer_datasets_is_marked() -> None:
 
 
 def test_names_hold_what_tells_systems_apart() -> None:
-    one_model = [*system("m", "78", method="cot"), *system("m", "78", method="fast", compression_factor=2)]
+    one_model = [*system("m", "78", method="cot"), *system("m", "78", method="fast", c=2)]
     assert "| fast c=2 |" in render(fold(one_model))
     assert "| cot |" in render(fold(one_model))
     two_models = [
@@ -607,14 +628,14 @@ def test_names_hold_what_tells_systems_apart() -> None:
 def test_the_console_shows_the_numbers_of_the_markdown() -> None:
     made = fold(grid_of_systems())
     out = io.StringIO()
-    Console(file=out, width=200).print(report.render_console(Report.from_json(made), 200))
+    Console(file=out, width=200).print(tables.render_console(Report.from_json(made), 200))
     row = pick(made["rows"], model="CoT", dataset="sums", decoding="sampled")
     assert f"{100 * row['accuracy']:.1f} ± {100 * stats.Z95 * row['accuracy_se']:.1f}" in out.getvalue()
     assert "Paired differences, greedy decoding" in out.getvalue()
     narrow = io.StringIO()
-    Console(file=narrow, width=80).print(report.render_console(Report.from_json(made), 80))
+    Console(file=narrow, width=80).print(tables.render_console(Report.from_json(made), 80))
     assert "…" not in narrow.getvalue()  # a narrow terminal never cuts a number
-    average = pick(made["rows"], model="Fast", dataset="average", decoding="sampled", compression_factor=1)
+    average = pick(made["rows"], model="Fast", dataset="average", decoding="sampled", params=params(1))
     (line,) = [
         line for line in narrow.getvalue().splitlines() if f" {100 * average['accuracy']:.1f} ±" in line
     ][:1]
@@ -627,7 +648,7 @@ def test_reference_length_is_the_reference_chain_at_that_speed() -> None:
     """Three questions with chains of 7 and 4 tokens and none: ceil(7 / 3), ceil(4 / 3); at no speed 7 and 4."""
     chains = (7, 4, None)
     slow = [record("Slow", i, gold_length=n) for i, n in enumerate(chains)]
-    fast = [record("Fast", i, gold_length=n, compression_factor=3) for i, n in enumerate(chains)]
+    fast = [record("Fast", i, gold_length=n, c=3) for i, n in enumerate(chains)]
     bare = [record("Bare", i) for i in range(3)]
     rows = fold([*slow, *fast, *bare])["rows"]
     for dataset in ("sums", "average"):

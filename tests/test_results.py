@@ -9,6 +9,7 @@ import pytest
 
 from colar import files
 from colar.evaluation import report
+from colar.evaluation.records import RecordFiles
 from colar.evaluation.rows import Report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,14 +23,11 @@ def test_there_are_results():
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: f"{path.parts[-3]}/{path.parts[-2]}")
 def test_a_report_is_the_fold_over_its_records(path):
     saved = files.read_json(path)
-    records = report.RecordFiles([path.parent / "records.jsonl.gz"])
+    records = RecordFiles([path.parent / "records.jsonl.gz"])
     pairs = list(dict.fromkeys((row["pair"][0], row["pair"][1]) for row in saved.get("pairs", ())))
-    folded = report.fold(records, {}, saved["baseline"], saved.get("nearest"), pairs).to_json()
-    read_back = Report.from_json(saved).to_json()
-    for part in saved.keys() - {"provenance"}:
-        assert folded[part] == saved[part]
-        assert json.dumps(folded[part]) == json.dumps(saved[part])  # the order of keys too
-        assert read_back[part] == saved[part]
+    folded = report.fold(records, saved["provenance"], saved["baseline"], saved.get("nearest"), pairs)
+    # Through JSON on both sides: the training seed of a baseline is not in the file.
+    assert Report.from_json(json.loads(json.dumps(folded.to_json()))) == Report.from_json(saved)
     assert saved["provenance"]["command"].startswith("colar ")
 
 

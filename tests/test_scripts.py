@@ -10,12 +10,12 @@ import torch
 from example_rows import report_row
 
 from colar import files
-from colar.data.example import Example
 from colar.evaluation.report import write as write_report
-from colar.evaluation.rows import Difference, PairDifference, Report, System
+from colar.evaluation.rows import Difference, Report, System
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
+from colar.training.run_folder import write_digests
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -159,7 +159,7 @@ def test_tables_of_docs_by_hand(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "ROOT", tmp_path)
 
     def answers(method, text, run, **more):
-        base = {"model": "m", "method": method, "label": "", "dataset": "sums", "compression_factor": None, "seed": 0,
+        base = {"model": "m", "method": method, "label": "", "dataset": "sums", "params": {}, "seed": 0,
                 "decoding": "greedy", "train_seed": run, "completion": "", "truncated": False, "length": 4,
                 "forward_passes": 9, "seconds": 0.5}  # fmt: skip
         return [
@@ -255,11 +255,11 @@ def test_what_several_samples_gain_by_hand():
 
 def test_pairs_that_were_not_drawn_from_alike_have_a_column_a_data_set():
     def pair(name, decoding, **differences):
-        system = System(name, "colar", "", 2, decoding, None)
+        system = System(name, "colar", "", (("compression_factor", 2),), decoding, None)
         rows = []
         for dataset, points in differences.items():
-            row = Difference(system, dataset, system, 10, points, 0.01, [points - 0.02, points + 0.02])
-            rows.append(PairDifference([name, "cot"], row, [], [], None))
+            interval = [points - 0.02, points + 0.02]
+            rows.append(Difference(system, dataset, system, 10, points, 0.01, interval, pair=[name, "cot"]))
         return rows
 
     def grid(pairs):
@@ -328,33 +328,7 @@ def write_clock(run, steps, seconds):
     clock = {"Clock": {"args": {}, "attributes": {"seconds": seconds, "rows_per_update": 16}}}
     state = {"global_step": steps, "max_steps": steps, "stateful_callbacks": clock}
     (folder / "trainer_state.json").write_text(json.dumps(state))
-
-
-def test_curves_of_an_arena_count_what_the_cot_weights_saw(tmp_path, monkeypatch, capsys):
-    for seed, accuracy in ((0, 0.5), (1, 0.7)):
-        for name, label in (("colar", ""), ("colar-mp", "MP")):
-            run = tmp_path / f"seed{seed}" / name
-            run.mkdir(parents=True)
-            made = {
-                "data": {"train_skip": 100},
-                "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
-                "method": {"name": "colar"},
-                "label": label,
-            }
-            (run / "recipe.json").write_text(json.dumps(made))
-            logged = {"step": 10, "eval_accuracy": 0.9, "eval_accuracy/compression_factor=2": accuracy}
-            (run / "history.json").write_text(json.dumps([{"step": 5, "loss": 1.0}, logged]))
-    write_clock(tmp_path / "seed0" / "colar", 10, 12.34)
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--output", str(tmp_path / "out")])
-    module("lab/scripts/arena_curves.py").main()
-    capsys.readouterr()
-    points = {"180": [0.5, 0.7]}
-    assert json.loads((tmp_path / "out" / "learning_curves.json").read_text()) == {
-        "methods": {"colar c=2": points},
-        "ablations": {"CoLaR": points, "MP": points},
-        "seconds": {"seed0/colar": 12.3},
-    }
-    assert (tmp_path / "out" / "learning_curves.png").stat().st_size > 10_000
+    write_digests(folder)
 
 
 def test_updates_that_fit_into_the_time_of_another_run(tmp_path, monkeypatch, capsys):
@@ -434,8 +408,16 @@ def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
     found = module("lab/scripts/left_out.py")
     lengths = {1: [4, 6, 8], 3: [2, 2, 3], 2: [2, 3, 8]}  # at c = 2: as at 3, as asked, as at 1
     rows = [
-        {"train_seed": 0, "decoding": "greedy", "seed": 0, "dataset": "d", "id": f"q{i}", "label": "odd"}
-        | {"compression_factor": c, "length": length, "gold_length": [4, 6, 8][i]}
+        {
+            "model": "m",
+            "method": "colar",
+            "label": "odd",
+            "dataset": "d",
+            "decoding": "greedy",
+            "train_seed": 0,
+        }
+        | {"params": {"compression_factor": c}, "seed": 0, "id": f"q{i}"}
+        | {"length": length, "gold_length": [4, 6, 8][i]}
         for c, row in lengths.items()
         for i, length in enumerate(row)
     ]
@@ -444,7 +426,9 @@ def test_how_long_a_model_thinks_at_a_factor_left_out(tmp_path, monkeypatch):
         {"asked": 2, "expected": 2 / 3, "as_at": {1: 1 / 3, 3: 1 / 3}},
         {"asked": 3, "expected": 1.0, "as_at": {1: 0.0, 3: 1.0}},
     ]
-    without = [row for row in rows if (row["id"], row["compression_factor"]) != ("q2", 3)]  # unanswered there
+    without = [
+        row for row in rows if (row["id"], row["params"]["compression_factor"]) != ("q2", 3)
+    ]  # unanswered there
     assert found.shares(without, [1, 3])[1] == {"asked": 2, "expected": 1.0, "as_at": {1: 0.0, 3: 0.5}}
     committed = ROOT / "results/toy/factors"
     given = [committed / "records.jsonl.gz", "--label", "c in 1 3 5 7", "--trained", 1, 3, 5, 7]
@@ -471,30 +455,3 @@ def test_the_toys_of_other_sizes_load_and_are_drawn_from_their_seed(tmp_path, mo
     (tmp_path / "0.1m-0" / "mark").touch()
     toys.main()
     assert (tmp_path / "0.1m-0" / "mark").exists()
-
-
-def test_an_average_with_the_covariance_of_two_sets_by_hand():
-    script = module("lab/scripts/average_covariance.py")
-    same = [
-        Example(f"gsm8k-aug/test/{i}", text, (), "1")
-        for i, text in enumerate(["Ann has 3.", "Bo eats five.", "Cy."])
-    ]
-    hard = [
-        Example(f"gsm-hard/test/{i}", text, (), "1")
-        for i, text in enumerate(["Cy.", "Bo eats 871.", "Ann has 99."])
-    ]
-    source_of = script.origins(hard, same)
-    assert source_of == {f"gsm-hard/test/{i}": f"gsm8k-aug/test/{2 - i}" for i in range(3)}
-    datasets = {
-        "gsm8k-aug": [
-            {"id": f"gsm8k-aug/test/{i}", "correct": hit} for i, hit in enumerate([True, False, False])
-        ],
-        "gsm-hard": [
-            {"id": f"gsm-hard/test/{i}", "correct": hit} for i, hit in enumerate([False, False, True])
-        ],
-    }
-    # Right and wrong on the same questions: the average is the mean of one set, whose variance is 1/3 / 3.
-    correlation, apart, together = script.half_widths(datasets, source_of)
-    assert correlation == pytest.approx(1)
-    assert together == pytest.approx(196 / 3, rel=1e-4)
-    assert apart == pytest.approx(together / 2**0.5)

@@ -54,8 +54,6 @@ SMALLEST: dict[str, Sequence[str]] = {
     "lab/benchmarks/shared.py": [""],
     "lab/benchmarks/work.py": [""],
     "lab/benchmarks/soak.py": ["--requests 60 --minutes 0.1 --output {out}"],
-    "lab/scripts/arena_curves.py": ["{arena} --output {out}"],
-    "lab/scripts/average_covariance.py": ["{records} --data_dir {published}"],
     "scripts/draw_idea.py": ["--output {out}"],
     "lab/scripts/figures.py": ["--output {out}"],
     "scripts/golden.py": [
@@ -102,7 +100,7 @@ def write_published(folder: Path) -> None:
 def record(dataset: str, question: str, correct: bool, factor: int = 2) -> dict[str, object]:
     """An answer as `colar evaluate` writes it."""
     return {
-        "model": "m", "method": "colar", "label": "", "dataset": dataset, "compression_factor": factor, "seed": 0,
+        "model": "m", "method": "colar", "label": "", "dataset": dataset, "params": {"compression_factor": factor}, "seed": 0,
         "decoding": "greedy", "train_seed": 0, "id": question, "completion": "7", "parsed": "7", "correct": correct,
         "truncated": False, "length": 4, "gold_length": 4 * factor, "forward_passes": 9, "seconds": 0.5,
     }  # fmt: skip
@@ -192,7 +190,7 @@ def world(tmp_path_factory):
     with running(serve_model("colar", (lm, method))) as live:
         yield {
             "project": project, "cot": folder / "cot", "sequential": folder / "sequential", "rows": folder / "rows", "run": run,
-            "arena": folder / "arena", "recipe": path, "published": folder / "published", "records": folder / "records",
+            "recipe": path, "published": folder / "published", "records": folder / "records",
             "reinforced": folder / "reinforced", "page": folder / "page.html", "url": live.url,
         }  # fmt: skip
 

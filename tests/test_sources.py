@@ -21,7 +21,7 @@ from colar.data.catalogue import SOURCES, SPLITS
 from colar.data.example import Example
 from colar.data.judge import answers, quantity
 from colar.data.sources import load
-from colar.evaluation.inputs import name_sources
+from colar.evaluation.folder import name_sources
 from colar.training.grpo.rewards import accuracy
 
 ICOT = [

@@ -8,6 +8,7 @@ from typing import Any
 from colar.evaluation import picture
 from colar.evaluation.rows import AVERAGE, Report, ReportRow
 from colar.evaluation.stats import Z95
+from colar.methods import params
 
 INTERVALS = "bars: 95% interval over questions; dots: training runs"
 
@@ -31,7 +32,7 @@ def points(
     def wanted(row: ReportRow) -> bool:
         system = row.system
         asked = (model, method, label, dataset, "greedy")
-        return (system.model, system.method, system.label, row.dataset, system.decoding) == asked
+        return (system.model, system.method, system.note, row.dataset, system.decoding) == asked
 
     found = []
     for row in report.shown_rows:
@@ -71,7 +72,7 @@ def legend_below(figure: Any, axes: Any, caption: str, columns: int = 4) -> None
 
 
 def _factor(row: ReportRow) -> float | None:
-    return row.system.compression_factor
+    return params.speed(row.system.params)
 
 
 def _point(row: ReportRow, runs: list[ReportRow]) -> dict[str, Any]:

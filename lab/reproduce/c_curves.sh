@@ -67,7 +67,7 @@ for c in 2 4; do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$c"); done   
 for c in 2 4 6; do                                                                 # left out, against its neighbours
   for near in $((c - 1)) $((c + 1)); do pairs+=(--pair "tiny c=$c (c in 1 3 5 7)" "tiny c=$near (c in 1 3 5 7)"); done
 done
-colar report "${answered[@]}" --draw_labelled "${pairs[@]}" --title "Compression factors: random, one, left out" --output "$out/report"
+colar report "${answered[@]}" "${pairs[@]}" --title "Compression factors: random, one, left out" --output "$out/report"
 python lab/scripts/left_out.py "${odd[@]}" --trained 1 3 5 7 --output "$out/report" >/dev/null
 echo
 echo "table    $out/report/report.md"

@@ -101,7 +101,7 @@ pair "sequential c=2" "sequential c=2 (one c)"
 for c in 1 1.25 1.5 2 2.5 3; do pair "sequential c=$c (any c)" cot; done
 for c in 1.25 1.5 2.5 3.5 4.5; do pair "sequential c=$c (left out)" "sequential c=$c (any c)"; done
 for c in 1 1.25 1.5 1.75 2; do pair "sequential c=$c (any c to 2)" cot; done
-colar report "${answered[@]}" --draw_labelled "any c" "any c to 2" "${pairs[@]}" \
+colar report "${answered[@]}" "${pairs[@]}" \
   --title "The sequential method at the tiny scale" --output "$out/report"
 
 # CoT's and the ungated model's answers stand beside those of the gates.
@@ -121,8 +121,7 @@ done
 mkdir -p "$out/eval/beside"
 for seed in "${seeds[@]}"; do grep -h '"decoding": "greedy"' "$out/eval/drawn$seed/records.jsonl" || true; done \
   >"$out/eval/beside/records.jsonl"
-colar report "${gated[@]}" "$out/eval/beside" --draw_labelled gated "gated, with 1.5" \
-  "gated, with 1.5, confidence_threshold=0.7" "${pairs[@]}" \
+colar report "${gated[@]}" "$out/eval/beside" "${pairs[@]}" \
   --title "Speed by confidence at the tiny scale" --output "$out/gates"
 echo
 echo "tables    $out/report/report.md, $out/gates/report.md"

@@ -20,6 +20,7 @@ from typing import Any
 from colar import files
 from colar.evaluation import picture, stats
 from colar.evaluation.records import cluster_of, load_records
+from colar.evaluation.rows import cell_from_json
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 
@@ -254,7 +255,8 @@ def committed(path: Path, seeds: Sequence[int]) -> dict[str, dict[int, list[Any]
     """The records of a file by run and training seed, those of other seeds left out."""
     tests: dict[str, dict[int, list[Any]]] = {}
     for record in load_records([path]):
-        name = LABELS[record["method"], record["label"]]
+        system = cell_from_json(record).system
+        name = LABELS[system.method, system.note]
         if record["train_seed"] in seeds:
             tests.setdefault(name, {}).setdefault(record["train_seed"], []).append(record)
     return tests

@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.evaluation.grid import Grid, markdown, percent
-from colar.evaluation.report import load_records
+from colar.evaluation.records import load_records
+from colar.evaluation.rows import cell_from_json
+from colar.evaluation.tables import Grid, markdown, percent
+from colar.methods.params import speed
 
 Record = dict[str, Any]
+
+
+def speed_of(record: Record) -> Any:
+    return speed(cell_from_json(record).system.params)
 
 
 def shares(records: Sequence[Record], trained: Sequence[int]) -> list[dict[str, Any]]:
@@ -32,8 +38,9 @@ def shares(records: Sequence[Record], trained: Sequence[int]) -> list[dict[str, 
     for record in records:
         if record["gold_length"] is None:
             continue
+        asked = speed_of(record)
         question = tuple(record[key] for key in ("train_seed", "decoding", "seed", "dataset", "id"))
-        lengths.setdefault(record["compression_factor"], {})[question] = record
+        lengths.setdefault(asked, {})[question] = record
     answered = set.intersection(*map(set, lengths.values()))
     lengths = {c: {question: found[question] for question in answered} for c, found in lengths.items()}
     rows = []
@@ -60,12 +67,12 @@ def main() -> None:
     records = [
         record
         for record in load_records(args.records)
-        if record["compression_factor"] is not None and args.label in (None, record["label"])
+        if speed_of(record) is not None and args.label in (None, cell_from_json(record).system.note)
     ]
     found = sorted({" ".join((r["model"], r["method"], r["label"] or "")).strip() for r in records})
     if len(found) != 1:
         raise SystemExit(f"one model, please (--label); the records have {', '.join(found) or 'none such'}")
-    missing = set(args.trained) - {record["compression_factor"] for record in records}
+    missing = set(args.trained) - {speed_of(record) for record in records}
     if missing:
         raise SystemExit(f"no answers at c = {', '.join(map(str, sorted(missing)))}")
     rows = shares(records, args.trained)

@@ -25,7 +25,9 @@ from colar.data import sources
 from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.evaluation import report
-from colar.evaluation.rows import AVERAGE, Report, ReportRow, System, point_name
+from colar.evaluation.records import load_records
+from colar.evaluation.rows import AVERAGE, Report, ReportRow, System
+from colar.methods import params
 
 Record = dict[str, Any]
 ARROW = " -> "
@@ -69,13 +71,10 @@ def refold(
     """
     path = folder / "records.jsonl.gz"
     saved = Report.from_json(files.read_json(folder / "report.json"))
-    records = report.load_records([path])
+    records = load_records([path])
     made = rejudge(records, golds)
     if made == records:
         return None
-    # report.json does not say which labels its picture shows: the default is drawn again, anything else would be lost.
-    if "--draw_labelled" in saved.provenance["command"].replace("-labelled", "_labelled"):
-        raise ValueError(f"{folder}: its picture was drawn with --draw_labelled, fold it with colar report")
     old = folder / "report.md"
     title = (
         old.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") if old.exists() else folder.name
@@ -141,9 +140,9 @@ def points(share: float | None) -> str:
 
 def system_name(system: System) -> str:
     """Method, speed and label, and the decoding where it is not greedy."""
-    parts = [system.method, point_name(system)]
-    if system.label:
-        parts.append(f"({system.label})")
+    parts = [system.method, params.speed_text(system.params)]
+    if system.note:
+        parts.append(f"({system.note})")
     if system.decoding != "greedy":
         parts.append(system.decoding)
     return " ".join(part for part in parts if part)

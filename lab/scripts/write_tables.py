@@ -32,7 +32,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from colar import files
-from colar.evaluation.grid import (
+from colar.evaluation.rows import (
+    AVERAGE,
+    Difference,
+    Report,
+    ReportRow,
+    datasets_of,
+    system_name,
+    systems_of,
+)
+from colar.evaluation.tables import (
     BLANK,
     Grid,
     accuracy_of,
@@ -43,17 +52,7 @@ from colar.evaluation.grid import (
     points,
     share_of,
 )
-from colar.evaluation.rows import (
-    AVERAGE,
-    PairDifference,
-    Report,
-    ReportRow,
-    datasets_of,
-    is_control,
-    system_name,
-    systems_of,
-    without_control,
-)
+from colar.methods import params
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab" / "scripts"))
@@ -107,12 +106,8 @@ def by_name(report: Report) -> dict[str, dict[tuple[str, str], ReportRow]]:
     return found
 
 
-def half_runs(row: ReportRow | PairDifference | None) -> str:
+def half_runs(row: ReportRow | Difference | None) -> str:
     return half_width(None if row is None else row.runs_interval)
-
-
-def difference(row: PairDifference | None) -> str:
-    return points(None if row is None else row.difference)
 
 
 def averages(report: Report) -> Grid:
@@ -120,7 +115,7 @@ def averages(report: Report) -> Grid:
     body = []
     for name, rows in by_name(report).items():
         average = rows.get(("greedy", AVERAGE))
-        if average is not None and not is_control(average.system.label):
+        if average is not None and not average.system.is_control:
             body.append([name, number(average.length), accuracy_of(average), half_runs(average)])
     # The best average first: `52.0 ± 3.9`.
     return Grid(
@@ -134,7 +129,7 @@ def datasets(report: Report) -> Grid:
     body = []
     for name, rows in by_name(report).items():
         average = rows.get(("greedy", AVERAGE))
-        if average is None or is_control(average.system.label):
+        if average is None or average.system.is_control:
             continue
         line = [name, number(average.length)]
         for dataset in names:
@@ -150,7 +145,7 @@ def factors(report: Report) -> Grid:
     found: dict[tuple[float | None, str], ReportRow] = {}
     for row in report.shown_rows:
         if row.system.decoding == "greedy" and row.dataset == AVERAGE:
-            found[row.system.compression_factor, row.system.label] = row
+            found[params.speed(row.system.params), row.system.note] = row
     asked = sorted({factor for factor, _ in found if factor is not None})
     labels = list(dict.fromkeys(label for _, label in found))
     body = []
@@ -165,14 +160,13 @@ def factors(report: Report) -> Grid:
 
 def gates(report: Report) -> Grid:
     """What does a confidence threshold buy? Greedy averages and #L: a line a label and c, a column a threshold."""
-    key = "confidence_threshold="
     found: defaultdict[tuple[str, float], dict[float, str]] = defaultdict(dict)
     for row in report.shown_rows:
-        if row.system.decoding != "greedy" or row.dataset != AVERAGE or row.system.compression_factor is None:
+        speed = params.speed(row.system.params)
+        if row.system.decoding != "greedy" or row.dataset != AVERAGE or speed is None:
             continue
-        label, _, threshold = row.system.label.partition(key)
-        line = (label.rstrip(", "), row.system.compression_factor)
-        found[line][float(threshold or 0)] = f"{percent(row.accuracy)} ({number(row.length)})"
+        threshold = dict(row.system.params).get("confidence_threshold", 0)
+        found[row.system.label, speed][threshold] = f"{percent(row.accuracy)} ({number(row.length)})"
     thresholds = sorted({threshold for line in found.values() for threshold in line})
     body = []
     for (label, factor), cells in sorted(found.items()):
@@ -192,14 +186,14 @@ def controls(report: Report) -> Grid:
     kinds: list[str] = []
     for rows in named.values():
         row = rows.get(("greedy", AVERAGE))
-        if row is None or not is_control(row.system.label):
+        if row is None or not row.system.is_control:
             continue
         kind = row.system.label.rpartition("control-")[2].partition(",")[0]
         if kind.startswith("cut"):
             continue
         if kind not in kinds:
             kinds.append(kind)
-        base = system_name(row.system._replace(label=without_control(row.system.label)), systems)
+        base = system_name(row.system.without_control(), systems)
         lines[base, _averaged(row, rows)][kind] = f"{accuracy_of(row)} ({percent(row.truncated)})"
     body = []
     for (base, datasets), given in lines.items():
@@ -230,9 +224,9 @@ def pairs(report: Report) -> Grid:
 
     Where pairs were not all drawn from on the same data sets, each set has a column: averages could not be compared.
     """
-    found: defaultdict[tuple[str, ...], dict[tuple[str, str], PairDifference]] = defaultdict(dict)
+    found: defaultdict[tuple[str, ...], dict[tuple[str, str], Difference]] = defaultdict(dict)
     for row in report.pairs:
-        found[tuple(row.pair)][row.difference.system.decoding, row.difference.dataset] = row
+        found[tuple(row.pair or ())][row.system.decoding, row.dataset] = row
     drawn_on = set()
     for rows in found.values():
         drawn_on.add(frozenset(dataset for decoding, dataset in rows if decoding == "sampled") - {AVERAGE})
@@ -242,8 +236,8 @@ def pairs(report: Report) -> Grid:
     body = []
     for names, rows in found.items():
         greedy = rows.get(("greedy", AVERAGE))
-        sampled = [difference(rows.get(("sampled", dataset))) for dataset in columns.values()]
-        body.append([*names, difference(greedy), half_runs(greedy), *sampled])
+        sampled = [points(rows.get(("sampled", dataset))) for dataset in columns.values()]
+        body.append([*names, points(greedy), half_runs(greedy), *sampled])
     return Grid("", ["system", "baseline", "greedy", "runs", *columns], body, words=2)
 
 

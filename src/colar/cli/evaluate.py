@@ -98,8 +98,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
     from colar import processes
     from colar.evaluation import controls, evaluate
-    from colar.evaluation.claim import claim
-    from colar.evaluation.inputs import name_checkpoints
+    from colar.evaluation.folder import claim, name_checkpoints
     from colar.model import checkpoint
 
     check_params(args)
@@ -148,7 +147,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:
     """The examples of each data set under the name that its rows have."""
     from colar.data import sources
-    from colar.evaluation.inputs import name_sources
+    from colar.evaluation.folder import name_sources
 
     named_sources = name_sources(args.data)
     # An option may name the data set or its source.

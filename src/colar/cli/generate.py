@@ -289,7 +289,7 @@ def _print_completion(lm: Any, completion: Any, expected: str | None, args: argp
 
 
 def _asked_with(params: Any) -> str:
-    """`  [compression_factor 2, snap]`, or nothing where a method has no per-request values."""
+    """`  [compression_factor 2]`, or nothing where a method has no per-request values."""
     shown = []
     for name, value in dataclasses.asdict(params).items():
         # What is off (false, 0) is not shown.
@@ -320,16 +320,10 @@ def _long(reading: Any) -> tuple[list[str], list[str]]:
 
 
 def _print_long(readings: Sequence[Any]) -> None:
-    """Number the thoughts: a line each, or where one of them does not fit, both of its parts on lines of their own."""
-    parts = [_long(reading) for reading in readings]
-    lines = []
-    for words, near in parts:
-        line = "  ".join(words)
-        lines.append(f"{line}   near: {'  '.join(near)}" if near else line)
-    # All alike: a column is easier to read than lines that change their form.
-    apart = any(near for _, near in parts) and any(len(line) > WIDTH - INDENT for line in lines)
-    for number, (line, (words, near)) in enumerate(zip(lines, parts, strict=True), start=1):
-        first, *rest = [*_wrapped(words), *_wrapped(near, "near: ")] if apart else [line]
+    """Number the thoughts, each on a line; below a latent that was chosen as tokens stand those near it."""
+    for number, reading in enumerate(readings, start=1):
+        words, near = _long(reading)
+        first, *rest = [*_wrapped(words), *_wrapped(near, "near: ")]
         print(f"{number:4d}  {first}")
         for more in rest:
             print(f"{'':{INDENT}}{more}")

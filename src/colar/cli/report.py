@@ -24,12 +24,6 @@ def add_parser(commands: Any) -> None:
         help="compare each system also with the one of this method whose #L is nearest, e.g. colar",
     )
     report.add_argument(
-        "--draw_labelled",
-        nargs="*",
-        metavar="LABEL",
-        help="draw ablations and controls in the picture too: all, or those with these labels",
-    )
-    report.add_argument(
         "--pair",
         nargs=2,
         action="append",
@@ -46,15 +40,10 @@ def run(args: argparse.Namespace) -> None:
 
     records = find_records(args.records)
     output = files.require_writable(args.output)
-    # The option alone, without labels after it, stands for all of them.
-    draw_labelled: bool | list[str] = False
-    if args.draw_labelled is not None:
-        draw_labelled = args.draw_labelled if args.draw_labelled else True
     write_report(
         records,
         output,
         title=args.title,
         nearest=args.nearest,
-        draw_labelled=draw_labelled,
         pairs=[(system, baseline) for system, baseline in args.pair],
     )

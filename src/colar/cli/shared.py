@@ -194,7 +194,7 @@ def own_options(pairs: list[str], source: str) -> dict[str, Any]:
 
 def named(text: str) -> tuple[str, str]:
     """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
-    from colar.evaluation.inputs import split_name
+    from colar.evaluation.folder import split_name
 
     name, path = split_name(text)
     if name is not None:
@@ -301,24 +301,23 @@ def write_report(
     output: Path,
     title: str | None = None,
     nearest: str | None = None,
-    draw_labelled: bool | Sequence[str] = False,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
     from rich.console import Console
 
-    from colar.evaluation import report
+    from colar.evaluation import report, tables
+    from colar.evaluation.records import RecordFiles
 
     made = report.write(
         output,
-        report.RecordFiles(records),
+        RecordFiles(records),
         title=title,
         provenance=files.provenance() | report.settings_of(records),
         nearest=nearest,
-        draw_labelled=draw_labelled,
         pairs=pairs,
     )
     console = Console()
-    console.print(report.render_console(made, console.width))
+    console.print(tables.render_console(made, console.width))
     written = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
     progress.say(f"wrote {', '.join(str(path) for path in written if path.is_file())}")

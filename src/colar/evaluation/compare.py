@@ -1,13 +1,14 @@
 """Paired differences: how much more often one system is right than another, on the questions that both answered.
 
-`compare` chooses the other system: the baseline, the same system without its label, the nearest in length.
-`compare_pairs` takes pairs that a user asked for by name. Both give a row for each dataset, and one for their average.
+`compare` chooses the other system: the baseline, the same system unchanged, the nearest in length. `compare_pairs`
+takes pairs that a user asked for by name. Both give a row for each dataset, and one for their average.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -15,18 +16,7 @@ import numpy as np
 
 from colar.evaluation import stats
 from colar.evaluation.records import Answers, Cells
-from colar.evaluation.rows import (
-    AVERAGE,
-    Cell,
-    Difference,
-    PairDifference,
-    ReportRow,
-    System,
-    is_control,
-    system_name,
-    systems_of,
-    without_control,
-)
+from colar.evaluation.rows import AVERAGE, Cell, Difference, ReportRow, System, system_name, systems_of
 
 
 def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Difference]:
@@ -34,18 +24,21 @@ def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Dif
 
     A system is compared with others of the same decoding and training seed, each once:
       - the first system of method `baseline`: the same model's where it has one, else the first by name;
-      - where it has a label (a control or an ablation), itself without the label. A control of an ablation is
-        compared with that ablation;
+      - where something was changed in it (an ablation, a control, a value that is not the default), itself unchanged. A
+        control of an ablation is compared with that ablation;
       - with `nearest`, a method: the system of that method whose #L, averaged over datasets, is nearest to its own.
         Controls, and systems of that method, are left out.
-    Of a method's systems, those without a label are taken where there are any. A positive difference means that the
+    Of a method's systems, the unchanged ones are taken where there are any. A positive difference means that the
     system is better than its `baseline`.
     """
-    lengths = _mean_lengths(cells)
+    by_system: defaultdict[System, list[float]] = defaultdict(list)
     # Another decoding or training seed would add a difference that is not the method's.
     alike: defaultdict[tuple[Any, ...], list[System]] = defaultdict(list)
-    for cell in cells:
+    for cell, members in cells.items():
+        by_system[cell.system].append(fmean(members["length"].tolist()))
         alike[_setting(cell)].append(cell.system)
+    # Over datasets, so that all cells of a system have the same nearest system.
+    lengths = {system: fmean(each) for system, each in by_system.items()}
     found = []
     by_pair: defaultdict[tuple[System, System], list[Difference]] = defaultdict(list)
     for cell, members in cells.items():
@@ -56,14 +49,12 @@ def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Dif
                 found.append(row)
                 by_pair[row.system, row.baseline].append(row)
     # Averages stand after all single datasets, as in the report's rows.
-    for rows in by_pair.values():
-        found.append(average(rows))
-    return found
+    return found + [average(rows) for rows in by_pair.values()]
 
 
 def compare_pairs(
     cells: Cells, pooled: Cells, rows: Sequence[ReportRow], pairs: Sequence[tuple[str, str]]
-) -> list[PairDifference]:
+) -> list[Difference]:
     """For each (system, baseline) and decoding: a row for each dataset that both were asked, and their average.
 
     Systems are named as in the tables, which show `rows`. `cells` hold the single training runs, `pooled` all runs
@@ -120,10 +111,9 @@ def difference(cell: Cell, members: Answers, other: Cell, others: Answers) -> Di
 def average(rows: Sequence[Difference]) -> Difference:
     """The macro-average of one pair's differences over its datasets."""
     mean = stats.average([row.difference for row in rows], [row.se for row in rows])
-    return Difference(
-        rows[0].system,
-        AVERAGE,
-        baseline=rows[0].baseline,
+    return replace(
+        rows[0],
+        dataset=AVERAGE,
         n=sum(row.n for row in rows),
         difference=mean.mean,
         se=mean.se,
@@ -133,23 +123,22 @@ def average(rows: Sequence[Difference]) -> Difference:
 
 
 def _setting(cell: Cell) -> tuple[Any, ...]:
-    """What two systems must have in common to be compared."""
+    """The fields that two systems must have in common to be compared."""
     return cell.dataset, cell.system.decoding, cell.system.train_seed
 
 
 def _opponents(
     me: System, alike: Sequence[System], lengths: Mapping[System, float], baseline: str, nearest: str | None
 ) -> list[System]:
-    """Those of `alike` to compare a system with, each once: the baseline, itself without the label, the nearest."""
-    # The label says what was changed. A control of an ablation has changed two things, and is compared with the system
-    # that differs from it by the control alone.
-    control = is_control(me.label)
-    plain = me._replace(label=without_control(me.label) if control else "")
+    """Those of `alike` to compare a system with, each once: the baseline, itself unchanged, the nearest."""
+    # A control of an ablation has changed two things, and is compared with the system that differs from it by the
+    # control alone.
+    unchanged = me.without_control() if me.is_control else me.plain()
 
     chosen = _of_method(alike, baseline, me.model)[:1]
-    if plain in alike:
-        chosen.append(plain)
-    if nearest is not None and me.method != nearest and not control:
+    if unchanged in alike:
+        chosen.append(unchanged)
+    if nearest is not None and me.method != nearest and not me.is_control:
         candidates = _of_method(alike, nearest, me.model)
         if candidates:
             chosen.append(min(candidates, key=lambda other: abs(lengths[other] - lengths[me])))
@@ -157,35 +146,24 @@ def _opponents(
 
 
 def _of_method(systems: Sequence[System], method: str, model: str) -> list[System]:
-    """The systems of a method, controls left out: the model's own before others', unlabelled before labelled."""
-    found = [system for system in systems if system.method == method and not is_control(system.label)]
+    """The systems of a method, controls left out: the model's own before others', unchanged ones before changed."""
+    found = [system for system in systems if system.method == method and not system.is_control]
     # Of several models, perhaps only one was trained with the baseline's method: the others are compared with that.
-    own = [system for system in found if system.model == model]
-    if own:
-        found = own
-    unlabelled = [system for system in found if not system.label]
-    return unlabelled if unlabelled else found
+    found = [system for system in found if system.model == model] or found
+    return [system for system in found if system == system.plain()] or found
 
 
-def _mean_lengths(cells: Cells) -> dict[System, float]:
-    """#L of each system: the mean over its datasets, so that all of its cells have the same nearest system."""
-    by_system: defaultdict[System, list[float]] = defaultdict(list)
-    for cell, members in cells.items():
-        by_system[cell.system].append(fmean(members["length"].tolist()))
-    return {system: fmean(lengths) for system, lengths in by_system.items()}
-
-
-def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: System) -> list[PairDifference]:
+def _pair(cells: Cells, shown: Cells, names: list[str], one: System, other: System) -> list[Difference]:
     """One pair at one decoding: its datasets, then their average; [] where they share no question."""
     rows = _by_dataset(shown, one, other)
     if not rows:
         return []
-    found = [PairDifference(names, row, train_seeds=[], by_run=[], runs_interval=None) for row in rows]
     # Runs are compared by their averages; a dataset's row leaves these fields empty.
+    found = [replace(row, pair=names, train_seeds=[], by_run=[]) for row in rows]
     runs = _by_run(cells, one, other)
     by_run = list(runs.values())
-    found.append(PairDifference(names, average(rows), list(runs), by_run, stats.t_interval(by_run)))
-    return found
+    whole = replace(average(found), train_seeds=list(runs), by_run=by_run)
+    return [*found, replace(whole, runs_interval=stats.t_interval(by_run))]
 
 
 def _by_run(cells: Cells, one: System, other: System) -> dict[int, float]:
@@ -211,14 +189,11 @@ def _by_dataset(cells: Cells, one: System, other: System) -> list[Difference]:
     """The differences between two systems on each dataset on which they share a question."""
     found = []
     for cell, members in cells.items():
-        if cell.system != one:
-            continue
         opponent = Cell(other, cell.dataset)
-        if opponent not in cells:
-            continue
-        row = difference(cell, members, opponent, cells[opponent])
-        if row is not None:
-            found.append(row)
+        if cell.system == one and opponent in cells:
+            row = difference(cell, members, opponent, cells[opponent])
+            if row is not None:
+                found.append(row)
     return found
 
 

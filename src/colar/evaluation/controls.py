@@ -1,6 +1,6 @@
-"""Do the latents matter? The same model on the same questions, with its thoughts replaced by others, or half of them.
+"""Controls, which show whether latents matter: the same model and questions, with thoughts replaced or halved.
 
-    own         its own thoughts, fed again: the answers are the method's, token for token (a check of the control)
+    own         its own thoughts, fed again: the answers are the method's, token for token
     zeroed      zeros
     shuffled    the thoughts that it had of another question, as many as those were
     random      Gaussian directions, each as long as the thought it replaces
@@ -21,20 +21,20 @@ Shape suffixes: R requests, K thoughts, D width, B rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from colar import checks
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Request
-from colar.evaluation import controls, parts
+from colar.evaluation import folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.rows import CONTROL
@@ -94,16 +94,12 @@ class Forced(Method):
         done_B = state.step >= self.given.counts_R[row_B]
         return Thought(embeds_BD, done_B, token_ids=torch.full_like(state.step, -1))
 
-    # The inner method's. The first five are attributes of other methods' classes; here they belong to an instance.
+    # The inner method's: what an engine and a report ask of it
 
     @property
     def name(self) -> str:  # type: ignore[override]
         """A report's rows bear the inner method's name, with a label of their own."""
         return self.method.name
-
-    @property
-    def Config(self) -> type:  # type: ignore[override]
-        return self.method.Config
 
     @property
     def Params(self) -> type:  # type: ignore[override]
@@ -113,42 +109,17 @@ class Forced(Method):
     def latent(self) -> bool:  # type: ignore[override]
         return self.method.latent
 
-    @property
-    def training_only(self) -> frozenset[str]:  # type: ignore[override]
-        return self.method.training_only
-
-    def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        return self.method.modules(lm)
-
-    def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
-        return self.method.prepare(lm, examples)
-
     def prompt(self, params: Any) -> str:
         return self.method.prompt(params)
 
-    def stage(self, epoch: float) -> int:
-        return self.method.stage(epoch)
-
-    def last_stage(self) -> int:
-        return self.method.last_stage()
+    def trained(self, params: Any) -> str | None:
+        return self.method.trained(params)
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         return self.method.encode(template, example, rng, epoch)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
         return self.method.loss(lm, batch)
-
-    def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.method.thoughts(lm, batch)
-
-    def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        return self.method.group_sizes(lm, batch)
-
-    def trained(self, params: Any) -> str | None:
-        return self.method.trained(params)
-
-    def says_chain(self, params: Any) -> bool:
-        return self.method.says_chain(params)
 
 
 def _identity(request: Asked) -> tuple[Any, ...]:
@@ -292,12 +263,11 @@ KINDS: dict[str, Callable[[Thoughts, Sequence[Request], int], Thoughts]] = {
 }
 
 
-# Evaluation with a model's latents replaced or halved: rows labelled control-zeroed, control-shuffled and so on.
+# Evaluation with a model's thoughts replaced: rows labelled control-zeroed, control-shuffled and so on
 #
-# At each point of the grid the model first thinks about the questions itself. Then it answers them with the thoughts
-# that the control makes of its own (`evaluation/controls.py`). A control is made from all questions of a point, also
-# from those that are answered already: a resumed evaluation feeds the thoughts that an uninterrupted one would. Of
-# several processes each makes all controls, and they divide the answers.
+# A control is made from all questions of a point of the grid, also from those that are answered already: a resumed
+# evaluation feeds the thoughts that an uninterrupted one would. Of several processes each makes all controls, and they
+# divide the answers.
 
 
 def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
@@ -320,7 +290,7 @@ def evaluate_controls(
     limits: Limits,
 ) -> int:
     """Answer the grid under each kind of control, where `records` has no answer yet. Returns how many were new."""
-    done = {record_key(record) for record in parts.collect(records)}
+    done = {record_key(record) for record in folder.collect(records)}
     order: list[RecordKey] = []
     n_new = 0
     for point in grid:
@@ -333,14 +303,14 @@ def evaluate_controls(
         # The model thinks once, for all the controls that are missing.
         model = point.model
         requests = [make_request(point, example, limits) for example in examples]
-        made = controls.build_all(model.lm, model.method, missing, requests, max_batch=limits.batch_size)
+        made = build_all(model.lm, model.method, missing, requests, max_batch=limits.batch_size)
         for kind, control in zip(missing, made, strict=True):
             controlled = labelled(point, kind)
             # The control answers as a method of the same name: its rows differ from the method's by their label.
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, limits)
     # An earlier call may have been killed with all answered, before they stood in order.
-    parts.settle(records, order)
+    folder.settle(records, order)
     return n_new
 
 

@@ -3,7 +3,7 @@
 Records are appended as requests finish, so a killed evaluation resumes where it was; at the end they stand in the
 order of the questions. The report is a fold over them (`report.py`). The judge is `data/judge/answers.py`, the same as
 for validation and rewards. A request's seed is a function of (seed, question id): two systems see the same noise on the
-same question, and several processes that share the questions give the records that one gives (`parts.py`).
+same question, and several processes that share the questions give the records that one gives (`folder.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
-from colar.evaluation import parts
+from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.rows import Cell, System, cell_to_json
-from colar.methods.base import Method, variant
+from colar.methods.base import Method
+from colar.methods.params import given, texts
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
@@ -81,12 +82,11 @@ class GridPoint:
     @property
     def cell(self) -> Cell:
         """The row of the report that its records fall into, together with those of other seeds."""
-        labels = [self.model.label, variant(self.params)]
         system = System(
             model=self.model.name,
             method=self.model.method.name,
-            label=", ".join(label for label in labels if label),
-            compression_factor=getattr(self.params, "compression_factor", None),
+            label=self.model.label,
+            params=given(self.params),
             decoding=self.decoding,
             train_seed=self.model.train_seed,
         )
@@ -142,7 +142,7 @@ def evaluate(
     All questions are checked against the models' contexts before the first one is answered. Processes that have joined
     call it together and divide the questions.
     """
-    found = parts.collect(records)
+    found = folder.collect(records)
     done = {record_key(record) for record in found}
     questions = questions_of(grid, datasets, limits)
     asked = [question for question in questions if question.key not in done]
@@ -152,7 +152,7 @@ def evaluate(
         # Every N-th one: neighbours in the grid take about as long as each other.
         state = PartialState()
         _answer_mine(asked[state.process_index :: state.num_processes], records, limits)
-    parts.settle(records, [question.key for question in questions])
+    folder.settle(records, [question.key for question in questions])
     return len(asked)
 
 
@@ -162,7 +162,7 @@ def _answer_mine(asked: Sequence[Question], records: Path, limits: Limits) -> No
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for question in asked:
         by_model[question.point.model].append(question)
-    path = parts.own(records)
+    path = folder.own_file(records)
     with files.append_jsonl(path) as write, progress.bar("evaluate", len(asked)) as bar:
         for model, questions in by_model.items():
             for record in answer(model, questions, limits):
@@ -313,17 +313,10 @@ def score(
 
 
 def metric_suffix(param: Any, several: bool) -> str:
-    """The end of a metric's name: `/compression_factor=2/snap`.
+    """The end of a metric's name: `/compression_factor=2/confidence_threshold=0.8`.
 
     A method without a speed at its defaults has none. Among `several` params it is `/default`, as the plain name is
     that of their mean.
     """
-    suffix = ""
-    factor = getattr(param, "compression_factor", None)
-    if factor is not None:
-        suffix += f"/compression_factor={factor:g}"
-    if variant(param):
-        suffix += f"/{variant(param)}"
-    if several and not suffix:
-        return "/default"
-    return suffix
+    suffix = "".join(f"/{text}" for text in texts(given(param)))
+    return "/default" if several and not suffix else suffix

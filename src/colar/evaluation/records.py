@@ -2,7 +2,7 @@
 
     records.jsonl -> RecordFiles -> by_cell -> Cells: an array for each cell, an entry for each record
 
-{"model": "tiny", "method": "colar", "label": "", "dataset": "arithmetic", "compression_factor": 2,
+{"model": "tiny", "method": "colar", "label": "", "dataset": "arithmetic", "params": {"compression_factor": 2},
  "decoding": "greedy", "train_seed": 0,                          the cell: the row of the report that it falls into
  "seed": 0, "id": "arithmetic/test/0",                           which sample of the cell it is
  "completion": "17", "parsed": "17", "correct": true, "truncated": false, "length": 9, "forward_passes": 13,
@@ -18,7 +18,6 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colar import checks, files
-from colar.evaluation.rows import AVERAGE, CELL_KEYS, Cell, cell_from_json, cell_order
+from colar.evaluation.rows import AVERAGE, Cell, cell_from_json
 
 Record = Mapping[str, Any]
 """The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and
@@ -56,23 +55,10 @@ Answers = npt.NDArray[np.void]
 Cells = Mapping[Cell, Answers]
 """The answers of each cell."""
 
-RECORD_KEYS = (
-    *CELL_KEYS,
-    "seed",
-    "id",
-    "completion",
-    "parsed",
-    "correct",
-    "truncated",
-    "length",
-    "forward_passes",
-    "seconds",
-)
-_REQUIRED = frozenset(RECORD_KEYS)
+_NAMES = ("model", "method", "label", "dataset", "decoding", "train_seed", "seed", "id")
+_REQUIRED = (*_NAMES, "completion", "parsed", "correct", "truncated", "length", "forward_passes", "seconds")
 _TEXTS = ("model", "method", "label", "dataset", "decoding", "id")
 _AMOUNTS: tuple[str, ...] = ("length", "forward_passes", "seconds")
-_cell_key = itemgetter(*CELL_KEYS)
-"""The values that name a record's cell. To make the cell itself takes five times as long."""
 
 
 class RecordKey(NamedTuple):
@@ -141,8 +127,8 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
     questions = _numbering()
     answers = _numbering()
     runs = _numbering()
-    members: defaultdict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
-    for key, record in _checked(records):
+    members: defaultdict[Cell, list[tuple[Any, ...]]] = defaultdict(list)
+    for cell, record in _checked(records):
         parsed = record["parsed"]
         answer = (
             runs[record["train_seed"]],
@@ -157,14 +143,10 @@ def by_cell(records: Iterable[Record]) -> dict[Cell, Answers]:
             record["seconds"],
             record.get("gold_length", math.nan),
         )
-        members[key].append(answer)
+        members[cell].append(answer)
     if not members:
         raise ValueError("a report needs at least one record")
-    cells = {}
-    for key, rows in members.items():
-        cell = cell_from_json(dict(zip(CELL_KEYS, key, strict=True)))
-        cells[cell] = np.array(rows, dtype=ANSWER)
-    return {cell: cells[cell] for cell in sorted(cells, key=cell_order)}
+    return {cell: np.array(members[cell], dtype=ANSWER) for cell in sorted(members, key=_cell_order)}
 
 
 def cluster_of(record: Record) -> Any:
@@ -176,9 +158,11 @@ def check_record(record: Any) -> None:
     """Raise ValueError if a record lacks a key, has a wrong value or contradicts itself."""
     if not isinstance(record, Mapping):
         raise ValueError(f"a record must be an object, got {type(record).__name__}")
-    if not _REQUIRED <= record.keys():
-        missing = [key for key in RECORD_KEYS if key not in record]
-        raise ValueError(f"the record lacks {', '.join(missing)}")
+    missing = [key for key in _REQUIRED if key not in record]
+    # Older files have the speed alone, under a key of its own.
+    params_key = "compression_factor" if "compression_factor" in record else "params"
+    if missing or params_key not in record:
+        raise ValueError(f"the record lacks {', '.join(missing or [params_key])}")
     for key in _TEXTS:
         if type(record[key]) is not str:
             raise ValueError(f"{key} must be a text, got {record[key]!r}")
@@ -186,8 +170,10 @@ def check_record(record: Any) -> None:
         raise ValueError(f"parsed must be a text or null, got {record['parsed']!r}")
     if type(record.get("cluster", "")) is not str:
         raise ValueError(f"cluster must be a text, got {record['cluster']!r}")
-    if record["compression_factor"] is not None and not checks.is_number(record["compression_factor"]):
-        raise ValueError(f"compression_factor must be a number, got {record['compression_factor']!r}")
+    if params_key == "params":
+        _check_params(record["params"])
+    elif record[params_key] is not None and not checks.is_number(record[params_key]):
+        raise ValueError(f"{params_key} must be a number, got {record[params_key]!r}")
     if record["train_seed"] is not None and type(record["train_seed"]) is not int:
         raise ValueError(f"train_seed must be a whole number, got {record['train_seed']!r}")
     # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN.
@@ -210,25 +196,40 @@ def check_record(record: Any) -> None:
         raise ValueError(f"{AVERAGE!r} is no dataset's name: the report's mean over datasets is called that")
 
 
-def _checked(records: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """(`_cell_key`, record) for one record after the other. Errors say which one is wrong, as `load_records` does."""
+def _check_params(params: Any) -> None:
+    """Raise ValueError unless it is an object of numbers, `true` being one."""
+    if not isinstance(params, Mapping):
+        raise ValueError(f"params must be an object of numbers, got {params!r}")
+    for name, value in params.items():
+        if value is not True and not checks.is_number(value):
+            raise ValueError(f"params: {name} must be a number, got {value!r}")
+
+
+def _cell_order(cell: Cell) -> tuple[Any, ...]:
+    """Sort key of cells in report.json: by model, method and note, then by dataset."""
+    name, speed = cell.system.order[:3], cell.system.order[3:]
+    return *name, cell.dataset, speed
+
+
+def _checked(records: Iterable[Any]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """(cell, record) for one record after the other. Errors say which one is wrong, as `load_records` does."""
     # The place of a record is worked out only for an error: most reports have none, and many records.
     place = records.place if isinstance(records, RecordFiles) else "record {}".format
-    numbers: defaultdict[tuple[Any, ...], dict[tuple[int, str], int]] = defaultdict(dict)
+    numbers: defaultdict[Cell, dict[tuple[int, str], int]] = defaultdict(dict)
     for number, record in enumerate(records, start=1):
         try:
             check_record(record)
         except ValueError as error:
             raise ValueError(f"{place(number)}: {error}") from None
         # Files may overlap. Records counted twice would give intervals that are too narrow.
-        key = _cell_key(record)
+        cell = cell_from_json(record)
         sample = (record["seed"], record["id"])
-        first = numbers[key].setdefault(sample, number)
+        first = numbers[cell].setdefault(sample, number)
         if first != number:
             raise ValueError(
                 f"{place(number)}: a second record of {_describe(record)}; the first is {place(first)}"
             )
-        yield key, record
+        yield cell, record
 
 
 def _numbering() -> defaultdict[Hashable, int]:
@@ -268,9 +269,6 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _describe(record: Record) -> str:
-    """The fields of a record's key that say something: `model m, method cot, dataset sums, ...`."""
-    parts = []
-    for key in (*CELL_KEYS, "seed", "id"):
-        if record[key] not in (None, ""):
-            parts.append(f"{key} {record[key]}")
-    return ", ".join(parts)
+    """The fields of a record's key: `model m, method cot, dataset sums, ...`."""
+    # An empty label and an unknown training seed name nothing.
+    return ", ".join(f"{key} {record[key]}" for key in _NAMES if record[key] not in (None, ""))

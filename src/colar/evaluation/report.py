@@ -1,45 +1,44 @@
 """The report: a pure fold over records. The same records, in any order, give the same report.
 
-    RecordFiles -> fold -> Report -> write
+    RecordFiles -> by_cell -> fold -> Report -> write
 
-A row is one system (model, method, label, compression factor, decoding, training seed) on one dataset, or its
-macro-average: the plain mean over the datasets that THIS system was asked (`datasets` names them). Adding a system to
-the report leaves the rows of the others alone. The average's se is the root of the summed variances / number of
-datasets. Three intervals, never mixed (`evaluation/stats.py`):
+A row is one system on one dataset, or its macro-average: the plain mean over the datasets that THIS system was asked
+(`datasets` names them). The average's se is the root of the summed variances / number of datasets. Three intervals,
+never mixed (`evaluation/stats.py`):
   accuracy_se, accuracy_interval   over questions: clustered by question; the interval is Wilson's for a dataset,
                                    mean ± 1.96 se for an average
   seeds_interval                   over decoding seeds, half width of the t interval; null for one seed
-  train_seeds[].interval           over training runs, half width of the t interval
+  runs_interval                    over training runs, half width of the t interval, in pooled rows
 pass_at_k and maj_at_k take k = the number of decoding seeds. Numbers that need every question under every seed are
 null where `samples` < n * seeds.
 
-`comparisons` holds paired differences on the questions that both systems answered (`evaluation/compare.py`): each
-system against the baseline (CoT unless another is given), each control or ablation against the system that it was made
-from, and with `nearest`, a method, each system against that method's at the nearest #L.
-
-Where a system was trained more than once, `pooled` has a row for all of its runs together (train_seed null,
-`train_seeds` their list). There a question's answers of all runs are one cluster, and accuracy_se stays over questions;
-runs_interval is the t interval over the runs' accuracies. `pooled_comparisons` are the paired differences of these
-systems. Tables and pictures then show them. Both lists are empty where every system was trained once.
-
-`pairs` are the differences that were asked for by name, of all runs together and of each.
+`comparisons` holds paired differences on the questions that both systems answered (`evaluation/compare.py`). Where a
+system was trained more than once, `pooled` has a row for all of its runs together (train_seed null, `train_seeds` their
+list): a question's answers of all runs are one cluster, and accuracy_se stays over questions. `pooled_comparisons` are
+the paired differences of these systems. Tables and pictures then show them. `pairs` are the differences that were asked
+for by name, of all runs together and of each.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from colar import files, progress
-from colar.evaluation.compare import compare, compare_pairs
-from colar.evaluation.records import Record, RecordFiles, by_cell, load_records
-from colar.evaluation.rows import Report, ReportRow, is_control
-from colar.evaluation.summary import averages, over_runs, pool, pooled_rows, summarise
-from colar.evaluation.tables import render_console, render_markdown
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["RecordFiles", "fold", "load_records", "render_console", "render_markdown", "write"]
+from colar import files, progress
+from colar.evaluation import stats
+from colar.evaluation.compare import compare, compare_pairs
+from colar.evaluation.records import Answers, Cells, Record, by_cell
+from colar.evaluation.rows import AVERAGE, Cell, Report, ReportRow, System
+from colar.evaluation.tables import render_markdown
+from colar.methods import params
 
 PICTURE = "accuracy_vs_length"
 TITLE = "Evaluation"
@@ -74,7 +73,6 @@ def fold(
         nearest=nearest,
         rows=rows,
         comparisons=compare(cells, baseline, nearest),
-        train_seeds=over_runs(rows),
         pooled=pooled,
         pooled_comparisons=compare(all_runs, baseline, nearest),
         pairs=compare_pairs(cells, all_runs, pooled or rows, pairs),
@@ -88,16 +86,12 @@ def write(
     provenance: Mapping[str, Any] | None = None,
     baseline: str = "cot",
     nearest: str | None = None,
-    draw_labelled: bool | Sequence[str] = False,
     pairs: Sequence[tuple[str, str]] = (),
 ) -> Report:
     """Write report.json, report.md and one picture per decoding into `folder`, each atomically; return the report.
 
-    A picture that cannot be drawn is a warning: report.md then stands without it.
-    The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png. Pictures show
-    the systems without a label. Where a method has none, and none is named, they show its labelled ones, controls
-    excepted.
-    `draw_labelled` adds the systems with these labels, or with True all systems.
+    The first decoding's picture is accuracy_vs_length.png, another's accuracy_vs_length-<decoding>.png; they leave out
+    controls. A picture that cannot be drawn is a warning: report.md then stands without it.
     """
     folder = Path(folder)
     if provenance is None:
@@ -111,7 +105,7 @@ def write(
         rows = [row for row in report.shown_rows if row.system.decoding == decoding]
         name = f"{PICTURE}-{decoding}.png" if pictures else f"{PICTURE}.png"
         # Where every system is a control there is nothing else to show.
-        pictures[name] = _drawn(rows, draw_labelled) or rows
+        pictures[name] = [row for row in rows if not row.system.is_control] or rows
     _write_markdown(folder, report, title, list(pictures))
     drawn = [name for name, rows in pictures.items() if _draw(rows, folder / name)]
     if drawn != list(pictures):
@@ -142,67 +136,224 @@ def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
 def settings_of(records: Iterable[Path]) -> dict[str, Any]:
     """The settings that records files were made with, from the `evaluation.json` beside each that has one.
 
-    They are part of a report's provenance. The digests of the questions are left out: they are long, and only a
-    resumed evaluation needs them.
+    They are part of a report's provenance: the value that all share, or a list with each different value once; of
+    `models` all together. The digests of the questions are left out: only a resumed evaluation needs them.
     """
-    found = []
+    models: dict[str, Any] = {}
+    by_key: dict[str, list[Any]] = {}
     for path in records:
         beside = path.parent / "evaluation.json"
-        if beside.exists():
-            found.append(files.read_json(beside))
-    # Older evaluations have fewer settings: each key collects the values that there are.
-    by_key: dict[str, list[Any]] = {}
-    for settings in found:
+        settings = files.read_json(beside) if beside.exists() else {}
+        models |= settings.pop("models", {})
         for key, value in settings.items():
-            if key != "questions":
-                by_key.setdefault(key, []).append(value)
-    return {key: _together(values) for key, values in by_key.items()}
+            # Values may be lists or mappings, which a set cannot hold.
+            if key != "questions" and value not in by_key.setdefault(key, []):
+                by_key[key].append(value)
+    found = {key: values[0] if len(values) == 1 else values for key, values in by_key.items()}
+    return {**found, "models": models} if models else found
 
 
-def _together(values: Sequence[Any]) -> Any:
-    """One setting of several evaluations.
-
-    Mappings that do not contradict each other become one: the models of all. Otherwise the value that all share, or
-    a list with each different value once.
-    """
-    if all(isinstance(value, Mapping) for value in values):
-        merged = _merged(values)
-        if merged is not None:
-            return merged
-    # Values may be lists or mappings, which a set cannot hold.
-    different: list[Any] = []
-    for value in values:
-        if value not in different:
-            different.append(value)
-    return different[0] if len(different) == 1 else different
+# Rows: one cell's records as numbers, a system's average over datasets, all runs of a system together
 
 
-def _merged(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """All keys of all mappings; None where two of them have other values for a key."""
-    merged: dict[str, Any] = {}
-    for mapping in mappings:
-        for key, value in mapping.items():
-            if merged.setdefault(key, value) != value:
-                return None
-    return merged
+def summarise(cell: Cell, members: Answers) -> ReportRow:
+    """The row of one cell: means over its records, with standard errors clustered by question."""
+    # The answers to one question, under several seeds or from several runs, are one cluster: they are right or wrong
+    # together more often than by chance. So are those to a question that the data set repeats.
+    accuracy = stats.mean(members["correct"], members["cluster"])
+    length = stats.mean(members["length"], members["cluster"])
+    by_seed = accuracy_by_seed(members)
+    passed, majority = _at_k(members, len(by_seed))
+    return ReportRow(
+        system=cell.system,
+        dataset=cell.dataset,
+        seeds=sorted(set(members["seed"].tolist())),
+        n=_distinct(members["question"]),
+        accuracy=accuracy.mean,
+        accuracy_se=accuracy.se,
+        unparsable=_mean(members["parsed"] < 0),
+        length=length.mean,
+        forward_passes=_mean(members["forward_passes"]),
+        seconds_per_question=_mean(members["seconds"]),
+        accuracy_interval=list(stats.wilson(accuracy)),
+        length_se=length.se,
+        reference_length=_reference_length(cell, members),
+        truncated=_mean(members["truncated"]),
+        samples=len(members),
+        seeds_interval=stats.t_interval(by_seed),
+        pass_at_k=passed.mean if passed else None,
+        maj_at_k=majority.mean if majority else None,
+        pass_at_k_se=passed.se if passed else None,
+        maj_at_k_se=majority.se if majority else None,
+    )
 
 
-def _drawn(rows: Sequence[ReportRow], draw_labelled: bool | Sequence[str]) -> list[ReportRow]:
-    """The rows that a picture shows."""
-    if draw_labelled is True:
-        return list(rows)
-    labels = draw_labelled or ()
-    # Methods of which a picture shows something without asking: their plain rows, or those that were named.
-    shown = {
-        (row.system.model, row.system.method)
-        for row in rows
-        if not row.system.label or row.system.label in labels
-    }
-    drawn = []
+def averages(rows: Sequence[ReportRow], cells: Cells) -> list[ReportRow]:
+    """The macro-average row of each system in `rows`, which are those of `cells`."""
+    by_system: defaultdict[System, list[ReportRow]] = defaultdict(list)
     for row in rows:
-        system = row.system
-        # Snapping, say, labels all rows of a method: those are its own answers, and there are no others to draw.
-        stands_for_its_method = (system.model, system.method) not in shown and not is_control(system.label)
-        if not system.label or system.label in labels or stands_for_its_method:
-            drawn.append(row)
-    return drawn
+        by_system[row.system].append(row)
+    made = []
+    for system, members in by_system.items():
+        by_seed = [accuracy_by_seed(cells[row.cell]) for row in members]
+        made.append(_average(system, members, _mean_by_seed(members, by_seed)))
+    return made
+
+
+def pool(cells: Cells) -> dict[Cell, Answers]:
+    """The answers of all training runs of a system in one cell; {} where every system was trained once."""
+    runs_of: defaultdict[Cell, list[Answers]] = defaultdict(list)
+    for cell, members in cells.items():
+        runs_of[_all_runs(cell)].append(members)
+    # Equal numbers mean that no two cells were runs of one system.
+    if len(runs_of) == len(cells):
+        return {}
+    return {cell: np.concatenate(runs) for cell, runs in runs_of.items()}
+
+
+def pooled_rows(pooled: Cells, rows: Sequence[ReportRow]) -> list[ReportRow]:
+    """A row for each pooled cell, and their averages. `rows` are those of the single runs, averages included."""
+    runs_of: defaultdict[Cell, list[ReportRow]] = defaultdict(list)
+    for row in rows:
+        runs_of[_all_runs(row.cell)].append(row)
+    made = [summarise(cell, members) for cell, members in pooled.items()]
+    made += averages(made, pooled)
+    # `rows` include averages, so a pooled average finds the averages of its runs.
+    return [_with_runs(row, runs_of[row.cell]) for row in made]
+
+
+def accuracy_by_seed(members: Answers) -> list[float]:
+    """Accuracy of each decoding seed, in the order of seeds; [] unless each of them has every question of every run.
+
+    Means of seeds that were asked different questions would differ by their questions, not only by sampling.
+    """
+    seeds, place = np.unique(members["seed"], return_inverse=True)
+    # Counts suffice: no record comes twice, so equal numbers mean that none is missing.
+    if len(members) != len(seeds) * _distinct(members["run"]) * _distinct(members["question"]):
+        return []
+    right = np.bincount(place, weights=members["correct"])
+    found: list[float] = (right / np.bincount(place)).tolist()
+    return found
+
+
+def _all_runs(cell: Cell) -> Cell:
+    return Cell(cell.system.all_runs(), cell.dataset)
+
+
+def _average(system: System, members: Sequence[ReportRow], mean_by_seed: Sequence[float]) -> ReportRow:
+    """The mean of one system's rows over its datasets. A number that one of them lacks is null."""
+    accuracy = stats.average([row.accuracy for row in members], [row.accuracy_se for row in members])
+    length = stats.average([row.length for row in members], [row.length_se for row in members])
+    interval = None
+    if accuracy.interval is not None:
+        low, high = accuracy.interval
+        # The normal interval of a share may reach beyond 0 and 1.
+        interval = [max(0.0, low), min(1.0, high)]
+    seeds: set[int] = set()
+    for row in members:
+        seeds.update(row.seeds)
+    # pass@3 and pass@5 have no common meaning: datasets asked with other numbers of seeds have no average.
+    same_k = len({len(row.seeds) for row in members}) == 1
+    return ReportRow(
+        system=system,
+        dataset=AVERAGE,
+        seeds=sorted(seeds),
+        n=sum(row.n for row in members),
+        accuracy=accuracy.mean,
+        accuracy_se=accuracy.se,
+        unparsable=fmean(row.unparsable for row in members),
+        length=length.mean,
+        forward_passes=fmean(row.forward_passes for row in members),
+        seconds_per_question=fmean(row.seconds_per_question for row in members),
+        accuracy_interval=interval,
+        length_se=length.se,
+        reference_length=_mean_if_all(row.reference_length for row in members),
+        truncated=fmean(row.truncated for row in members),
+        samples=sum(row.samples for row in members),
+        seeds_interval=stats.t_interval(mean_by_seed),
+        pass_at_k=_mean_if_all(row.pass_at_k for row in members) if same_k else None,
+        maj_at_k=_mean_if_all(row.maj_at_k for row in members) if same_k else None,
+        pass_at_k_se=stats.average_error([row.pass_at_k_se for row in members]) if same_k else None,
+        maj_at_k_se=stats.average_error([row.maj_at_k_se for row in members]) if same_k else None,
+        datasets=[row.dataset for row in members],
+    )
+
+
+def _mean_by_seed(members: Sequence[ReportRow], by_seed: Sequence[Sequence[float]]) -> list[float]:
+    """The average over datasets under each decoding seed; [] unless all datasets have the same seeds in full."""
+    # Seed 0 of one dataset and seed 1 of another have no common noise to average.
+    same_seeds = len({tuple(row.seeds) for row in members}) == 1
+    if not same_seeds or not all(by_seed):
+        return []
+    return [fmean(accuracies) for accuracies in zip(*by_seed, strict=True)]
+
+
+def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
+    """A pooled row with its runs' interval: null where the runs of an average were asked different data sets.
+
+    pass@k and maj@k are means over the runs: k samples of one question come from one run.
+    """
+    train_seeds = [run.system.train_seed for run in runs]
+    if not _same_datasets(runs):
+        # Such averages differ by their data sets, not only by their training.
+        return replace(row, train_seeds=train_seeds, pass_at_k=None, maj_at_k=None)
+    return replace(
+        row,
+        train_seeds=train_seeds,
+        runs_interval=stats.t_interval([run.accuracy for run in runs]),
+        pass_at_k=_mean_if_all(run.pass_at_k for run in runs),
+        maj_at_k=_mean_if_all(run.maj_at_k for run in runs),
+    )
+
+
+def _same_datasets(rows: Iterable[ReportRow]) -> bool:
+    """Whether averages are over the same data sets; rows of one data set always are."""
+    return len({frozenset(row.datasets or ()) for row in rows}) == 1
+
+
+def _reference_length(cell: Cell, members: Answers) -> float | None:
+    """Mean of ceil(L_r / c) over the questions that have a reference chain; None where no question has one."""
+    gold_length = members["gold_length"]
+    known = gold_length[~np.isnan(gold_length)]
+    # A method without a speed is compared with the whole chain.
+    return _mean(np.ceil(known / (params.speed(cell.system.params) or 1))) if len(known) else None
+
+
+def _at_k(members: Answers, k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:
+    """pass@k and maj@k over the `k` samples that each question has; None for fewer than two samples.
+
+    Their standard errors are over questions, as that of accuracy.
+    """
+    if k < 2:
+        return None, None
+    # None is missing, so sorted by question the samples are a table: Q rows of K = `k` samples. A question has a row
+    # for each run: the majority of several models' answers would be an ensemble's accuracy.
+    order = np.lexsort((members["question"], members["run"]))
+    correct_QK = members["correct"][order].reshape(-1, k)
+    answers_QK = members["parsed"][order].reshape(-1, k)
+    clusters_Q = members["cluster"][order].reshape(-1, k)[:, 0]
+    # By the number of right samples, 0 to k.
+    chances = np.array([stats.pass_at_k(k, right, k) for right in range(k + 1)])
+    passed = stats.mean(chances[correct_QK.sum(axis=1)], clusters_Q)
+    majority = stats.mean(stats.majorities(answers_QK, correct_QK), clusters_Q)
+    return passed, majority
+
+
+def _distinct(column: npt.NDArray[Any]) -> int:
+    """The number of different values."""
+    return len(set(column.tolist()))
+
+
+def _mean(column: npt.NDArray[Any]) -> float:
+    """The mean, exact before its last rounding: reports do not depend on the order of the records."""
+    return fmean(column.tolist())
+
+
+def _mean_if_all(values: Iterable[float | None]) -> float | None:
+    """The mean, or None where a value is missing: a mean over some datasets would pass for one over all."""
+    known = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return fmean(known)

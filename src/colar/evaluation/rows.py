@@ -1,23 +1,207 @@
-"""The typed content of report.json: every row that tables and pictures are made of.
+"""The typed content of report.json, and what tables and pictures call a system.
 
-This is the one border between rows and JSON. Code works with the classes below; `to_json` and `from_json` are called
-where a file is written or read, and nowhere else. In JSON the fields of `System` stand flat in each row, the dataset
-after the label. A field that a row does not have (`datasets` of a single dataset, `train_seeds` of a single run) is
-left out rather than null. Sections that older files lack are read as empty.
+Code works with the classes below; `to_json` and `from_json` are the one border between them and files. In JSON the
+fields of `System` stand flat in each row, the dataset after the label. A field that a row does not have (`datasets` of
+a single dataset) is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
 
-CELL_KEYS = ("model", "method", "label", "dataset", "compression_factor", "decoding", "train_seed")
-"""The keys that name a cell, in the order in which rows and records have them."""
+from colar.methods import params
+from colar.methods.params import Given
+
+AVERAGE = "average"
+"""The dataset of a macro-average row."""
+
+CONTROL = "control-"
+"""Prefix of the part of a label that marks a control (evaluation/controls.py)."""
+
+
+class System(NamedTuple):
+    """One line of a table: a model with its method, as it was trained and asked."""
+
+    model: str
+    method: str
+    label: str
+    """An ablation, a control, or both joined by ", "; "" for most systems."""
+    params: Given
+    """The request's values: the speed, and those that are not the method's default."""
+    decoding: str
+    """greedy or sampled."""
+    train_seed: int | None
+    """None where it is unknown, and where all training runs of the system are taken together."""
+
+    def all_runs(self) -> System:
+        """The system that stands for all of its training runs."""
+        return self._replace(train_seed=None)
+
+    def plain(self) -> System:
+        """The system without what was changed in it: its label, and values other than the speed."""
+        speed = tuple(pair for pair in self.params if pair[0] in params.SPEEDS)
+        return self._replace(label="", params=speed)
+
+    @property
+    def is_control(self) -> bool:
+        """True where it answers from thoughts that are not its own."""
+        return self.without_control() != self
+
+    def without_control(self) -> System:
+        """The system that a control was made from: `DL` for `DL, control-zeroed`."""
+        kept = [part for part in self.label.split(", ") if not part.startswith(CONTROL)]
+        return self._replace(label=", ".join(kept))
+
+    @property
+    def note(self) -> str:
+        """The text in brackets behind its name: `DL, confidence_threshold=0.8`."""
+        return note(self.label, params.texts(params.options(self.params)))
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sort key among the systems of a report."""
+        speed = params.speed(self.params)
+        return none_first((self.model, self.method, self.note, speed, self.decoding, self.train_seed))
+
+
+class Cell(NamedTuple):
+    """A system on one dataset: one row of a report is made from its records."""
+
+    system: System
+    dataset: str
+
+
+# Names: as short as they can be. `smollm2 colar c=2 (control-zeroed), run 1` is written `colar c=2` where there is one
+# model, one training run and no control.
+
+
+def note(label: str, texts: Iterable[str]) -> str:
+    """A label and texts behind it, joined by ", "."""
+    return ", ".join(part for part in (label, *texts) if part)
+
+
+def base_name(system: System, systems: Collection[System]) -> str:
+    """Name of a model with its method among `systems`, at any speed."""
+    models = {other.model for other in systems}
+    methods = {other.method for other in systems if other.model == system.model}
+    parts = []
+    # A model with one method goes by its own name; with several methods, their names tell its systems apart.
+    if len(models) > 1 or len(methods) == 1:
+        parts.append(system.model)
+    if len(methods) > 1:
+        parts.append(system.method)
+    return " ".join(parts)
+
+
+def system_name(system: System, systems: Collection[System]) -> str:
+    """Name of a system in a table of `systems`: model and method, speed, note, training run, as far as they differ."""
+    bracketed = f"({system.note})" if system.note else ""
+    parts = [base_name(system, systems), params.speed_text(system.params), bracketed]
+    name = " ".join(part for part in parts if part)
+    # Other methods may have been trained more often: that is no reason to number the runs of this one.
+    runs = {
+        other.train_seed for other in systems if (other.model, other.method) == (system.model, system.method)
+    }
+    return f"{name}, run {system.train_seed}" if len(runs) > 1 else name
+
+
+def none_first(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
+    """Sort key for values of which some are None: None comes first."""
+    # None cannot be compared with a number or a text, so 0 stands for it.
+    return tuple((value is not None, 0 if value is None else value) for value in values)
+
+
+# JSON
+
+
+def cell_to_json(cell: Cell) -> dict[str, Any]:
+    """The fields that name a cell, flat."""
+    return {
+        "model": cell.system.model,
+        "method": cell.system.method,
+        "label": cell.system.label,
+        "dataset": cell.dataset,
+        "params": dict(cell.system.params),
+        "decoding": cell.system.decoding,
+        "train_seed": cell.system.train_seed,
+    }
+
+
+def cell_from_json(plain: Mapping[str, Any]) -> Cell:
+    """The cell that a row of report.json, or a record, belongs to."""
+    key = (plain["model"], plain["method"], plain["label"], plain["dataset"])
+    rest = plain["decoding"], plain.get("train_seed")
+    if "params" in plain:
+        return _cell(*key, tuple(sorted(plain["params"].items())), *rest)
+    return _old_cell(*key, plain["compression_factor"], *rest)
+
+
+@lru_cache(maxsize=4096)
+def _cell(
+    model: str, method: str, label: str, dataset: str, given: Given, decoding: str, train_seed: int | None
+) -> Cell:
+    # Cached: a report has some hundred cells and up to a million records.
+    return Cell(System(model, method, label, given, decoding, train_seed), dataset)
+
+
+@lru_cache(maxsize=4096)
+def _old_cell(
+    model: str,
+    method: str,
+    label: str,
+    dataset: str,
+    compression_factor: float | None,
+    decoding: str,
+    train_seed: int | None,
+) -> Cell:
+    """The cell of a row or record in the layout of older files.
+
+    They have the speed under a key of its own, and other values in the label: `DL, confidence_threshold=0.8`.
+    """
+    given = {} if compression_factor is None else {"compression_factor": compression_factor}
+    own = []
+    for part in label.split(", "):
+        name, _, value = part.partition("=")
+        try:
+            given[name] = float(value)
+        except ValueError:
+            own.append(part)
+    return _cell(model, method, ", ".join(own), dataset, tuple(sorted(given.items())), decoding, train_seed)
+
+
+class _Row:
+    """JSON of a dataclass with the fields `system` and `dataset`."""
+
+    system: System
+    dataset: str
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.system, self.dataset)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as an object: the fields of its cell, then its numbers."""
+        plain = cell_to_json(self.cell)
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            # A field with a default that a row does not have is left out; other nulls mean "unknown".
+            if each.name not in ("system", "dataset") and not (value is None and each.default is None):
+                plain[each.name] = value
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
+        system, dataset = cell_from_json(plain)
+        names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
+        numbers = {name: value for name, value in plain.items() if name in names and name != "dataset"}
+        return cls(system=system, dataset=dataset, **numbers)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
-class ReportRow:
+class ReportRow(_Row):
     """One system on one dataset, or averaged over its datasets. Shares (accuracy, unparsable, truncated) are 0..1."""
 
     system: System
@@ -48,41 +232,18 @@ class ReportRow:
     pass_at_k: float | None
     maj_at_k: float | None
     pass_at_k_se: float | None = None
-    """Standard error of pass@k over questions, and of maj@k below; None where they are not known."""
+    """Standard error of pass@k over questions, and of maj@k below."""
     maj_at_k_se: float | None = None
     datasets: list[str] | None = None
-    """The datasets of an average; None for a row of one dataset."""
+    """The datasets of an average."""
     train_seeds: list[int | None] | None = None
-    """The training runs that a pooled row holds; None for a row of one run."""
+    """The training runs that a pooled row holds."""
     runs_interval: float | None = None
     """Half of the 95% t interval over training runs, of a pooled row."""
 
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.system, self.dataset)
-
-    def to_json(self) -> dict[str, Any]:
-        plain = cell_to_json(self.cell) | _numbers(self)
-        # null means "unknown"; a key that has no meaning for a row is left out.
-        if self.pass_at_k is None:
-            del plain["pass_at_k_se"]
-            del plain["maj_at_k_se"]
-        if self.datasets is None:
-            del plain["datasets"]
-        if self.train_seeds is None:
-            del plain["train_seeds"]
-            del plain["runs_interval"]
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> ReportRow:
-        system, dataset = cell_from_json(plain)
-        numbers = {key: value for key, value in plain.items() if key not in CELL_KEYS}
-        return cls(system, dataset, **numbers)
-
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(_Row):
     """A system's accuracy minus its baseline's, paired by question, on one dataset or averaged over several."""
 
     system: System
@@ -96,97 +257,26 @@ class Difference:
     interval: list[float] | None
     """[low, high] at 95%."""
     datasets: list[str] | None = None
-    """The datasets of an average; None for a row of one dataset."""
-
-    def to_json(self) -> dict[str, Any]:
-        plain = cell_to_json(Cell(self.system, self.dataset)) | _numbers(self)
-        # Decoding and training seed are those of the row and are not repeated.
-        plain["baseline"] = {
-            "model": self.baseline.model,
-            "method": self.baseline.method,
-            "label": self.baseline.label,
-            "compression_factor": self.baseline.compression_factor,
-        }
-        if self.datasets is None:
-            del plain["datasets"]
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Difference:
-        system, dataset = cell_from_json(plain)
-        return cls(
-            system,
-            dataset,
-            baseline=system._replace(**plain["baseline"]),
-            n=plain["n"],
-            difference=plain["difference"],
-            se=plain["se"],
-            interval=plain["interval"],
-            datasets=plain.get("datasets"),
-        )
-
-
-@dataclass(frozen=True)
-class PairDifference:
-    """The difference of a pair that was asked for by name, and that difference in each training run."""
-
-    pair: list[str]
-    """[system, baseline], by their names in the tables."""
-    difference: Difference
-    train_seeds: list[int]
-    """The training runs that both systems have; [] except on the row of the average."""
-    by_run: list[float]
+    """The datasets of an average."""
+    pair: list[str] | None = None
+    """Of a pair that was asked for by name: [system, baseline] as in the tables."""
+    train_seeds: list[int] | None = None
+    """The training runs that both systems of such a pair have; [] except on the row of the average."""
+    by_run: list[float] | None = None
     """The difference in each of these runs."""
-    runs_interval: float | None
+    runs_interval: float | None = None
     """Half of the 95% t interval over `by_run`."""
 
     def to_json(self) -> dict[str, Any]:
-        # One flat row, so that the keys of a difference are the same in all sections.
-        return {
-            "pair": self.pair,
-            **self.difference.to_json(),
-            "train_seeds": self.train_seeds,
-            "by_run": self.by_run,
-            "runs_interval": self.runs_interval,
-        }
+        baseline = cell_to_json(Cell(self.baseline, ""))
+        kept = ("model", "method", "label", "params")
+        return super().to_json() | {"baseline": {key: baseline[key] for key in kept}}
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> PairDifference:
-        return cls(
-            plain["pair"],
-            Difference.from_json(plain),
-            plain["train_seeds"],
-            plain["by_run"],
-            plain["runs_interval"],
-        )
-
-
-@dataclass(frozen=True)
-class RunsRow:
-    """Mean over the training runs of one system on one dataset, each run weighing the same."""
-
-    system: System
-    """Its training seed is None."""
-    dataset: str
-    train_seeds: list[int]
-    accuracy: float
-    interval: float | None
-    """Half of the 95% t interval over runs."""
-    length: float
-    length_interval: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        plain = cell_to_json(Cell(self.system, self.dataset)) | _numbers(self)
-        # A null beside `train_seeds` would look like a run whose seed is unknown.
-        del plain["train_seed"]
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> RunsRow:
-        # `to_json` leaves this key out, and a cell is not read without it.
-        system, dataset = cell_from_json({**plain, "train_seed": None})
-        numbers = {key: value for key, value in plain.items() if key not in CELL_KEYS}
-        return cls(system, dataset, **numbers)
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
+        # What the baseline does not name it shares with the row.
+        baseline = cell_from_json({**plain, **plain["baseline"]}).system
+        return super().from_json({**plain, "baseline": baseline})
 
 
 @dataclass(frozen=True)
@@ -199,11 +289,10 @@ class Report:
     nearest: str | None
     rows: list[ReportRow]
     comparisons: list[Difference]
-    train_seeds: list[RunsRow] = field(default_factory=list)
     pooled: list[ReportRow] = field(default_factory=list)
     """Rows of all training runs of a system together; [] where every system was trained once."""
     pooled_comparisons: list[Difference] = field(default_factory=list)
-    pairs: list[PairDifference] = field(default_factory=list)
+    pairs: list[Difference] = field(default_factory=list)
 
     @property
     def shown_rows(self) -> list[ReportRow]:
@@ -216,59 +305,25 @@ class Report:
         return self.pooled_comparisons if self.pooled else self.comparisons
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "provenance": dict(self.provenance),
-            "baseline": self.baseline,
-            "nearest": self.nearest,
-            "rows": [row.to_json() for row in self.rows],
-            "comparisons": [row.to_json() for row in self.comparisons],
-            "train_seeds": [row.to_json() for row in self.train_seeds],
-            "pooled": [row.to_json() for row in self.pooled],
-            "pooled_comparisons": [row.to_json() for row in self.pooled_comparisons],
-            "pairs": [row.to_json() for row in self.pairs],
-        }
+        plain: dict[str, Any] = {"provenance": dict(self.provenance)}
+        plain |= {"baseline": self.baseline, "nearest": self.nearest}
+        for name in (*ROWS, *DIFFERENCES):
+            plain[name] = [row.to_json() for row in getattr(self, name)]
+        return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Report:
-        """The report in a parsed report.json, of this version or an older one."""
-        return cls(
-            provenance=plain["provenance"],
-            baseline=plain["baseline"],
-            nearest=plain.get("nearest"),
-            rows=[ReportRow.from_json(row) for row in plain["rows"]],
-            comparisons=[Difference.from_json(row) for row in plain["comparisons"]],
-            train_seeds=[RunsRow.from_json(row) for row in plain["train_seeds"]],
-            pooled=[ReportRow.from_json(row) for row in plain.get("pooled", [])],
-            pooled_comparisons=[Difference.from_json(row) for row in plain.get("pooled_comparisons", [])],
-            pairs=[PairDifference.from_json(row) for row in plain.get("pairs", [])],
-        )
+        """The report in a parsed report.json, of this version or an older one, which may lack a section."""
+        sections: dict[str, Any] = {}
+        for name in ROWS:
+            sections[name] = [ReportRow.from_json(row) for row in plain.get(name, ())]
+        for name in DIFFERENCES:
+            sections[name] = [Difference.from_json(row) for row in plain.get(name, ())]
+        return cls(plain["provenance"], plain["baseline"], plain.get("nearest"), **sections)
 
 
-def cell_to_json(cell: Cell) -> dict[str, Any]:
-    """The fields that name a cell, flat, in the order of `CELL_KEYS`."""
-    system = cell.system
-    return {
-        "model": system.model,
-        "method": system.method,
-        "label": system.label,
-        "dataset": cell.dataset,
-        "compression_factor": system.compression_factor,
-        "decoding": system.decoding,
-        "train_seed": system.train_seed,
-    }
-
-
-def cell_from_json(plain: Mapping[str, Any]) -> Cell:
-    """The cell that a row of report.json, or a record, belongs to."""
-    system = System(
-        plain["model"],
-        plain["method"],
-        plain["label"],
-        plain["compression_factor"],
-        plain["decoding"],
-        plain["train_seed"],
-    )
-    return Cell(system, plain["dataset"])
+ROWS = ("rows", "pooled")
+DIFFERENCES = ("comparisons", "pooled_comparisons", "pairs")
 
 
 def datasets_of(rows: Iterable[ReportRow | Difference]) -> list[str]:
@@ -279,139 +334,3 @@ def datasets_of(rows: Iterable[ReportRow | Difference]) -> list[str]:
 def systems_of(rows: Iterable[ReportRow]) -> list[System]:
     """Each system in `rows` once, in their order."""
     return list(dict.fromkeys(row.system for row in rows))
-
-
-def _numbers(row: ReportRow | Difference | RunsRow) -> dict[str, Any]:
-    """The fields of a row but those that name its cell, in the order of the class."""
-    # dataclasses.asdict would also take the system apart, and copy every list.
-    names = [each.name for each in fields(row)]
-    return {name: getattr(row, name) for name in names if name not in ("system", "dataset")}
-
-
-# Identity and names of systems: a name is made from the fields that differ between the systems shown.
-#
-# A name is as short as it can be: `smollm2 colar c=2 (control-zeroed), run 1` is written `colar c=2` where there is
-# one model and one training run. Nothing here knows a method by its name.
-
-AVERAGE = "average"
-"""The dataset of a macro-average row."""
-
-CONTROL = "control-"
-"""How the part of a label begins that marks a control (evaluation/controls.py)."""
-
-
-class System(NamedTuple):
-    """One line of a table: a model with its method, as it was trained and asked."""
-
-    model: str
-    method: str
-    label: str
-    """Parts joined by ", ": an ablation, a control, per-request values other than the speed. "" for most systems."""
-    compression_factor: float | None
-    """None where the method has no speed."""
-    decoding: str
-    """greedy or sampled."""
-    train_seed: int | None
-    """None where it is unknown, and where all training runs of the system are taken together."""
-
-    def all_runs(self) -> System:
-        """The system that stands for all of its training runs."""
-        return self._replace(train_seed=None)
-
-
-class Cell(NamedTuple):
-    """A system on one dataset: one row of a report is made from its records."""
-
-    system: System
-    dataset: str
-
-
-def cell_order(cell: Cell) -> tuple[Any, ...]:
-    """Sort key of cells in report.json: by model, method and label, then by dataset."""
-    # The dataset stands after the label, as in a row.
-    system = cell.system
-    return none_first(
-        (
-            system.model,
-            system.method,
-            system.label,
-            cell.dataset,
-            system.compression_factor,
-            system.decoding,
-            system.train_seed,
-        )
-    )
-
-
-def none_first(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
-    """Sort key for values of which some are None: None comes first."""
-    key = []
-    for value in values:
-        present = value is not None
-        # None cannot be compared with a number or a text, so something comparable stands for it.
-        key.append((present, value if present else 0))
-    return tuple(key)
-
-
-def curve_name(system: System, systems: Collection[System]) -> str:
-    """Name of a system at any speed and of any training run, among `systems`."""
-    models = {other.model for other in systems}
-    methods = {other.method for other in systems if other.model == system.model}
-    parts = []
-    # A model with one method goes by its own name; with several methods, their names tell its systems apart.
-    if len(models) > 1 or len(methods) == 1:
-        parts.append(system.model)
-    if len(methods) > 1:
-        parts.append(system.method)
-    if system.label:
-        parts.append(f"({system.label})")
-    return " ".join(parts)
-
-
-def point_name(system: System) -> str:
-    """The speed: `c=2`, or an empty text where the system has none."""
-    factor = system.compression_factor
-    return "" if factor is None else f"c={factor:g}"
-
-
-def system_name(system: System, systems: Collection[System]) -> str:
-    """Name of a system in a table of `systems`: model and method, speed, label, training run, as far as they differ."""
-    label = f"({system.label})" if system.label else ""
-    # The speed stands before the label: `colar c=2 (snap)`.
-    parts = [curve_name(system._replace(label=""), systems), point_name(system), label]
-    name = " ".join(part for part in parts if part)
-    # Other methods may have been trained more often: that is no reason to number the runs of this one.
-    runs = {
-        other.train_seed for other in systems if (other.model, other.method) == (system.model, system.method)
-    }
-    return f"{name}, run {system.train_seed}" if len(runs) > 1 else name
-
-
-def split_option(label: str) -> tuple[str, float | None]:
-    """The label without the value of its option, and that value: ("DL, ratio", 0.7) for "DL, ratio=0.7".
-
-    The value is None, and the label as it was, where no part of it is an option with a number, or several are.
-    """
-    parts = label.split(", ")
-    found = []
-    for i, part in enumerate(parts):
-        name, _, value = part.partition("=")
-        try:
-            found.append((i, name, float(value)))
-        except ValueError:
-            continue
-    if len(found) != 1:
-        return label, None
-    ((i, name, number),) = found
-    return ", ".join([*parts[:i], name, *parts[i + 1 :]]), number
-
-
-def is_control(label: str) -> bool:
-    """Whether a system with this label answers from thoughts that are not its own."""
-    return without_control(label) != label
-
-
-def without_control(label: str) -> str:
-    """The label of the system that a control was made from: `DL` for `DL, control-zeroed`."""
-    kept = [part for part in label.split(", ") if not part.startswith(CONTROL)]
-    return ", ".join(kept)

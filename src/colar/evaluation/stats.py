@@ -102,8 +102,7 @@ def average(means: Sequence[float], errors: Sequence[float | None]) -> Estimate:
     """Plain mean of independent means (one per dataset): se = root of the summed variances / their number.
 
     Datasets of different questions are independent. GSM-Hard asks GSM8k's with other numbers: the covariance that is
-    left out here would raise ± of results/smollm2/mathematics by 0.04 points of 1.3
-    (`lab/scripts/average_covariance.py`).
+    left out here would raise ± of results/smollm2/mathematics by 0.04 points of 1.3.
     The standard error is None where one of `errors` is. Raises ValueError when there is none.
     """
     _same_length(means, errors)
@@ -193,13 +192,6 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     if not 1 <= k <= n:
         raise ValueError(f"k must be in 1..{n} (the samples there are), got {k}")
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def avg_at_k(correct: Sequence[bool]) -> float:
-    """Share of one question's samples that are right."""
-    if not correct:
-        raise ValueError("avg_at_k needs at least one sample")
-    return sum(correct) / len(correct)
 
 
 def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool]) -> float:

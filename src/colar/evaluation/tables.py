@@ -8,37 +8,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-from colar.evaluation.grid import (
-    BLANK,
-    Grid,
-    accuracy_of,
-    half_width,
-    markdown,
-    narrowed,
-    number,
-    percent,
-    plus_minus,
-    points,
-    rich_table,
-    share_of,
-)
 from colar.evaluation.rows import (
     AVERAGE,
     Difference,
-    PairDifference,
     Report,
     ReportRow,
     System,
     datasets_of,
-    none_first,
     system_name,
     systems_of,
 )
+from colar.evaluation.stats import Z95
 
+BLANK = "–"
 FEW = 30
 """Questions below which the normal interval is visibly too narrow."""
 
@@ -48,13 +37,6 @@ PAIRED = (
     f"System minus baseline, in points of accuracy, on the questions that both answered. {CLUSTERED} * marks a 95% "
     "interval without 0; there is no correction for multiple comparisons."
 )
-
-
-class Line(NamedTuple):
-    """A line of a table: a system's name, and its rows by dataset."""
-
-    name: str
-    rows: dict[str, ReportRow]
 
 
 def render_markdown(report: Report, title: str, pictures: Iterable[str] = ()) -> str:
@@ -93,16 +75,19 @@ def _accuracy(report: Report, decoding: str) -> Grid:
     for dataset in datasets:
         head += [f"{dataset} Acc.", "#L"]
     body = []
-    for line in _lines(report, rows):
-        cells = [line.name]
+    for name, found in _lines(report, rows):
+        cells = [name]
         for dataset in datasets:
-            row = line.rows.get(dataset)
+            row = found.get(dataset)
             length = BLANK if row is None else number(row.length)
             cells += [accuracy_of(row) + _mark(row, datasets), length]
         body.append(cells)
     notes = [f"Accuracy in %; {CLUSTERED} #L is the mean number of embeddings emitted while thinking."]
     if report.pooled:
-        notes.append(_runs_note(rows))
+        runs = _or(_run_counts(rows))
+        notes.append(
+            f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster."
+        )
     notes += _partly(body)
     notes += _warnings(report, rows)
     return Grid(f"Accuracy, {decoding} decoding", head, body, notes, last=2)
@@ -113,15 +98,15 @@ def _training_runs(report: Report, decoding: str) -> Grid:
     rows = _of_decoding(report.pooled, decoding)
     datasets = _with_average(datasets_of(rows))
     body = []
-    for line in _lines(report, rows):
+    for name, found in _lines(report, rows):
         # Some data sets may have been asked of some runs alone.
-        counts = _run_counts(row for row in line.rows.values() if row.dataset != AVERAGE)
+        counts = _run_counts(row for row in found.values() if row.dataset != AVERAGE)
         # A system that was trained once says nothing about training it again.
         if counts[-1] < 2:
             continue
-        cells = [line.name, _or(counts)]
+        cells = [name, _or(counts)]
         for dataset in datasets:
-            row = line.rows.get(dataset)
+            row = found.get(dataset)
             cells.append(BLANK if row is None else plus_minus(row.accuracy, row.runs_interval))
         body.append(cells)
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
@@ -149,18 +134,15 @@ def _differences(report: Report, decoding: str) -> Grid:
 
 def _pairs(report: Report) -> Grid:
     """Is a system better than one that the reader named? Pairs and decodings x datasets."""
-    rows = [row.difference for row in report.pairs]
-    datasets = _with_average(datasets_of(rows))
-    by_pair: defaultdict[tuple[str, str, str], dict[str, PairDifference]] = defaultdict(dict)
+    datasets = _with_average(datasets_of(report.pairs))
+    by_pair: defaultdict[tuple[str, ...], dict[str, Difference]] = defaultdict(dict)
     for row in report.pairs:
-        system, baseline = row.pair
-        by_pair[system, baseline, row.difference.system.decoding][row.difference.dataset] = row
+        by_pair[*(row.pair or ()), row.system.decoding][row.dataset] = row
     # Where systems were trained once, a column for runs would be empty.
     several_runs = any(row.runs_interval is not None for row in report.pairs)
     body = []
     for names, found in by_pair.items():
-        differences = {dataset: row.difference for dataset, row in found.items()}
-        cells = [*names, *_points(differences, datasets)]
+        cells = [*names, *_points(found, datasets)]
         if several_runs:
             cells.append(half_width(found[AVERAGE].runs_interval))
         body.append(cells)
@@ -176,16 +158,16 @@ def _pairs(report: Report) -> Grid:
 def _several_samples(report: Report) -> Grid:
     """How much does sampling vary, and what do several samples of a question gain? avg@k, maj@k and pass@k."""
     body = []
-    for line in _lines(report, report.shown_rows):
-        datasets = _with_average(sorted(set(line.rows) - {AVERAGE}))
+    for name, found in _lines(report, report.shown_rows):
+        datasets = _with_average(datasets_of(found.values()))
         # The table of all runs together is long enough with the averages alone.
         for dataset in datasets[-1:] if report.pooled else datasets:
-            row = line.rows[dataset]
+            row = found[dataset]
             # Greedy answers, and cells with records missing.
             if row.seeds_interval is None:
                 continue
             mean = plus_minus(row.accuracy, row.seeds_interval)
-            cells = [line.name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
+            cells = [name, row.system.decoding, dataset, f"{len(row.seeds)}", mean]
             votes = share_of(row.maj_at_k, row.maj_at_k_se)
             passed = share_of(row.pass_at_k, row.pass_at_k_se)
             body.append([*cells, votes, passed])
@@ -202,12 +184,12 @@ def _several_samples(report: Report) -> Grid:
 def _cost(report: Report) -> Grid:
     """How many answers fail in form, and what does a question cost? Averages over each system's datasets."""
     body = []
-    for line in _lines(report, report.shown_rows):
+    for name, found in _lines(report, report.shown_rows):
         # By dataset, this table would be longer than all others together.
-        row = line.rows[AVERAGE]
+        row = found[AVERAGE]
         body.append(
             [
-                line.name,
+                name,
                 row.system.decoding,
                 percent(row.unparsable),
                 percent(row.truncated),
@@ -217,16 +199,8 @@ def _cost(report: Report) -> Grid:
                 f"{row.seconds_per_question:.3g}",
             ]
         )
-    head = [
-        "system",
-        "decoding",
-        "unparsable %",
-        "truncated %",
-        "#L",
-        "reference #L",
-        "forward passes",
-        "seconds",
-    ]
+    cost = ["unparsable %", "truncated %", "#L", "reference #L", "forward passes", "seconds"]
+    head = ["system", "decoding", *cost]
     notes = [
         "Means over the system's datasets. An answer that cannot be parsed counts as wrong. Reference #L: the "
         "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
@@ -239,22 +213,19 @@ def _of_decoding(rows: Iterable[ReportRow], decoding: str) -> list[ReportRow]:
     return [row for row in rows if row.system.decoding == decoding]
 
 
-def _lines(report: Report, rows: Iterable[ReportRow]) -> list[Line]:
-    """A line for each system in `rows`, named among all systems that the report shows."""
+def _lines(report: Report, rows: Iterable[ReportRow]) -> list[tuple[str, dict[str, ReportRow]]]:
+    """Each system in `rows`: its name among all systems that the report shows, and its rows by dataset."""
     by_system: defaultdict[System, dict[str, ReportRow]] = defaultdict(dict)
     for row in rows:
         by_system[row.system][row.dataset] = row
     systems = systems_of(report.shown_rows)
-    lines = []
-    for system in sorted(by_system, key=lambda system: _place(system, report.baseline)):
-        lines.append(Line(system_name(system, systems), by_system[system]))
-    return lines
+    ordered = sorted(by_system, key=lambda system: _place(system, report.baseline))
+    return [(system_name(system, systems), by_system[system]) for system in ordered]
 
 
 def _place(system: System, baseline: str) -> tuple[Any, ...]:
     """Sort key of systems in tables: the baseline's method first, a control after what it was made from."""
-    name = (system.model, system.method, system.label, system.compression_factor, system.train_seed)
-    return system.method != baseline, none_first(name), system.decoding
+    return system.method != baseline, system.order
 
 
 def _points(found: Mapping[str, Difference], datasets: Sequence[str]) -> list[str]:
@@ -270,7 +241,8 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
     notes = []
     # A killed evaluation can be folded, but its means are then over part of the questions.
     for row in cells:
-        expected = _expected(row)
+        runs = 1 if row.train_seeds is None else len(row.train_seeds)
+        expected = row.n * len(row.seeds) * runs
         if row.samples < expected:
             name = system_name(row.system, systems)
             notes.append(f"Incomplete: {name} on {row.dataset} has {row.samples} of {expected} records.")
@@ -288,24 +260,12 @@ def _warnings(report: Report, rows: Sequence[ReportRow]) -> list[str]:
     return notes
 
 
-def _expected(row: ReportRow) -> int:
-    """Records of a cell that has all its questions, seeds and runs."""
-    runs = 1 if row.train_seeds is None else len(row.train_seeds)
-    return row.n * len(row.seeds) * runs
-
-
 def _sizes(rows: Sequence[ReportRow]) -> dict[str, set[int]]:
     """Dataset -> numbers of questions that systems answered."""
     sizes: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
         sizes[row.dataset].add(row.n)
     return {dataset: sizes[dataset] for dataset in datasets_of(rows)}
-
-
-def _runs_note(rows: Sequence[ReportRow]) -> str:
-    """How many training runs the pooled rows stand for."""
-    runs = _or(_run_counts(rows))
-    return f"Means over {runs} training runs; for ± the answers of all runs to a question are one cluster."
 
 
 def _run_counts(rows: Iterable[ReportRow]) -> list[int]:
@@ -323,13 +283,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     rows = [row for row in report.rows if row.dataset != AVERAGE]
     data = []
     for dataset, sizes in _sizes(rows).items():
-        questions = "/".join(str(size) for size in sorted(sizes))
-        data.append(f"{dataset} ({questions} questions)")
+        data.append(f"{dataset} ({'/'.join(map(str, sorted(sizes)))} questions)")
     decoding_seeds = []
     for decoding in sorted({row.system.decoding for row in rows}):
-        seeds: set[int] = set()
-        for row in _of_decoding(rows, decoding):
-            seeds.update(row.seeds)
+        seeds = set().union(*(row.seeds for row in _of_decoding(rows, decoding)))
         decoding_seeds.append(f"{decoding}: {_listed(seeds)}")
     facts = [("data", ", ".join(data)), ("decoding seeds", "; ".join(decoding_seeds))]
     runs = {row.system.train_seed for row in rows if row.system.train_seed is not None}
@@ -351,10 +308,7 @@ def _mark(row: ReportRow | Difference | None, datasets: Sequence[str]) -> str:
 
 def _partly(body: Iterable[Sequence[str]]) -> list[str]:
     """The note that explains the dagger, where the table has one."""
-    for line in body:
-        if any("†" in cell for cell in line):
-            return [PARTLY]
-    return []
+    return [PARTLY] if any("†" in cell for line in body for cell in line) else []
 
 
 def _listed(values: Iterable[int]) -> str:
@@ -375,3 +329,118 @@ def _flat(value: Any) -> str:
 def _with_average(datasets: Sequence[str]) -> list[str]:
     """The columns of a table: with a single dataset, the average would repeat it."""
     return [*datasets, AVERAGE] if len(datasets) > 1 else list(datasets)
+
+
+# A table without a medium, its two media, and how numbers are written in it
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table without a medium: a title, column heads, rows of text, and notes below it."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    words: int = 1
+    """Columns, from the left, that hold words; the others hold numbers and are set flush right."""
+    last: int = 0
+    """Columns, from the right, that a terminal too narrow for all of them still shows; 0 shows all of them, folded."""
+
+
+def markdown(grid: Grid) -> str:
+    """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
+    # `---:` sets a column flush right.
+    rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
+    lines = [markdown_line(grid.head), "| " + " | ".join(rule) + " |"]
+    for row in grid.rows:
+        lines.append(markdown_line(row))
+    notes = [_escape(note) for note in grid.notes]
+    return "\n\n".join([f"## {grid.title}", "\n".join(lines), *notes])
+
+
+def markdown_line(cells: Sequence[str]) -> str:
+    """A row of a table, its cells escaped."""
+    return "| " + " | ".join(_escape(text) for text in cells) + " |"
+
+
+def _escape(text: str) -> str:
+    # A line break would end the row, and "<" open a tag.
+    text = " ".join(text.splitlines())
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
+
+
+def narrowed(grid: Grid, width: int) -> Grid:
+    """The grid with its words and its last columns alone, where all do not fit into `width` characters."""
+    columns = zip(grid.head, *grid.rows, strict=True)
+    # Each column takes its longest text, a space on either side and a vertical rule.
+    needed = 1
+    for column in columns:
+        needed += 3 + max(len(text) for text in column)
+    left_out = len(grid.head) - grid.words - grid.last
+    if needed <= width or not grid.last or left_out <= 0:
+        return grid
+
+    def kept(line: Sequence[str]) -> list[str]:
+        # `last` is 1 or more here: [-0:] would be the whole line.
+        return [*line[: grid.words], *line[-grid.last :]]
+
+    note = f"{left_out} more columns do not fit this terminal; they are in report.md."
+    rows = [kept(row) for row in grid.rows]
+    return replace(grid, head=kept(grid.head), rows=rows, notes=[*grid.notes, note])
+
+
+def rich_table(grid: Grid) -> Table:
+    """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
+    # As Text objects, labels such as [red] stay as they are.
+    caption = Text("\n".join(grid.notes))
+    table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
+    for index, head in enumerate(grid.head):
+        table.add_column(Text(head), justify="left" if index < grid.words else "right", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*(Text(text) for text in row))
+    return table
+
+
+def accuracy_of(row: ReportRow | None) -> str:
+    """Accuracy in % with 1.96 standard errors: `52.0 ± 3.9`."""
+    return BLANK if row is None else share_of(row.accuracy, row.accuracy_se)
+
+
+def share_of(share: float | None, se: float | None) -> str:
+    """A share in % with 1.96 standard errors, where they are known: `52.0 ± 3.9`."""
+    if share is None:
+        return BLANK
+    return plus_minus(share, None if se is None else Z95 * se)
+
+
+def points(row: Difference | None) -> str:
+    """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star where its interval leaves out 0."""
+    if row is None:
+        return BLANK
+    text = f"{100 * row.difference:+.1f}"
+    if row.interval is None or row.se is None:
+        return text
+    # From the exact interval: rounded, `2.0 ± 2.0` may include 0 or not.
+    low, high = row.interval
+    star = " *" if low > 0 or high < 0 else ""
+    return f"{text} ± {100 * Z95 * row.se:.1f}{star}"
+
+
+def plus_minus(share: float, half: float | None) -> str:
+    """A share in %, with half of its interval where that is known: `52.0 ± 3.9`."""
+    text = f"{100 * share:.1f}"
+    return text if half is None else f"{text} {half_width(half)}"
+
+
+def half_width(half: float | None) -> str:
+    """Half of an interval, in points: `± 3.9`."""
+    return BLANK if half is None else f"± {100 * half:.1f}"
+
+
+def percent(share: float | None) -> str:
+    return BLANK if share is None else f"{100 * share:.1f}"
+
+
+def number(value: float | None) -> str:
+    return BLANK if value is None else f"{value:.1f}"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from colar.evaluation.grid import markdown_line
+from colar.evaluation.tables import markdown_line
 from colar.look.diagnosis import CLASSES
 from colar.look.places import KINDS
 

@@ -27,7 +27,8 @@ from colar.look.cost import CONTROLS, cost_of, difference
 from colar.look.inside import Inside, look_inside
 from colar.look.reference_chain import require_groups
 from colar.methods import registry
-from colar.methods.base import Method, variant
+from colar.methods.base import Method
+from colar.methods.params import given, options, speed, texts
 from colar.model.latent_lm import LatentLM
 
 FACTORS = (1, 2, 5)
@@ -45,8 +46,9 @@ class System:
 def key_of(model: str, params: Any) -> dict[str, Any]:
     """The fields that name a system."""
     # Only some methods have a speed; the row shows null for the others.
-    factor = getattr(params, "compression_factor", None)
-    return {"model": model, "compression_factor": factor, "variant": variant(params)}
+    values = given(params)
+    variant = ", ".join(texts(options(values)))
+    return {"model": model, "compression_factor": speed(values), "variant": variant}
 
 
 def system_of(

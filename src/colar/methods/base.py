@@ -369,17 +369,6 @@ def fixed_thought(state: ThinkState, embeds_BD: Tensor, n: int) -> Thought:
     return Thought(embeds_BD.to(state.hidden.dtype), state.step >= n, torch.full_like(state.step, -1))
 
 
-def variant(params: Any) -> str:
-    """A request's values other than its speed, where they are not the default, as `key=value`; "" for most."""
-    # The speed has a column of its own in every table; the rest goes into the label.
-    parts = []
-    for f in dataclasses.fields(params):
-        value = getattr(params, f.name)
-        if f.name != "compression_factor" and value != f.default:
-            parts.append(f.name if value is True else f"{f.name}={value:g}")
-    return ", ".join(parts)
-
-
 def flat_tensors(columns: Any) -> dict[str, Tensor]:
     """The tensors of a dataclass by field, its `params` one by one: `params.compression_factor`."""
     flat = {f.name: getattr(columns, f.name) for f in dataclasses.fields(columns) if f.name != "params"}
