@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from colar.evaluation.inputs import name_checkpoints
 from families import EXAMPLES, tiny_lm
 from sequential import made
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from colar import files, recipe
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.evaluation.folder import name_checkpoints
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM

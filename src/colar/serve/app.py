@@ -14,7 +14,6 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -330,8 +329,8 @@ class Metrics:
         )
         for each in models:
             engine = each.engine.engine
-            running.labels(each.name).set_function(partial(len, engine.core.batch))
-            waiting.labels(each.name).set_function(partial(len, engine.scheduler))
+            running.labels(each.name).set_function(lambda engine=engine: len(engine.running))
+            waiting.labels(each.name).set_function(lambda engine=engine: len(engine.scheduler.waiting))
 
     async def observed(self, made: Ask, samples: Sequence[Sample]) -> Pieces:
         """The pieces of an ask, counted when it ends."""
