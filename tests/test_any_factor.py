@@ -703,10 +703,11 @@ def test_a_report_keeps_thresholds_apart(
     assert main(asked) == 0
     report = json.loads((out / "report.json").read_text())
     rows = {
-        (row["compression_factor"], row["label"]) for row in report["rows"] if row["dataset"] == "arithmetic"
+        (row["params"]["compression_factor"], row["params"].get("confidence_threshold"))
+        for row in report["rows"]
+        if row["dataset"] == "arithmetic"
     }
-    gated = "confidence_threshold=1"
-    assert rows == {(1.5, ""), (1.5, gated), (3, ""), (3, gated)}
+    assert rows == {(1.5, None), (1.5, 1), (3, None), (3, 1)}
     assert all(row["n"] == 3 for row in report["rows"])
     assert len(list(files.read_jsonl(out / "records.jsonl"))) == 12
     table = (out / "report.md").read_text()
@@ -715,8 +716,7 @@ def test_a_report_keeps_thresholds_apart(
     capsys.readouterr()
     assert main([*asked, "--confidence_threshold", "0.25"]) == 0
     again = json.loads((out / "report.json").read_text())
-    labels = {row["label"] for row in again["rows"]}
-    assert labels == {"", gated, "confidence_threshold=0.25"}
+    assert {row["params"].get("confidence_threshold") for row in again["rows"]} == {None, 1, 0.25}
 
 
 def test_diagnose_tells_thresholds_apart(checkpoint: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.types import Receive, Scope, Send
 
 from colar import __version__, files
+from colar.engine.engine import Engine
 from colar.look.page import viewer
 from colar.serve import formats
 from colar.serve.answer import Piece, Sample, pieces
@@ -329,8 +331,8 @@ class Metrics:
         )
         for each in models:
             engine = each.engine.engine
-            running.labels(each.name).set_function(lambda engine=engine: len(engine.running))
-            waiting.labels(each.name).set_function(lambda engine=engine: len(engine.scheduler.waiting))
+            running.labels(each.name).set_function(partial(_running, engine))
+            waiting.labels(each.name).set_function(partial(_waiting, engine))
 
     async def observed(self, made: Ask, samples: Sequence[Sample]) -> Pieces:
         """The pieces of an ask, counted when it ends."""
@@ -355,3 +357,11 @@ class Metrics:
             self.tokens.labels(name, "prompt").inc(made.prompt_tokens)
             self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
             self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
+
+
+def _running(engine: Engine) -> int:
+    return len(engine.running)
+
+
+def _waiting(engine: Engine) -> int:
+    return len(engine.scheduler.waiting)
