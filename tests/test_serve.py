@@ -729,7 +729,7 @@ def test_a_full_queue_is_429_with_a_time(slow):
     assert raised.value.code == "queue_full"
     # The sample that did find a place has given it back.
     engine = live.served["slow"].engine.engine
-    until(lambda: len(engine.scheduler) == 0)
+    until(lambda: len(engine.scheduler.waiting) == 0)
     stream.close()
     until(lambda: not engine.busy)
 
