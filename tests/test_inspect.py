@@ -3,14 +3,16 @@
 import json
 
 import pytest
+from inside_data import data_of
 
 from colar.cli import main
 from colar.data import sources
-from colar.look.inside import TABLE_KINDS, TABLE_MEASURES
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
 
+TABLE_KINDS = ("bracket", "sign", "operand", "result")
+TABLE_MEASURES = ("top1", "top5", "in_set")
 HEADS = ("gaussian", "sequential")
 SHORT = ["--limit", "22", "--look", "4", "--max_latents", "6", "--max_completion_length", "3"]
 
@@ -52,7 +54,7 @@ def test_a_page_that_fails_leaves_the_numbers(inside, tmp_path, capsys):
     output = ["--output", str(tmp_path / "a.html")]
     assert main(["inspect", inside["checkpoint"], *output, *SHORT, "--limit", "2", "--look", "1"]) == 2
     said = capsys.readouterr()
-    assert "% of tokens found" in said.out
+    assert "Tokens found in the thoughts" in said.out
     assert "inspect: error: [Errno 21] Is a directory" in said.err
     assert json.loads((tmp_path / "a.json").read_text())["systems"][0]["model"] == HEADS[0]
 
@@ -81,7 +83,7 @@ def test_the_retrieval_table_can_be_counted_from_the_json(inside):
 
 def test_costs_can_be_counted_from_the_answers(inside):
     for system in inside["systems"]:
-        own = system["cost"]["variants"]["own"]
+        own = system["cost"]["outcomes"]["own"]
         answers = system["answers"]
         assert len(answers) == own["n"] == 22
         assert own["right"] == [answer["right"] for answer in answers]
@@ -90,22 +92,21 @@ def test_costs_can_be_counted_from_the_answers(inside):
             assert own[name]["mean"] == pytest.approx(mean, rel=1e-3)
         low, high = own["accuracy"]["interval"]
         assert low <= own["accuracy"]["mean"] <= high
-        assert set(system["cost"]["variants"]) == {"own", "shuffled", "zeroed", "none"}
+        assert set(system["cost"]["outcomes"]) == {"own", "shuffled", "zeroed", "none"}
     names = [(each["model"], each["baseline"]) for each in inside["comparisons"]]
     assert names == [("sequential", "gaussian")] * 2
 
 
 def test_the_page_has_every_chain(inside):
-    data = json.loads(inside["page"].split('id="data">')[1].split("</script>")[0])
-    names = [system["name"] for system in data["systems"]]
-    assert names == ["gaussian, c = 2", "gaussian, c = 5", "sequential, c = 2", "sequential, c = 5"]
+    data = data_of(inside["page"])
+    assert data["systems"] == ["gaussian, c = 2", "gaussian, c = 5", "sequential, c = 2", "sequential, c = 5"]
     assert len(data["questions"]) == 22
     for system, chains in zip(inside["systems"], data["chains"], strict=True):
         for answer, chain in zip(system["answers"], chains, strict=True):
-            assert (chain["a"], chain["w"], len(chain["t"])) == (
+            assert (chain["answer"], chain["cause"], len(chain["thoughts"])) == (
                 answer["answer"], answer["cause"], answer["length"],
             )  # fmt: skip
-    for section in ("cost", "retrieval", "calibration", "layers", "attention", "causal", "probes"):
+    for section in ("cost", "causes", "retrieval", "stop", "layers", "causal", "probes"):
         assert f'<section id="{section}">' in inside["page"]
 
 
@@ -122,14 +123,10 @@ def test_the_references_own_latents_are_the_ceiling(inside):
 def test_what_a_head_does_not_have_is_null(inside):
     for system in inside["systems"]:
         gaussian = system["model"] == "gaussian"
-        assert (system["sigma"] is not None) == gaussian
         assert (system["retrieval"]["written"]["tokens"]["chosen"] is None) == gaussian
         assert system["stop"]["n"] > 22
         for effect in system["causal"]["effects"]:
-            if effect["unit"] == "sigma" and not gaussian:
-                assert effect["n"] == 0
-                assert effect["changed"] is None
-            if effect["kind"] == "none":
+            if effect["change"] == "none":
                 assert not effect["changed"]
 
 

@@ -379,18 +379,14 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
     path = Path(path)
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _take_literally(drawn)
     # Drawn into memory first: where drawing fails, no file has been touched.
-    buffer = io.BytesIO()
-    # These two settings are global: they are the host's again as soon as the file is written.
-    with matplotlib.rc_context(_SVG):
-        drawn.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
+    content = image(drawn, kind, dpi)
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Beside its target, hence on the same file system: only there is a rename atomic.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(buffer.getvalue())
+            stream.write(content)
         # mkstemp makes files that nobody but their owner may read.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
@@ -398,6 +394,16 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:
+    """The figure as the content of a file of that kind, png or svg."""
+    _take_literally(drawn)
+    buffer = io.BytesIO()
+    # These two settings are global: they are the host's again as soon as the image is made.
+    with matplotlib.rc_context(_SVG):
+        drawn.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
+    return buffer.getvalue()
 
 
 def place(axes: Any, labels: Iterable[Label], obstacles: Iterable[Sequence[Point]]) -> None:

@@ -26,7 +26,7 @@ from colar.recipe.rows import load_examples
 from colar.recipe.schema import ModelConfig, Recipe, plain, to_json
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
-from colar.training.run_page import PageCallback, RunPage
+from colar.training.run_page import ChainsBefore, RunPage
 from colar.training.sft import TrainResult, train
 
 
@@ -60,9 +60,8 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     run_info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
     page = make_page(recipe, held_out, params, output)
     watch = []
-    if page is not None:
-        reinforced = recipe.grpo is not None
-        watch.append(PageCallback(page, lm, method, before=reinforced, retrieval=not reinforced))
+    if page is not None and recipe.grpo is not None:
+        watch.append(ChainsBefore(page, lm, method))
     if recipe.grpo is not None:
         result = grpo_run.train(
             lm, method, examples, recipe.training, recipe.grpo, output,

@@ -8,7 +8,7 @@ logs/                 TensorBoard
 history.json          everything logged, one row a log
 learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
-inside.html, .json    what the model thinks (`run_page.py`), made of retrieval.jsonl and chains_before.json too
+inside.html, .json    what the model thinks (`run_page.py`), made of chains_before.json too
 recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/run.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
@@ -48,7 +48,6 @@ class RunFolder:
         self.completions = self.path / "completions.jsonl"
         self.page = self.path / "inside.html"
         self.numbers = self.path / "inside.json"
-        self.retrieval = self.path / "retrieval.jsonl"
         self.before = self.path / "chains_before.json"
         self.finished = self.path / "finished.json"
 
@@ -56,7 +55,7 @@ class RunFolder:
         """Remove the files of a run, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        pictures = (self.curves, self.page, self.numbers, self.retrieval, self.before)
+        pictures = (self.curves, self.page, self.numbers, self.before)
         for file in (self.history, self.completions, self.finished, *pictures):
             file.unlink(missing_ok=True)
 

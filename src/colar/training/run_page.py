@@ -1,11 +1,10 @@
 """The page of a run, inside.html in its folder: a few validation questions, looked at as `colar inspect` does.
 
     before the first step   GRPO: the chains that the weights start with     chains_before.json
-    each validation         SFT: retrieval by kind of token                  retrieval.jsonl
     the end                 the chains of the published weights              inside.html, inside.json
 
 What takes long is left out: controls, changed thoughts. Nothing here changes the course of a run: no random number of
-its own is drawn, and whatever fails is said and forgotten. Of several processes the main one does it all.
+its own is drawn, and a failure is a line on stderr. Of several processes the main one does it all.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,11 +22,7 @@ from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import Decoding
 from colar.look.chains import Chain
-from colar.look.inside import TABLE_KINDS
-from colar.look.inspection import Inspection, System, compares, key_of, system_of
-from colar.look.reference_chain import reference_passes
-from colar.look.retrieval import directions
-from colar.look.retrieval_accuracy import retrieval_accuracy, written_ranks
+from colar.look.inspect import Findings, Inspection, inspect_system, key_of
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.training.run_folder import RunFolder
@@ -50,25 +45,9 @@ class RunPage:
         with progress.harmless("the chains before the run"), as_asked(lm):
             kept = []
             for system in self._systems(lm, method, "before"):
-                chains = [chain.to_json() for chain in system.chains]
+                chains = [asdict(chain) for chain in system.chains]
                 kept.append({"numbers": system.numbers, "chains": chains})
             files.write_text(self.folder.before, json.dumps(kept, ensure_ascii=False, allow_nan=False))
-
-    def log_retrieval(self, lm: LatentLM, method: Method, step: int) -> None:
-        """Append a row for each of the params: the step, and the share of tokens found by kind (in set)."""
-        with progress.harmless("retrieval"), as_asked(lm), files.append_jsonl(self.folder.retrieval) as write:
-            with_steps = [example for example in self.examples if example.steps]
-            compared = [params for params in self.params if compares(lm, method, self.examples, params)]
-            if not compared:
-                return
-            directions_VD = directions(lm)
-            for params in compared:
-                ranks = []
-                for each in reference_passes(lm, method, with_steps, params):
-                    ranks += written_ranks(each, directions_VD)
-                by_kind = retrieval_accuracy(ranks).by_kind
-                shares: dict[str, Any] = {kind: by_kind[kind].in_set for kind in TABLE_KINDS}
-                write({"step": step, **key_of("", params), **shares})
 
     def write(self, lm: LatentLM, method: Method) -> bool:
         """Write the page and its numbers; False where that failed, which a line on stderr has reported."""
@@ -77,19 +56,18 @@ class RunPage:
             name = "after" if self.folder.before.exists() else run
             systems = [*self._kept(), *self._systems(lm, method, name)]
             asked = {"limit": len(self.examples), "look": LOOK}
-            more = {"title": run, "asked": asked, "steps": self._steps()}
-            inspection = Inspection(list(self.examples), systems, more)
+            inspection = Inspection(list(self.examples), systems, {"title": run, "asked": asked})
             files.write_json(self.folder.numbers, inspection.to_json())
             inspection.save(self.folder.page)
             return True
         return False
 
-    def _systems(self, lm: LatentLM, method: Method, name: str) -> list[System]:
+    def _systems(self, lm: LatentLM, method: Method, name: str) -> list[Findings]:
         systems = []
         for params in self.params:
             key = key_of(name, params)
             systems.append(
-                system_of(
+                inspect_system(
                     key,
                     lm,
                     method,
@@ -103,47 +81,30 @@ class RunPage:
             )
         return systems
 
-    def _kept(self) -> list[System]:
+    def _kept(self) -> list[Findings]:
         """What `keep_before` wrote; [] where it was not called."""
         if not self.folder.before.exists():
             return []
         systems = []
         for kept in files.read_json(self.folder.before):
-            systems.append(System(kept["numbers"], [Chain(**chain) for chain in kept["chains"]]))
+            systems.append(Findings(kept["numbers"], [Chain(**chain) for chain in kept["chains"]]))
         return systems
 
-    def _steps(self) -> list[dict[str, Any]]:
-        """The rows of `log_retrieval`; a resumed run may have made some of them twice."""
-        rows = {}
-        for row in files.resume_jsonl(self.folder.retrieval):
-            rows[row["step"], row["compression_factor"], row["variant"]] = row
-        return sorted(rows.values(), key=lambda row: int(row["step"]))
 
+class ChainsBefore(TrainerCallback):  # type: ignore[misc]
+    """Collects the chains before the first step, for the run's page."""
 
-class PageCallback(TrainerCallback):  # type: ignore[misc]
-    """Collects what a run's page needs while it trains: `before` the first step, `retrieval` at validations."""
-
-    def __init__(
-        self, page: RunPage, lm: LatentLM, method: Method, before: bool = False, retrieval: bool = False
-    ) -> None:
+    def __init__(self, page: RunPage, lm: LatentLM, method: Method) -> None:
         self.page = page
         self.lm = lm
         self.method = method
-        self.before = before
-        self.retrieval = retrieval
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         # A resumed run's weights are no longer those that it started with.
-        if self.before and state.global_step == 0 and processes.is_main():
+        if state.global_step == 0 and processes.is_main():
             self.page.keep_before(self.lm, self.method)
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.retrieval and processes.is_main():
-            self.page.log_retrieval(self.lm, self.method, state.global_step)
 
 
 @contextlib.contextmanager
