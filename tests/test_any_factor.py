@@ -619,7 +619,9 @@ def test_a_group_that_ended_unsure_is_read_as_such() -> None:
     for request in requests():
         done = reference.complete(lm, method, request)
         phase = phase_of(request.seed, request.sample)
-        for k, (reading, info) in enumerate(zip(retrieval.read(lm, done, 3), done.info, strict=True)):
+        for k, (reading, info) in enumerate(
+            zip(retrieval.read_thoughts(lm, done, 3), done.info, strict=True)
+        ):
             ids = ids_of(info)
             assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
             full = len(ids) == most_of(k, request.params.compression_factor, phase)

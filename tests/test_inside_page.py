@@ -9,7 +9,7 @@ import pytest
 from inside_data import HOSTILE, data_of, inside
 
 from colar.look import page as inside_page
-from colar.look.page import cost, figures, sections
+from colar.look.page import figures, opening, sections
 
 WHOLE, QUESTIONS, CHAINS = inside()
 """Three systems, 40 questions. Every third answer is wrong, and at c = 5 every second one, too."""
@@ -56,17 +56,17 @@ def test_names_are_as_short_as_they_can_be():
 
 def test_verdicts_say_what_the_control_says_and_no_more():
     system = copy.deepcopy(WHOLE["systems"][1])
-    (said,) = cost.verdicts([system], ["c = 2"])
+    (said,) = opening.verdicts([system], ["c = 2"])
     own = system["cost"]["outcomes"]["own"]["accuracy"]["mean"]
     assert f"c = 2: {100 * own:.1f}% of 40 questions right" in said
     assert "says that its answers depend on what it thinks" in said
     system["cost"]["differences"]["shuffled"] = {"mean": 0.02, "interval": [-0.01, 0.05]}
-    (said,) = cost.verdicts([system], ["c = 2"])
+    (said,) = opening.verdicts([system], ["c = 2"])
     assert "2.0 points [-1.0, 5.0], does not show that it uses its thoughts" in said
     # A chain of tokens has no latents to shuffle: its thoughts are left out.
     del system["cost"]["differences"]["shuffled"]
     system["cost"]["outcomes"]["own"]["n"] = 29
-    said, few = cost.verdicts([system], ["c = 2"])
+    said, few = opening.verdicts([system], ["c = 2"])
     assert "With its thoughts left out" in said
     assert "Fewer than 30" in few
 
@@ -98,7 +98,7 @@ def test_a_run_without_controls_shows_no_empty_columns():
     for system in whole["systems"]:
         system["cost"]["outcomes"] = {"own": system["cost"]["outcomes"]["own"]}
         system["cost"]["differences"] = {}
-    (table,) = cost.cost_section(whole).tables
+    (table,) = opening.cost_section(whole).tables
     assert table.head == ["system", "questions", "accuracy", "#L", "forward passes", "time"]
     assert table.rows[1][:4] == ["c = 2", "40", "65.0% [55.0, 75.0]", "10.0 [9.6, 10.4]"]
 

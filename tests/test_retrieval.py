@@ -59,7 +59,7 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
         short = Decoding(max_latents=3, max_completion_length=2)
         request = Request("a", "How many?", method.Params(), short, keep_latents=True)
         completion = reference.complete(lm, method, request)
-        thoughts = retrieval.read(lm, completion, 4)
+        thoughts = retrieval.read_thoughts(lm, completion, 4)
         assert len(thoughts) == completion.length == 3
         if name == "cot":
             assert [r.token for r in thoughts] == [lm.template.token(i) for i in completion.thought_ids]
@@ -67,7 +67,10 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
             assert all(r.token is None and len(r.neighbours) == 4 and r.sigma > 0 for r in thoughts)
             assert all(0 <= r.stop_probability <= 1 for r in thoughts)
     assert (
-        retrieval.read(lm, reference.complete(lm, method, Request("a", "q", method.Params(), short)), 4) == []
+        retrieval.read_thoughts(
+            lm, reference.complete(lm, method, Request("a", "q", method.Params(), short)), 4
+        )
+        == []
     )
 
 

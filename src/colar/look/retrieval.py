@@ -82,7 +82,7 @@ def nearest_tokens(
     return nearest
 
 
-def read(lm: LatentLM, completion: Completion, k: int) -> list[ReadThought]:
+def read_thoughts(lm: LatentLM, completion: Completion, k: int) -> list[ReadThought]:
     """Each thought of a completion that was made with `keep_latents`; latents with their `k` nearest tokens."""
     if completion.latents is None:
         return []

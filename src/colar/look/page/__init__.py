@@ -1,6 +1,6 @@
 """The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the chains.
 
-    opening     does it think, and what does it cost       cost.py
+    opening     does it think, and what does it cost       opening.py
     questions   the chains, beside one another              questions.js, viewer
     sections    one for each measurement                   sections.py, of tables and charts (figures.py)
 
@@ -22,8 +22,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from colar.look.page import viewer
-from colar.look.page.cost import cost_section
 from colar.look.page.figures import names_of
+from colar.look.page.opening import cost_section
 from colar.look.page.sections import CAUSES, SECTIONS
 
 FOLDER = Path(__file__).parent

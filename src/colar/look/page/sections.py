@@ -93,7 +93,7 @@ def _stacked(names: Sequence[str], parts: Sequence[str], values: Sequence[Sequen
     for j, column in enumerate(zip(*values, strict=True)):
         bars.append(axes.barh(places, column, 0.7, left=left, color=picture.style(j)[0]))
         left = [start + width for start, width in zip(left, column, strict=True)]
-    axes.set_yticks(places, [name if len(name) <= 24 else f"{name[:23]}…" for name in names])
+    axes.set_yticks(places, [name if len(name) <= 24 else f"…{name[-23:]}" for name in names])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     as_percent(axes.xaxis)

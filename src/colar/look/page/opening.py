@@ -123,8 +123,10 @@ def _chart(systems: Sequence[Numbers], key: str, x: str, scale: float) -> Chart:
                     at, accuracy, **bars, color=colour, elinewidth=0.8, marker=marker, markersize=5, mfc=face
                 )
                 if kind == "own":
+                    # Curves of two models often lie close together.
+                    beside = (5, -11 if i % 2 else 5)
                     axes.annotate(
-                        speed, points[-1], (5, 5), textcoords="offset points", fontsize=8, color=colour
+                        speed, points[-1], beside, textcoords="offset points", fontsize=8, color=colour
                     )
             points.sort()
             if points:
