@@ -54,7 +54,7 @@ def test_a_page_that_fails_leaves_the_numbers(inside, tmp_path, capsys):
     output = ["--output", str(tmp_path / "a.html")]
     assert main(["inspect", inside["checkpoint"], *output, *SHORT, "--limit", "2", "--look", "1"]) == 2
     said = capsys.readouterr()
-    assert "Tokens found in the thoughts" in said.out
+    assert "Can thoughts be read as tokens?" in said.out
     assert "inspect: error: [Errno 21] Is a directory" in said.err
     assert json.loads((tmp_path / "a.json").read_text())["systems"][0]["model"] == HEADS[0]
 

@@ -103,9 +103,9 @@ def run(args: argparse.Namespace) -> None:
     found = [system.numbers for system in systems]
     causes, retrieval = causes_section(found), retrieval_section(found)
     for title, tables in (
-        ("What goes wrong first", [chart.numbers for chart in causes.charts]),
-        ("With the reference's help", causes.tables),
-        ("Tokens found in the thoughts that stand for them", retrieval.tables),
+        (causes.title, [chart.numbers for chart in causes.charts]),
+        ("", causes.tables),
+        (retrieval.title, retrieval.tables),
     ):
         for table in tables:
             Console().print(_for_terminal(title, table))
@@ -115,15 +115,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _for_terminal(title: str, shown: Any) -> Any:
-    """A table of the page."""
+    """A table of the page, below its section's title."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    # A system is called as its folder is, brackets included.
+    table = Table(title=Text(f"{title} {shown.caption}".strip()), title_justify="left")
     for i, name in enumerate(shown.head):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
+        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i == 0)
     for row in shown.rows:
-        # A system is called as its folder is, brackets included.
         table.add_row(*map(Text, row))
     return table
 

@@ -17,7 +17,7 @@ Shape suffixes: R requests, K thoughts, D width, B rows of a batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -107,40 +107,59 @@ def causal_tests(
     if len({completion.request.question for completion in own}) < 2:
         changes.remove("swap")
     effects = []
-    cases = list(itertools.product(POSITIONS, THENS, changes))
-    for position, then, change in progress.track(cases, "change a thought", len(cases)):
-        effects.append(_effect(lm, method, pairs, thoughts, change, position, then, seed))
+    places = list(itertools.product(POSITIONS, THENS))
+    for position, then in progress.track(places, "change a thought", len(places)):
+        position_R = positions(thoughts.counts_R, position)
+        answers = _answers(lm, method, own, thoughts, changes, position_R, then, seed)
+        for change in changes:
+            effects.append(_effect(change, position, then, pairs, answers[change]))
     return CausalTests(len(pairs), effects)
 
 
-def _effect(
+def _answers(
     lm: LatentLM,
     method: Method,
-    pairs: Sequence[tuple[Example, Completion]],
+    own: Sequence[Completion],
     thoughts: Thoughts,
+    changes: Sequence[str],
+    position_R: Tensor,
+    then: str,
+    seed: int,
+) -> dict[str, dict[int, Completion]]:
+    """The completions after each change, by row. All run together: a step of many rows takes hardly longer than one."""
+    asked = [completion.request for completion in own]
+    given = {change: changed_thoughts(thoughts, asked, change, position_R, seed) for change in changes}
+    cases = []
+    # Question by question: the engine prefills each once for all of its changes.
+    for r, change in itertools.product(range(len(own)), changes):
+        # Up to the changed thought. Of a drop it is the one behind it: without any, the model would think it anew.
+        if then == "rethought" and change == "drop" and position_R[r] + 1 >= thoughts.counts_R[r]:
+            continue
+        cases.append((r, change))
+    # Told apart by their ids. Draws go by seed and sample, and stay the same.
+    requests = [replace(asked[r], id=f"{asked[r].id} {change}") for r, change in cases]
+    embeds = [given[change].embeds_RKD[r] for r, change in cases]
+    counts = [position_R[r] + 1 if then == "rethought" else given[change].counts_R[r] for r, change in cases]
+    kind = Prefixed if then == "rethought" else Forced
+    changed = kind(method, requests, Thoughts(torch.stack(embeds), torch.stack(counts)))
+    found: dict[str, dict[int, Completion]] = {change: {} for change in changes}
+    for (r, change), completion in zip(cases, Engine(lm, changed, BATCH).generate(requests), strict=True):
+        found[change][r] = completion
+    return found
+
+
+def _effect(
     change: str,
     position: str,
     then: str,
-    seed: int,
+    pairs: Sequence[tuple[Example, Completion]],
+    answers: Mapping[int, Completion],
 ) -> Effect:
-    position_R = positions(thoughts.counts_R, position)
-    rows = list(range(len(pairs)))
-    requests = [own.request for _, own in pairs]
-    given = changed_thoughts(thoughts, requests, change, position_R, seed)
-    if then == "rethought":
-        # Up to the changed thought. Of a drop it is the one behind it: without any, the model would think it anew.
-        if change == "drop":
-            rows = [r for r in rows if int(position_R[r]) + 1 < int(thoughts.counts_R[r])]
-        given = Thoughts(given.embeds_RKD, position_R + 1)
-    n = len(rows)
+    n = len(answers)
     if not n:
         return Effect(change, position, then, 0, None, None, None)
-    requests = [requests[r] for r in rows]
-    given = Thoughts(given.embeds_RKD[rows], given.counts_R[rows])
-    kind = Prefixed if then == "rethought" else Forced
-    completions = Engine(lm, kind(method, requests, given), BATCH).generate(requests)
     changed = before = after = 0
-    for r, completion in zip(rows, completions, strict=True):
+    for r, completion in answers.items():
         example, own = pairs[r]
         changed += completion.token_ids != own.token_ids
         before += judge(own.text, example.answer, example.answer_type).correct

@@ -137,7 +137,8 @@ def retrieval_section(systems: Sequence[Numbers]) -> Section:
         "retrieval",
         "Can thoughts be read as tokens?",
         "Share of the group's tokens among the tokens nearest to a thought, after a right prefix; “in set” looks at as "
-        "many tokens as the group has. The ceiling is the reference's own latents.",
+        "many tokens as the group has. The last two columns are in set: thoughts of the model's own chain, and the "
+        "reference's own latents, the ceiling.",
         charts,
         tables,
     )
@@ -151,7 +152,7 @@ def _retrieval_table(retrieval: Mapping[str, Any], name: str) -> Table:
         row += [percent(written[measure]) for measure in MEASURES]
         row += [percent(retrieval[chain]["by_kind"][kind]["in_set"]) for chain in ("own", "reference")]
         rows.append(row)
-    head = ["token", "tokens", *MEASURES.values(), "own chain: in set", "ceiling: in set"]
+    head = ["token", "n", *MEASURES.values(), "own chain", "ceiling"]
     return Table(head, rows, name)
 
 
