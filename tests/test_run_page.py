@@ -4,15 +4,11 @@ import pytest
 from inside_data import data_of
 
 from colar import files, recipe
-from colar.training import run_page
+from colar.recipe import run_page
 from colar.training.run_folder import RunFolder
 
 SETTINGS = [
     "--training.evals_per_epoch", "1", "--training.num_train_epochs", "2", "--validation.page_size", "3",
-]  # fmt: skip
-GRPO = [
-    "--grpo.num_generations", "2", "--grpo.max_latents", "4", "--grpo.max_completion_length", "3",
-    "--training.max_steps", "2", "--training.per_device_train_batch_size", "4",
 ]  # fmt: skip
 
 
@@ -28,14 +24,10 @@ def tiny(tmp_path):
     return path
 
 
-def read_page(folder):
-    return data_of(folder.page.read_text(encoding="utf-8"))
-
-
-def test_a_run_leaves_a_page_and_grpo_one_of_before_and_after(tiny, tmp_path):
-    sft = recipe.run(recipe.load(tiny, SETTINGS))
+def test_a_run_leaves_a_page(tiny, tmp_path):
+    recipe.run(recipe.load(tiny, SETTINGS))
     folder = RunFolder(tmp_path / "run")
-    data = read_page(folder)
+    data = data_of(folder.page.read_text(encoding="utf-8"))
     assert len(data["questions"]) == 3
     assert data["systems"] == ["c = 2"]
     numbers = files.read_json(folder.numbers)
@@ -44,13 +36,6 @@ def test_a_run_leaves_a_page_and_grpo_one_of_before_and_after(tiny, tmp_path):
     assert system["retrieval"]["written"]["tokens"]["n"] > 0
     assert list(system["cost"]["outcomes"]) == ["own"]
     assert system["causal"] is None
-
-    first = ["--model.init_from", str(sft.best), *GRPO, "--output", f"{tmp_path}/grpo"]
-    recipe.run(recipe.load(tiny, [*SETTINGS, *first]))
-    after = RunFolder(tmp_path / "grpo")
-    assert read_page(after)["systems"] == ["before, c = 2", "after, c = 2"]
-    (comparison,) = files.read_json(after.numbers)["comparisons"]
-    assert (comparison["model"], comparison["baseline"]) == ("after", "before")
 
 
 def test_without_a_size_there_is_none_and_the_run_is_the_same(tiny, tmp_path):

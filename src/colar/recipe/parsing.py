@@ -15,7 +15,7 @@ from colar import processes, recipes, yaml_files
 from colar.checks import INT64
 from colar.methods import registry
 from colar.methods.base import Method, NoParams
-from colar.model.latent_lm import LoraSettings
+from colar.model.lora import LoraSettings
 from colar.model.masks import MASKED
 from colar.recipe import explain
 from colar.recipe.schema import Recipe

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,17 @@ from colar import files, processes, progress, recipes
 from colar.checks import check_same_run
 from colar.data.example import Example
 from colar.engine import cache
-from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import require_fit, score
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.recipe import inputs
+from colar.recipe import inputs, run_page
 from colar.recipe.parsing import build_method
 from colar.recipe.rows import load_examples
 from colar.recipe.schema import ModelConfig, Recipe, plain, to_json
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
-from colar.training.run_page import ChainsBefore, RunPage
 from colar.training.sft import TrainResult, train
 
 
@@ -58,49 +55,30 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
 
     validate = make_validate(recipe, held_out)
     run_info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
-    page = make_page(recipe, held_out, params, output)
-    watch = []
-    if page is not None and recipe.grpo is not None:
-        watch.append(ChainsBefore(page, lm, method))
     if recipe.grpo is not None:
         result = grpo_run.train(
             lm, method, examples, recipe.training, recipe.grpo, output,
-            validate=validate, run_info=run_info, resume=resume, callbacks=watch,
+            validate=validate, run_info=run_info, resume=resume,
         )  # fmt: skip
     else:
         result = train(
             lm, method, examples, recipe.training, output,
-            held_out=held_out, validate=validate, run_info=run_info, resume=resume, callbacks=watch,
+            held_out=held_out, validate=validate, run_info=run_info, resume=resume,
         )  # fmt: skip
-    shows = page is not None and processes.is_main() and page.write(lm, method)
     progress.say(f"wrote {', '.join(_written(recipe, result, RunFolder(output)))}")
-    if shows:
-        progress.say(f"what it thinks: {RunFolder(output).page}")
+    if processes.is_main():
+        run_page.write(recipe.validation, RunFolder(output), lm, method, held_out)
     return result
 
 
 def _written(recipe: Recipe, result: TrainResult, folder: RunFolder) -> list[str]:
     """The files of a run that are worth a look, as far as it wrote them."""
     written = [f"{result.best} (the checkpoint)"]
-    # A run that is shorter than its first log has nothing to draw.
-    if folder.curves.exists():
-        written.append(str(folder.curves))
+    if folder.history.exists():
+        written.append(str(folder.history))
     if recipe.training.report_to == "tensorboard" and folder.logs.exists():
         written.append(f"{folder.logs} (TensorBoard)")
     return written
-
-
-def make_page(recipe: Recipe, held_out: list[Example], params: Sequence[Any], output: Path) -> RunPage | None:
-    """The page of the run; None where the recipe wants none, or has no validation rows."""
-    settings = recipe.validation
-    if settings.page_size == 0 or not held_out:
-        return None
-    decoding = replace(
-        DECODINGS[settings.decoding],
-        max_latents=settings.limits.max_latents,
-        max_completion_length=settings.limits.max_completion_length,
-    )
-    return RunPage(RunFolder(output), held_out[: settings.page_size], params, decoding)
 
 
 def claim(recipe: Recipe, output: Path) -> None:
@@ -128,8 +106,16 @@ def claim(recipe: Recipe, output: Path) -> None:
     files.write_json(digests, {key: digest for key, digest in found.items() if digest is not None})
 
 
-REMOVED = ("grpo.top_p",)
-"""Keys that recipes once had, and that could have one value only: an older run folder may name them."""
+REMOVED = (
+    "grpo.top_p",
+    "grpo.reward_weights",
+    "grpo.dr_grpo_length",
+    "grpo.log_completions",
+    "grpo.factor_drawn_per",
+    "training.eval_on_start",
+    "training.reset_optimizer_at_stage",
+)
+"""Keys that recipes once had: an older run folder may name them."""
 RESUMABLE = (
     "output",
     "data_dir",

@@ -65,7 +65,7 @@ def causes_section(systems: Sequence[Numbers]) -> Section:
     chart = Chart(
         "Answers, by the first thing that went wrong",
         "A thought is right when the group's tokens are among its c nearest, or among those that were chosen.",
-        _stacked(names, found, values),
+        _stacked(names, values, found),
         Table(["system", *found], rows),
     )
     return Section(
@@ -84,21 +84,24 @@ def _cause_shares(system: Numbers) -> dict[str, float]:
     return {cause: counts[cause] / total for cause in CAUSES}
 
 
-def _stacked(names: Sequence[str], parts: Sequence[str], values: Sequence[Sequence[float]]) -> str:
-    """Bars of shares that add up to 1: `values[i][j]` of name i and part j."""
+def _stacked(names: Sequence[str], values: Sequence[Sequence[float]], causes: Sequence[str]) -> str:
+    """Bars of shares that add up to 1: `values[i][j]` of name i and cause j."""
     axes = new_axes("answers", "")
     places = range(len(names))
     left = [0.0] * len(names)
     bars = []
-    for j, column in enumerate(zip(*values, strict=True)):
-        bars.append(axes.barh(places, column, 0.7, left=left, color=picture.style(j)[0]))
+    for cause, column in zip(causes, zip(*values, strict=True), strict=True):
+        # A cause has one colour on all pages.
+        colour, _ = picture.style(list(CAUSES).index(cause))
+        bars.append(axes.barh(places, column, 0.7, left=left, color=colour))
         left = [start + width for start, width in zip(left, column, strict=True)]
     axes.set_yticks(places, [name if len(name) <= 24 else f"…{name[-23:]}" for name in names])
-    axes.invert_yaxis()
+    # The first at the top; one bar alone must not fill the chart.
+    axes.set_ylim(max(len(names), 3) - 0.5, -0.5)
     axes.set_xlim(0, 1)
     as_percent(axes.xaxis)
     axes.grid(visible=False, axis="y")
-    legend_below(axes, bars, parts)
+    legend_below(axes, bars, causes)
     return address(axes)
 
 
