@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 from colar import files, processes, progress, recipes
 from colar.checks import check_same_run
@@ -31,18 +32,15 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
     check_start(recipe)
-    # Joined first: which process owns the folder is settled among all of them.
     processes.join(recipe.training.ddp_timeout)
-    # One lock for a run on each disk: under torchrun one process holds it for all.
-    owner = processes.owns(output)
-    with files.alone(output) if owner else nullcontext():
-        if owner:
-            claim(recipe, output)
+    # Under torchrun the main process holds the lock for all.
+    with ExitStack() as lock:
+        processes.from_main(lambda: lock.enter_context(files.alone(output)))
+        processes.from_main(lambda: claim(recipe, output))
         result = _run(recipe, output, resume)
-        if owner:
-            files.write_json(
-                RunFolder(output).finished, {"steps": result.steps, "seconds": round(result.seconds, 1)}
-            )
+        if PartialState().is_main_process:
+            finished = {"steps": result.steps, "seconds": round(result.seconds, 1)}
+            files.write_json(RunFolder(output).finished, finished)
         return result
 
 
@@ -66,7 +64,7 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
             held_out=held_out, validate=validate, run_info=run_info, resume=resume,
         )  # fmt: skip
     progress.say(f"wrote {', '.join(_written(recipe, result, RunFolder(output)))}")
-    if processes.is_main():
+    if PartialState().is_main_process:
         run_page.write(recipe.validation, RunFolder(output), lm, method, held_out)
     return result
 
