@@ -122,7 +122,9 @@ def _for_terminal(title: str, shown: Any) -> Any:
     # A system is called as its folder is, brackets included.
     table = Table(title=Text(f"{title} {shown.caption}".strip()), title_justify="left")
     for i, name in enumerate(shown.head):
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i == 0)
+        # Where a terminal is narrow, heads of two words wrap, and no word is cut.
+        whole = i == 0 or " " not in name
+        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=whole)
     for row in shown.rows:
         table.add_row(*map(Text, row))
     return table
