@@ -16,7 +16,7 @@ from typing import Any
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "colar"
 PAGE = SOURCE / "serve" / "page"
-VIEWER = SOURCE / "show" / "viewer"
+VIEWER = SOURCE / "look" / "page" / "viewer"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'"
 TYPES = {
     ".html": "text/html; charset=utf-8",
