@@ -1,4 +1,4 @@
-"""Pictures of a page of `colar inspect`, for README.md and docs: the opening and one question, wide and narrow.
+"""The picture of a page of `colar inspect` for docs: one question at several speeds.
 
 python scripts/inspect_pictures.py inside.html docs/images
 """
@@ -10,11 +10,6 @@ import shutil
 from pathlib import Path
 
 FLAGS = ["--no-sandbox", "--disable-gpu"]
-PICTURES = {
-    # name: colour scheme, width
-    "inspect-light-wide": ("light", 1280),
-    "inspect-dark-narrow": ("dark", 420),
-}
 
 
 def main() -> None:
@@ -22,7 +17,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("page", type=Path, help="inside.html")
-    parser.add_argument("output", type=Path, help="folder for the pictures")
+    parser.add_argument("output", type=Path, help="folder for the picture")
     parser.add_argument("--question", help="id of the question that is open (else: where systems disagree)")
     args = parser.parse_args()
 
@@ -31,25 +26,25 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for name, (scheme, width) in PICTURES.items():
-            page = browser.new_page(
-                viewport={"width": width, "height": 900},
-                color_scheme=scheme,
-                reduced_motion="reduce",  # not in the middle of an animation
-            )
-            page.goto(args.page.resolve().as_uri())
-            if args.question:
-                page.evaluate("id => { location.hash = `#q=${encodeURIComponent(id)}`; }", args.question)
-            elif page.locator("#outcome option[value=disagree]").count():
-                page.locator("#outcome").select_option("disagree")
-                items = page.locator("#list .item")
-                if items.count():
-                    items.first.click()
-            page.evaluate("document.activeElement.blur()")
-            path = args.output / f"{name}.png"
-            page.locator("#questions").screenshot(path=path)
-            print(path)
-            page.close()
+        page = browser.new_page(
+            viewport={"width": 1280, "height": 900},
+            color_scheme="light",
+            reduced_motion="reduce",  # not in the middle of an animation
+        )
+        page.goto(args.page.resolve().as_uri())
+        # The page unpacks its data first.
+        page.wait_for_selector("#list .item")
+        if args.question:
+            page.evaluate("id => { location.hash = `#q=${encodeURIComponent(id)}`; }", args.question)
+        elif page.locator("#outcome option[value=disagree]").count():
+            page.locator("#outcome").select_option("disagree")
+            items = page.locator("#list .item")
+            if items.count():
+                items.first.click()
+        page.evaluate("document.activeElement.blur()")
+        path = args.output / "inspect-light-wide.png"
+        page.locator("#questions").screenshot(path=path)
+        print(path)
         browser.close()
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 from typing import Any
 
 HOSTILE = '</script><img src=x onerror="window.hit=1"><!-- & "quotes"'
 KINDS = ("bracket", "sign", "operand", "result", "text")
-CHANGES = [
-    ("none", None, None),
-    ("swap", None, None),
-    ("drop", None, None),
-    ("noise", 0.3, "sigma"),
-    ("noise", 1.0, "rms"),
-]
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """Questions and chains, as the page's script reads them."""
+    packed = page.split('id="data">')[1].split("</script>")[0]
+    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return found
 
 
 def mean(value: float, half: float) -> dict[str, Any]:
     return {"mean": value, "interval": [value - half, value + half]}
 
 
-def variant(right: list[bool], length: float, seconds: float) -> dict[str, Any]:
+def outcome(right: list[bool], length: float, seconds: float) -> dict[str, Any]:
     share = sum(right) / len(right)
     return {
         "n": len(right),
@@ -92,7 +95,7 @@ def question(number: int) -> dict[str, Any]:
 
 
 def measured(c: float, n: int) -> dict[str, Any]:
-    """What look/inside.py measures, with numbers that say nothing."""
+    """The measurements of look/inspect.py, with numbers that say nothing."""
     by_kind = {kind: shares(n, 0.9 / c) for kind in KINDS}
     chains = {}
     for name in ("written", "own", "reference"):
@@ -116,25 +119,15 @@ def measured(c: float, n: int) -> dict[str, Any]:
                 "observed": found[1],
             }
         )
-    sigma_bins = [
-        {
-            "low": 0.1 * b,
-            "high": 0.1 * b + 0.1,
-            "n": 9,
-            "predicted": 0.1 * b + 0.05,
-            "observed": 0.12 * b + 0.05,
-        }
-        for b in range(10)
-    ]
     effects = []
-    for kind, size, unit in CHANGES:
-        for place in ("first", "middle", "last"):
+    for change in ("none", "swap", "drop"):
+        for position in ("first", "middle", "last"):
             for then in ("rethought", "kept"):
-                none = kind == "none"
+                none = change == "none"
                 effects.append({
-                    "kind": kind, "size": size, "unit": unit, "place": place, "then": then, "n": 8,
+                    "change": change, "position": position, "then": then, "n": 8,
                     "changed": 0.0 if none else 0.5, "accuracy_before": 0.75,
-                    "accuracy_after": 0.75 if none else 0.25, "answers": [],
+                    "accuracy_after": 0.75 if none else 0.25,
                 })  # fmt: skip
     scores = []
     for step in range(2):
@@ -143,22 +136,14 @@ def measured(c: float, n: int) -> dict[str, Any]:
                 "step": step, "features": features, "n": n, "n_questions": n,
                 "r2": {"before": 0.7, "after": 0.9, "question": -3.0}[features], "shuffled": -0.1,
             })  # fmt: skip
-    layers = [{"question": 0.7, "earlier": 0.2, "itself": 0.1, "first": 0.5} for _ in range(4)]
-    lens = [{"layer": i, "top1": 0.2 * i, "mass": 0.1 * i, "entropy": 3.0 - 0.5 * i} for i in range(5)]
     return {
         "n": n,
         "n_looked": 8,
         "retrieval": chains,
         "stop": {"n": 90, "brier": 0.01, "error": 0.02, "bins": stop_bins},
-        "sigma": {
-            "n_thoughts": 90, "n_values": 900, "z_mean": 0.01, "z_std": 1.1,
-            "within": {"1": 0.6, "2": 0.9, "3": 0.99}, "expected": {"1": 0.683, "2": 0.954, "3": 0.997},
-            "deciles": [90] * 10, "bins": sigma_bins,
-        },
+        "diagnosis": {"n": n, "read": 0.9, "write": 0.8, "whole_chain": 0.6, "stop": 1.0},
         "probes": [{"layer": 2, "scores": scores}, {"layer": None, "scores": scores}],
-        "norms": {"n_thoughts": 90, "norms": [1, 2, 3, 4, 5.0], "differences": [1, 0.5, 0.33, 0.25], "updates": [1.2, 0.8, 0.5, 0.4]},
-        "lens": {"n_positions": 90, "layers": lens},
-        "attention": {"n_thoughts": 90, "layers": layers},
+        "norms": {"n_thoughts": 90, "norms": [1, 2, 3, 4, 5.0], "differences": [1, 0.5, 0.33, 0.25]},
         "causal": {"n": 8, "effects": effects},
     }  # fmt: skip
 
@@ -167,13 +152,13 @@ def system(model: str, c: float, chains: list[dict[str, Any]]) -> dict[str, Any]
     right = [each["right"] for each in chains]
     length = sum(each["length"] for each in chains) / len(chains)
     none_right = [False] * len(right)
-    own = variant(right, length, 0.01 * length)
+    own = outcome(right, length, 0.01 * length)
     cost = {
-        "variants": {
+        "outcomes": {
             "own": own,
-            "shuffled": variant(none_right, length, 0.01 * length),
-            "zeroed": variant(none_right, length, 0.01 * length),
-            "none": variant(none_right, 0, 0.004),
+            "shuffled": outcome(none_right, length, 0.01 * length),
+            "zeroed": outcome(none_right, length, 0.01 * length),
+            "none": outcome(none_right, 0, 0.004),
         },
         "differences": {kind: mean(own["accuracy"]["mean"], 0.1) for kind in ("shuffled", "zeroed", "none")},
     }

@@ -182,7 +182,6 @@ class Command(Surface):
             "evaluate": [model, "--limit", "1", *SHORT, *out],
             "generate": [model, QUESTION, *SHORT],
             "serve": [model, "--port", "0"],
-            "diagnose": [model, "--limit", "1", *SHORT, *out],
             "inspect": [model, "--limit", "1", "--look", "1", *SHORT, "--output", str(folder / "page.json")],
             "report": [str(records), *out],
             "export": [model, str(folder / "exported")],

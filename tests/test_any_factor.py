@@ -597,7 +597,9 @@ def test_a_group_that_ended_unsure_is_read_as_such() -> None:
     for request in requests():
         done = reference.complete(lm, method, request)
         phase = phase_of(request.seed, request.sample)
-        for k, (reading, info) in enumerate(zip(retrieval.read(lm, done, 3), done.info, strict=True)):
+        for k, (reading, info) in enumerate(
+            zip(retrieval.read_thoughts(lm, done, 3), done.info, strict=True)
+        ):
             ids = ids_of(info)
             assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
             full = len(ids) == most_of(k, request.params.compression_factor, phase)
@@ -626,7 +628,7 @@ SHORT = ["--max_latents", "5", "--max_completion_length", "3"]
 GRID = ["--compression_factor", "1.5", "3", "--confidence_threshold", "0", "1"]
 
 
-@pytest.mark.parametrize("command", ["generate", "evaluate", "diagnose"])
+@pytest.mark.parametrize("command", ["generate", "evaluate", "inspect"])
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -640,7 +642,7 @@ GRID = ["--compression_factor", "1.5", "3", "--confidence_threshold", "0", "1"]
 def test_values_out_of_range_fail_before_a_model_is_looked_for(
     command: str, values: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rest = ["q"] if command == "generate" else ["--limit", "2", "--output", str(tmp_path / "out")]
+    rest = ["q"] if command == "generate" else ["--limit", "2", "--output", str(tmp_path / "out.json")]
     assert main([command, "no/such/folder/here", *rest, *values]) == 2
     assert message in capsys.readouterr().err
 
@@ -719,15 +721,17 @@ def test_a_report_keeps_thresholds_apart(
     assert {row["params"].get("confidence_threshold") for row in again["rows"]} == {None, 1, 0.25}
 
 
-def test_diagnose_tells_thresholds_apart(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "diagnosis"
-    asked = ["diagnose", f"m={checkpoint}", "--limit", "3", *GRID, "--output", str(out), *SHORT]
+def test_inspect_tells_thresholds_apart(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "inside.json"
+    asked = ["inspect", f"m={checkpoint}", "--limit", "3", "--look", "1", *GRID, "--output", str(out), *SHORT]
     assert main(asked) == 0
-    rows = json.loads((out / "diagnosis.json").read_text())["rows"]
-    assert [(row["compression_factor"], row["variant"]) for row in rows] == [
+    systems = json.loads(out.read_text())["systems"]
+    assert [(each["compression_factor"], each["variant"]) for each in systems] == [
         (1.5, ""), (1.5, "confidence_threshold=1"), (3, ""), (3, "confidence_threshold=1"),
     ]  # fmt: skip
     # A threshold of 1: one token a group, as many groups as tokens.
-    assert rows[1]["reference_length"] == rows[3]["reference_length"] > rows[0]["reference_length"]
-    assert len(rows[1]["write_by_place"]) == 1
-    assert "| m (confidence_threshold=1) | 1.5 |" in (out / "diagnosis.md").read_text()
+    lengths = [len(each["retrieval"]["reference"]["thoughts"]) for each in systems]
+    assert lengths[1] == lengths[3] > lengths[0]
+    assert "c = 1.5 (confidence_threshold=1)" in capsys.readouterr().out

@@ -2,16 +2,19 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 from families import EXAMPLES, liven, tiny_lm
+from inside_data import data_of
 from sequential import made
 
 import colar
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Decoding, Request
-from colar.look import chains, cost, diagnosis, inspection
+from colar.look import chains, cost, diagnosis
+from colar.look import inspect as inspection
 from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
@@ -41,6 +44,12 @@ def model(request):
 
 def params_of(method):
     return ColarParams(2) if method.name == "colar" else method.Params()
+
+
+def opened(lm, method, examples, params):
+    """Let the model answer, and read its chains."""
+    completions = chains.answer_all(lm, method, chains.requests_of(examples, params, LIMITS))
+    return chains.chains_of(lm, method, examples, params, completions)
 
 
 def tokens(*ids):
@@ -78,7 +87,7 @@ def test_a_variant_by_hand():
     examples = [colar.Example(str(i), "q", (), answer) for i, answer in enumerate("7791")]
     completions = [completion(text, n, n / 10) for text, n in zip(answers, (1, 2, 3, 6), strict=True)]
     completions[3] = completion("no idea", 6, 0.6)
-    found = cost.variant_of(examples, completions)
+    found = cost.outcome_of(examples, completions)
     assert found.right == [True, True, True, False]
     assert (found.n, found.accuracy.mean, found.length.mean) == (4, 0.75, 3.0)
     # sd of 1, 2, 3, 6 is sqrt(14 / 3).
@@ -107,10 +116,6 @@ def test_chains_are_what_the_engine_says(model):
     requests = chains.requests_of(EXAMPLES, params, LIMITS)
     completions = Engine(lm, method, 3).generate(requests)
     found = chains.chains_of(lm, method, EXAMPLES, params, completions)
-    classes = {
-        record["id"]: record
-        for record in diagnosis.free(lm, method, [e for e in EXAMPLES if e.steps], params, LIMITS)
-    }
     for example, one, chain in zip(EXAMPLES, completions, found, strict=True):
         assert (chain.id, chain.answer, chain.length) == (example.id, one.text, one.length)
         assert len(chain.thoughts) == one.length
@@ -119,20 +124,20 @@ def test_chains_are_what_the_engine_says(model):
             assert chain.reference_length is None
             assert all(thought["mark"] is None for thought in chain.thoughts)
             continue
-        assert chain.cause == classes[example.id]["class"]
+        assert chain.cause in diagnosis.CAUSES
         marks = [thought["mark"] for thought in chain.thoughts]
         assert marks.count("wrong") <= 1
         if chain.cause == "stopped early":
             assert chain.missing
         if "extra" in marks:
             assert not chain.missing
-        json.dumps(chain.to_json(), allow_nan=False)
+        json.dumps(asdict(chain), allow_nan=False)
 
 
 def test_the_reference_below_the_thoughts_is_the_whole_chain(model):
     lm, method = model
     params = params_of(method)
-    for chain in chains.open_chains(lm, method, EXAMPLES, params, LIMITS):
+    for chain in opened(lm, method, EXAMPLES, params):
         example = next(example for example in EXAMPLES if example.id == chain.id)
         if not example.steps:
             continue
@@ -152,7 +157,7 @@ def test_the_reference_below_the_thoughts_is_the_whole_chain(model):
 
 def test_latents_show_their_nearest_tokens():
     lm, method = gaussian()
-    (chain,) = chains.open_chains(lm, method, EXAMPLES[:1], ColarParams(5), LIMITS)
+    (chain,) = opened(lm, method, EXAMPLES[:1], ColarParams(5))
     for thought in chain.thoughts:
         assert len(thought["neighbours"]) == chains.NEIGHBOURS
         cosines = [token["cosine"] for token in thought["neighbours"]]
@@ -168,21 +173,21 @@ def test_controls_of_a_system(model):
     requests = chains.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
     found = cost.cost_of(lm, method, EXAMPLES, requests, completions)
-    assert list(found.variants) == (
+    assert list(found.outcomes) == (
         ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
     )
-    assert found.variants["none"].length.mean == 0
-    for kind, variant in found.variants.items():
+    assert found.outcomes["none"].length.mean == 0
+    for kind, variant in found.outcomes.items():
         if kind in cost.REPLACED:
-            assert variant.length == found.variants["own"].length
+            assert variant.length == found.outcomes["own"].length
         if kind != "own":
-            own = found.variants["own"].accuracy.mean
+            own = found.outcomes["own"].accuracy.mean
             assert found.differences[kind].mean == pytest.approx(own - variant.accuracy.mean)
     alone = cost.cost_of(lm, method, EXAMPLES, requests, completions, kinds=())
-    assert list(alone.variants) == ["own"]
+    assert list(alone.outcomes) == ["own"]
     # One question has no other to take thoughts from.
     one = cost.cost_of(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
-    assert "shuffled" not in one.variants
+    assert "shuffled" not in one.outcomes
 
 
 def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared():
@@ -190,9 +195,9 @@ def test_a_method_whose_thoughts_stand_for_no_tokens_is_shown_and_not_compared()
     method = registry.build("coconut", {})
     pretrained.attach(lm, method, seed=0)
     key = inspection.key_of("coconut", method.Params())
-    system = inspection.system_of(key, lm, method, EXAMPLES, method.Params(), LIMITS, causal=False)
+    system = inspection.inspect_system(key, lm, method, EXAMPLES, method.Params(), LIMITS, causal=False)
     assert system.numbers["retrieval"] is None
-    assert system.numbers["cost"]["variants"]["shuffled"]["n"] == len(EXAMPLES)
+    assert system.numbers["cost"]["outcomes"]["shuffled"]["n"] == len(EXAMPLES)
     assert {chain.cause for chain in system.chains} <= set(chains.PLAIN_CAUSES)
     assert "Question by question" in inspection.Inspection(list(EXAMPLES), [system]).page()
 
@@ -231,14 +236,14 @@ def test_a_notebook_asks_in_its_own_words():
     html = shown._repr_html_()
     assert html.startswith("<iframe srcdoc=")
     page = shown.page()
-    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    data = data_of(page)
     assert [question["answer"] for question in data["questions"]] == [None, "7"]
     assert data["questions"][0]["question"] == "What is 2 + 3?"
     # Nothing is said of an answer that nobody knows; the other question's is judged.
     for system in shown.systems:
         unknown, known = system.numbers["answers"]
         assert (unknown["right"], unknown["cause"]) == (None, None)
-        assert known["cause"] in diagnosis.CLASSES
+        assert known["cause"] in diagnosis.CAUSES
     shown = colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS, compression_factors=(2,))
     assert 'section id="causes"' not in shown.page()
     with pytest.raises(ValueError, match="at least one question"):
@@ -264,4 +269,4 @@ def test_the_notebooks_page_is_saved(tmp_path):
     path = colar.inspect(lm, method, EXAMPLES[:2], limits=LIMITS, numbers=True).save(tmp_path / "a.html")
     text = path.read_text(encoding="utf-8")
     assert "Does it think, and what does it cost?" in text
-    assert text.count("<svg") > 4
+    assert text.count("data:image/svg+xml") > 4

@@ -67,31 +67,6 @@ def items(page):
     return page.locator("#list .item")
 
 
-def test_it_opens_with_the_answer(visit, file):
-    page = visit(file)
-    first = page.locator("main > section").first
-    assert first.get_by_role("heading").inner_text() == "Does it think, and what does it cost?"
-    assert first.locator(".verdicts li").count() == 3
-    assert first.locator("svg").count() == 2
-    assert page.get_by_role("heading", level=1).count() == 1
-
-
-@pytest.mark.parametrize("by", ["mouse", "keyboard"])
-def test_controls_can_be_hidden(visit, file, by):
-    page = visit(file)
-    box = page.get_by_label("zeros as thoughts")
-    marks = page.locator("#cost svg .zeroed")
-    assert marks.count() == 2
-    expect(marks.first).to_be_visible()
-    if by == "mouse":
-        box.click()
-    else:
-        box.focus()
-        page.keyboard.press("Space")
-    expect(marks.first).to_be_hidden()
-    expect(page.locator("#cost svg .shuffled").first).to_be_visible()
-
-
 def test_questions_are_searched_and_filtered(visit, file):
     page = visit(file)
     expect(page.locator("#count")).to_have_text("40 questions")
@@ -112,32 +87,10 @@ def test_questions_are_searched_and_filtered(visit, file):
     assert "?" not in page.url
 
 
-def test_the_list_works_by_keyboard(visit, file):
-    page = visit(file)
-    assert items(page).evaluate_all("all => all.filter((one) => one.tabIndex === 0).length") == 1
-    items(page).first.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    expect(items(page).nth(2)).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.locator("#question h3")).to_have_text("sums/2")
-    assert page.url.endswith("#q=sums%2F2")
-    expect(items(page).nth(2)).to_have_attribute("aria-current", "true")
-    page.keyboard.press("End")
-    expect(items(page).last).to_be_focused()
-    # On from the list: the question's own controls.
-    page.keyboard.press("Home")
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("button", name="Next question")).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.locator("#question h3")).to_have_text("sums/1")
-    expect(page.get_by_role("button", name="Next question")).to_be_focused()
-
-
 def test_a_question_has_its_chains_side_by_side(visit, file):
     page = visit(file)
     items(page).nth(3).click()
+    expect(page.locator("#question h3")).to_have_text("sums/3")
     cards = page.locator("#question .card")
     assert cards.locator("h4").all_inner_texts() == ["c = 1", "c = 2", "c = 5"]
     assert cards.locator("ol.chain > li:not(.missing)").count() == 20 + 10 + 4
@@ -155,20 +108,15 @@ def test_a_question_has_its_chains_side_by_side(visit, file):
     label = cards.nth(2).locator("button.thought").nth(1).get_attribute("aria-label")
     assert label.endswith("wrong, the reference has << 1")
     assert page.locator(".gold strong").inner_text() == "3"
-
-
-def test_a_thought_opens_its_neighbours(visit, file):
-    page = visit(file)
-    first = page.locator("#question .card").first.locator("button.thought")
-    first.first.focus()
+    # By keyboard: a thought opens its neighbours.
+    thoughts = cards.first.locator("button.thought")
+    thoughts.first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    expect(first.nth(1)).to_have_attribute("aria-expanded", "true")
+    expect(thoughts.nth(1)).to_have_attribute("aria-expanded", "true")
     details = page.locator("#question .details")
     expect(details.locator(".facts")).to_have_text("thought 2 · c = 1 · sigma 0.080 · stop 0.013")
     assert details.locator("tbody tr").count() == 10
-    first.nth(1).click()
-    expect(details).to_have_count(0)
 
 
 def test_a_link_opens_its_question(visit, file):
@@ -185,16 +133,10 @@ def test_a_link_opens_its_question(visit, file):
     expect(page.get_by_role("button", name=re.compile("Copied|address bar"))).to_be_visible()
 
 
-@pytest.mark.parametrize("fragment", ["#q=%", "#q=nobody", "#q=", "#layers"])
-def test_a_link_may_hold_anything(visit, file, fragment):
-    page = visit(file, fragment)
-    expect(page.locator("#question h3")).to_have_text("sums/0")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 380])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 380)])
 def test_themes_and_widths(visit, file, scheme, width):
     page = visit(file, width=width, scheme=scheme)
+    assert page.locator("main > section").first.locator("img").count() == 2
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(244, 246, 249)", "rgb(15, 19, 24)"
     assert page.evaluate(ground) == (light if scheme == "light" else dark)
@@ -211,44 +153,6 @@ def test_themes_and_widths(visit, file, scheme, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_text_is_read_against_its_ground(visit, file):
-    """Contrast of all text by WCAG AA (4.5), in both themes."""
-    script = """() => {
-      // color-mix() is said as color(srgb 0.1 0.2 0.3), all else as rgb(10, 20, 30).
-      const channels = (text) => text.match(/[\\d.]+/g).map((v, i) => v * (text[0] === "c" && i < 3 ? 255 : 1));
-      const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-      const ground = (node) => {
-        for (; node; node = node.parentElement) {
-          const found = channels(getComputedStyle(node).backgroundColor);
-          if (found.length < 4 || found[3] > 0.99) return found;
-        }
-        return [255, 255, 255];
-      };
-      const low = [];
-      for (const node of document.querySelectorAll("p, h1, h2, h3, h4, th, td, li, dt, dd, label, summary, .badge, .mark, a")) {
-        if (!node.checkVisibility() || !node.textContent.trim()) continue;
-        const pair = [light(channels(getComputedStyle(node).color)), light(ground(node))].sort((a, b) => a - b);
-        const contrast = (pair[1] + 0.05) / (pair[0] + 0.05);
-        if (contrast < 4.5) low.push(`${node.tagName} ${node.className} ${node.textContent.slice(0, 20)} ${contrast.toFixed(2)}`);
-      }
-      return low;
-    }"""
-    for scheme in ("light", "dark"):
-        assert visit(file, scheme=scheme).evaluate(script) == []
-
-
-def test_all_controls_have_names(visit, file):
-    page = visit(file)
-    nameless = page.evaluate(
-        """[...document.querySelectorAll("input, select")].filter((one) => !one.labels.length).map((one) => one.id)"""
-    )
-    assert nameless == []
-    for svg in page.locator("svg").all():
-        assert svg.get_attribute("role") == "img"
-        assert svg.get_attribute("aria-label")
-
-
 def test_text_is_never_markup(visit, tmp_path):
     whole, questions, chains = inside(4)
     whole = copy.deepcopy(whole)
@@ -262,9 +166,9 @@ def test_text_is_never_markup(visit, tmp_path):
     path = tmp_path / "hostile.html"
     path.write_text(inside_page.render(whole, questions, chains), encoding="utf-8")
     page = visit(path)
+    expect(page.locator("#question .asked")).to_have_text(HOSTILE)
     assert page.evaluate("window.hit") is None
-    assert page.locator("img").count() == 0
-    assert page.locator("#question .asked").inner_text() == HOSTILE
+    assert page.locator("img[src=x]").count() == 0
     assert page.locator("#question .gold strong").inner_text() == HOSTILE
     page.locator("#question button.thought").first.click()
     assert HOSTILE in page.locator("#question .chain").first.inner_text()
@@ -273,16 +177,6 @@ def test_text_is_never_markup(visit, tmp_path):
     page.get_by_role("button", name="Previous question").click()
     page.reload()
     expect(page.locator("#question h3")).to_have_text(HOSTILE)
-
-
-def test_questions_without_an_answer_are_not_judged(visit, tmp_path):
-    whole, questions, chains = inside(2)
-    path = tmp_path / "asked.html"
-    asked = [{**question, "answer": None} for question in questions]
-    path.write_text(inside_page.render(whole, asked, chains), encoding="utf-8")
-    page = visit(path)
-    assert page.locator(".badge, #list .mark, .gold").count() == 0
-    assert page.get_by_label("What happened").locator("option").count() == 1
 
 
 def test_a_notebook_shows_it_in_a_frame(visit, tmp_path):

@@ -70,7 +70,7 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
             assert not rest
             assert {text.partition("=")[2] for text in args.checkpoints} <= trained
             answered.add(args.output)
-        elif words[0] == "diagnose":
+        elif words[0] == "inspect":
             assert not rest
             assert {text.partition("=")[2] for text in args.checkpoints} <= trained
         elif words[0] == "export":

@@ -1,14 +1,40 @@
-"""Latents read as tokens: an embedding is nearest to itself, a merged group to its members."""
+"""Latents read as tokens: an embedding is nearest to itself, a merged group to its members; shares by hand first."""
+
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
-from families import tiny_lm
+from families import EXAMPLES, FAMILIES, tiny_lm
 
 from colar.engine import reference
+from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look import retrieval
+from colar.look.reference_chain import reference_passes
+from colar.look.retrieval import Shares, ThoughtRanks
 from colar.methods import pretrained, registry
 from colar.methods.grouping import compress
+
+LIMITS = Decoding(max_latents=8, max_completion_length=4)
+CHAINS = [example for example in EXAMPLES if example.steps]
+HEADS = ("gaussian", "deterministic", "sequential")
+
+
+def build(family="llama", head="gaussian", **config):
+    lm = tiny_lm(family)
+    method = (
+        registry.build("sequential", config)
+        if head == "sequential"
+        else registry.build("colar", {"head": head, **config})
+    )
+    pretrained.attach(lm, method, seed=3)
+    method.prepare(lm, EXAMPLES)
+    return lm.eval(), method
+
+
+def passes_of(lm, method, c=2):
+    return list(reference_passes(lm, method, CHAINS, method.Params(c)))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -36,13 +62,105 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
         short = Decoding(max_latents=3, max_completion_length=2)
         request = Request("a", "How many?", method.Params(), short, keep_latents=True)
         completion = reference.complete(lm, method, request)
-        readings = retrieval.read(lm, completion, 4)
-        assert len(readings) == completion.length == 3
+        thoughts = retrieval.read_thoughts(lm, completion, 4)
+        assert len(thoughts) == completion.length == 3
         if name == "cot":
-            assert [r.token for r in readings] == [lm.template.token(i) for i in completion.thought_ids]
+            assert [r.token for r in thoughts] == [lm.template.token(i) for i in completion.thought_ids]
         else:
-            assert all(r.token is None and len(r.neighbours) == 4 and r.sigma > 0 for r in readings)
-            assert all(0 <= r.stop_probability <= 1 for r in readings)
+            assert all(r.token is None and len(r.neighbours) == 4 and r.sigma > 0 for r in thoughts)
+            assert all(0 <= r.stop_probability <= 1 for r in thoughts)
     assert (
-        retrieval.read(lm, reference.complete(lm, method, Request("a", "q", method.Params(), short)), 4) == []
+        retrieval.read_thoughts(
+            lm, reference.complete(lm, method, Request("a", "q", method.Params(), short)), 4
+        )
+        == []
     )
+
+
+# Accuracy
+
+
+def test_ranks_by_hand():
+    """Four tokens: two axes, their opposite, and one between them."""
+    vocabulary = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]])
+    latents = torch.tensor([[3.0, 0.3], [1.0, 1.0]])
+    # The first latent's order: 0, 3, 1, 2. The second's: 3, then 0 and 1 alike, then 2.
+    ranks = retrieval.rank_tokens(latents, [[0, 1, 2], [0, 1, 0]], vocabulary)
+    assert ranks == [(0, 2, 3), (1, 1, 1)]
+    # Zeros point nowhere: no token has been found.
+    assert retrieval.rank_tokens(torch.zeros(1, 2), [[0, 1]], vocabulary) == [(4, 4)]
+
+
+def test_shares_by_hand():
+    thoughts = [
+        ThoughtRanks("a", 0, (7, 8), ("bracket", "operand"), (0, 1)),
+        ThoughtRanks("a", 1, (9, 9), ("result", "result"), (0, 0)),
+        ThoughtRanks("b", 0, (7, 8), ("bracket", "operand"), (4, 9)),
+    ]
+    found = retrieval.retrieval_accuracy(thoughts)
+    assert found.by_kind["bracket"] == Shares(2, 1 / 2, 1.0, 1 / 2, None)
+    assert found.by_kind["operand"] == Shares(2, 0.0, 1 / 2, 1 / 2, None)
+    assert found.by_kind["result"] == Shares(2, 1.0, 1.0, 1.0, None)
+    assert found.by_kind["sign"] == Shares(0, None, None, None, None)
+    assert found.tokens == Shares(6, 1 / 2, 5 / 6, 4 / 6, None)
+    assert found.by_position == [Shares(2, 1 / 2, 1 / 2, 1 / 2, None), Shares(1, 1.0, 1.0, 1.0, None)]
+    chosen = retrieval.retrieval_accuracy(
+        [ThoughtRanks("a", 0, (7, 8), ("sign", "text"), (0, 1), (True, False))]
+    )
+    assert chosen.tokens.chosen == 1 / 2
+    assert chosen.by_kind["sign"].chosen == 1.0
+    assert chosen.by_kind["text"].chosen == 0.0
+    assert chosen.by_position[0].chosen == 0.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_references_latents_are_read_as_nearest_tokens_say(family):
+    """Against the reader of people, one thought at a time."""
+    lm, method = build(family)
+    for each in passes_of(lm, method):
+        ranked = retrieval.reference_ranks(each, retrieval.directions(lm))
+        assert [r.position for r in ranked] == list(range(each.n_thoughts))
+        for k, neighbours in enumerate(retrieval.nearest_tokens(lm, each.latents_KD, 5)):
+            near = [n.token_id for n in neighbours]
+            for token_id, rank in zip(ranked[k].token_ids, ranked[k].ranks, strict=True):
+                assert (near.index(token_id) if token_id in near else None) == (rank if rank < 5 else None)
+    ceiling = retrieval.retrieval_accuracy(
+        [
+            r
+            for each in passes_of(lm, method, c=1)
+            for r in retrieval.reference_ranks(each, retrieval.directions(lm))
+        ]
+    )
+    assert ceiling.tokens.top1 == 1.0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_written_and_own_thoughts_have_chosen_tokens_where_the_head_chooses(head):
+    lm, method = build(head=head)
+    rays = retrieval.directions(lm)
+    requests = [Request(e.id, e.question, method.Params(2), LIMITS, keep_latents=True) for e in CHAINS]
+    completions = Engine(lm, method, 4).generate(requests)
+    written, own = [], []
+    for each, completion in zip(passes_of(lm, method), completions, strict=True):
+        written += retrieval.written_ranks(each, rays)
+        own += retrieval.own_ranks(lm, each, completion, rays)
+    assert len(written) == sum(each.n_thoughts for each in passes_of(lm, method))
+    assert 0 < len(own) <= sum(completion.length for completion in completions)
+    for ranked in (written, own):
+        found = retrieval.retrieval_accuracy(ranked)
+        assert (found.tokens.chosen is None) == (head != "sequential")
+        assert found.tokens.n == sum(share.n for share in found.by_kind.values())
+        assert json.loads(json.dumps(asdict(found)))["tokens"]["n"] == found.tokens.n
+
+
+def test_a_question_that_is_asked_twice_is_one():
+    lm, method = build()
+    again = replace(CHAINS[0], id="again", cluster=CHAINS[0].id)
+    found = set()
+    for each in reference_passes(lm, method, [CHAINS[0], again], method.Params(2)):
+        request = Request(each.example.id, each.example.question, method.Params(2), LIMITS, keep_latents=True)
+        (completion,) = Engine(lm, method, 1).generate([request])
+        rays = retrieval.directions(lm)
+        ranks = retrieval.written_ranks(each, rays) + retrieval.reference_ranks(each, rays)
+        found |= {rank.question for rank in ranks + retrieval.own_ranks(lm, each, completion, rays)}
+    assert found == {CHAINS[0].id}

@@ -1,8 +1,7 @@
 """The page that a run leaves in its folder."""
 
-import json
-
 import pytest
+from inside_data import data_of
 
 from colar import files, recipe
 from colar.recipe import run_page
@@ -25,22 +24,17 @@ def tiny(tmp_path):
     return path
 
 
-def data_of(folder):
-    page = folder.page.read_text(encoding="utf-8")
-    return json.loads(page.split('id="data">')[1].split("</script>")[0])
-
-
 def test_a_run_leaves_a_page(tiny, tmp_path):
     recipe.run(recipe.load(tiny, SETTINGS))
     folder = RunFolder(tmp_path / "run")
-    data = data_of(folder)
+    data = data_of(folder.page.read_text(encoding="utf-8"))
     assert len(data["questions"]) == 3
-    assert [system["name"] for system in data["systems"]] == ["c = 2"]
+    assert data["systems"] == ["c = 2"]
     numbers = files.read_json(folder.numbers)
     (system,) = numbers["systems"]
     assert system["model"] == "run"
     assert system["retrieval"]["written"]["tokens"]["n"] > 0
-    assert list(system["cost"]["variants"]) == ["own"]
+    assert list(system["cost"]["outcomes"]) == ["own"]
     assert system["causal"] is None
 
 
@@ -67,7 +61,7 @@ def test_a_page_that_fails_loses_no_run(tiny, tmp_path, monkeypatch, capsys):
     def fail(*args, **kwargs):
         raise RuntimeError("no layers found")
 
-    monkeypatch.setattr(run_page, "system_of", fail)
+    monkeypatch.setattr(run_page, "inspect_system", fail)
     result = recipe.run(recipe.load(tiny, SETTINGS))
     assert (result.best / "colar.json").exists()
     said = capsys.readouterr().err

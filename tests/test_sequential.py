@@ -313,7 +313,7 @@ def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:
     lm, method = made(live=True, compression_factors=[1, 2, 3, 5])
     request = next(r for r in requests() if r.params.compression_factor == 3 and r.decoding == SAMPLED)
     done = reference.complete(lm, method, request)
-    readings = retrieval.read(lm, done, 2)
+    readings = retrieval.read_thoughts(lm, done, 2)
     assert readings
     for reading, info in zip(readings, done.info, strict=True):
         ids = [i for i in info["group_ids"].tolist() if i >= 0]

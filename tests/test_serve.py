@@ -204,7 +204,7 @@ def test_draws_without_a_seed_differ_and_name_theirs(client):
 
 def test_a_latents_thought_is_what_retrieval_reads(live, client):
     want = expected(live, "colar", compression_factor=2)
-    readings = retrieval.read(live.served["colar"].lm, want, 10)
+    readings = retrieval.read_thoughts(live.served["colar"].lm, want, 10)
     got = chat(client, compression_factor=2, return_thoughts=True).choices[0].message
     assert len(readings) > 1
     for thought, reading in zip(got.colar["thoughts"], readings, strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 from colar.evaluation import picture
 from colar.evaluation.rows import Report
-from paper_figures.points import INTERVALS, bars, draw_runs, legend_below, new_figure, points
+from paper_figures.points import INTERVALS, errors, legend_below, new_figure, points
 
 RANDOM = "random c, all rows"
 SINGLE = {"one c": "one c, all rows", "one c, a fifth": "one c, a fifth of the rows"}
@@ -40,30 +40,11 @@ def _panel(axes: Any, data: dict[str, Any], key: str, scale: float) -> None:
         x = [point["c"] + (place - 0.5) * WIDTH for point in found]
         y = [scale * point[key] for point in found]
         axes.bar(x, y, WIDTH, color=COLOURS[label], label=SINGLE[label])
-        _errors(axes, x, found, key, scale, "#555555")
+        errors(axes, x, found, key, scale, "#555555")
     blue = picture.COLOURS[0]
     found = data["random"]
     x = [point["c"] for point in found]
     y = [scale * point[key] for point in found]
-    axes.plot(
-        x,
-        y,
-        color=blue,
-        marker="o",
-        markersize=6,
-        markeredgecolor="white",
-        linewidth=1.8,
-        label=RANDOM,
-        zorder=5,
-    )
-    _errors(axes, x, found, key, scale, blue)
+    axes.plot(x, y, color=blue, marker="o", mec="white", linewidth=1.8, label=RANDOM, zorder=5)
+    errors(axes, x, found, key, scale, blue)
     axes.set_xticks(x)
-
-
-def _errors(
-    axes: Any, x: list[float], found: list[dict[str, Any]], key: str, scale: float, colour: str
-) -> None:
-    half = [None if point[f"{key}_half"] is None else scale * point[f"{key}_half"] for point in found]
-    bars(axes, x, [scale * point[key] for point in found], half, colour)
-    for place, point in zip(x, found, strict=True):
-        draw_runs(axes, place, [scale * run[key] for run in point["runs"]], colour)

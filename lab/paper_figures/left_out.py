@@ -7,7 +7,7 @@ from typing import Any
 
 from colar.evaluation import picture
 from colar.evaluation.rows import Report
-from paper_figures.points import INTERVALS, bars, draw_runs, legend_below, new_figure, points
+from paper_figures.points import INTERVALS, errors, legend_below, new_figure, points
 
 ROWS = (("accuracy", 100.0, "accuracy (%)"), ("length", 1.0, "#L (thoughts)"))
 
@@ -52,11 +52,6 @@ def _panel(axes: Any, data: dict[str, Any], key: str, scale: float) -> None:
             x, wanted, color=orange, linewidth=1.3, linestyle="--", label="what c asks for, ceil(tokens / c)"
         )
     y = [scale * point[key] for point in found]
-    axes.plot(
-        x, y, color=blue, marker="o", markersize=6, markeredgecolor="white", linewidth=1.6, label="the model"
-    )
-    half = [None if point[f"{key}_half"] is None else scale * point[f"{key}_half"] for point in found]
-    bars(axes, x, y, half, blue)
-    for point in found:
-        draw_runs(axes, point["c"], [scale * run[key] for run in point["runs"]], blue)
+    axes.plot(x, y, color=blue, marker="o", mec="white", linewidth=1.6, label="the model")
+    errors(axes, x, found, key, scale, blue)
     axes.set_xticks(x)

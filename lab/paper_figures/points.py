@@ -45,6 +45,16 @@ def points(
     return sorted(found, key=lambda point: point["c"] or 0)
 
 
+def errors(
+    axes: Any, x: list[float], found: list[dict[str, Any]], key: str, scale: float, colour: str
+) -> None:
+    """The intervals of points at `x`, and the training runs of each as dots."""
+    half = [None if point[f"{key}_half"] is None else scale * point[f"{key}_half"] for point in found]
+    bars(axes, x, [scale * point[key] for point in found], half, colour)
+    for place, point in zip(x, found, strict=True):
+        draw_runs(axes, place, [scale * run[key] for run in point["runs"]], colour)
+
+
 def draw_runs(axes: Any, x: float, values: list[float], colour: str) -> None:
     """The training runs of a point as dots: nothing where there is one alone, which is the point itself."""
     if len(values) > 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 from colar.evaluation import picture
 from colar.evaluation.rows import Report
-from paper_figures.points import INTERVALS, bars, draw_runs, legend_below, new_figure, points
+from paper_figures.points import INTERVALS, errors, legend_below, new_figure, points
 
 SYSTEMS = (
     ("CoT", "cot", None),
@@ -79,22 +79,9 @@ def _panel(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
         x = [point["parameters"] * 1.04 ** (place - 1.5) for point in each["points"]]
         y = [100 * point["accuracy"] for point in each["points"]]
         axes.plot(
-            x,
-            y,
-            color=colour,
-            marker=marker,
-            markersize=5,
-            markeredgecolor="white",
-            linewidth=1.4,
-            label=each["name"],
+            x, y, color=colour, marker=marker, markersize=5, mec="white", linewidth=1.4, label=each["name"]
         )
-        half = [
-            None if point["accuracy_half"] is None else 100 * point["accuracy_half"]
-            for point in each["points"]
-        ]
-        bars(axes, x, y, half, colour)
-        for at, point in zip(x, each["points"], strict=True):
-            draw_runs(axes, at, [100 * run["accuracy"] for run in point["runs"]], colour)
+        errors(axes, x, each["points"], "accuracy", 100, colour)
     sizes = [point["parameters"] for point in curves[0]["points"]]
     axes.set_xticks(sizes, [_millions(size) for size in sizes])
     # A logarithmic axis of few decades names its minor ticks too, which would lie over the sizes.

@@ -48,6 +48,6 @@ colar evaluate "$colar" "${draws[@]}" --compression_factor 2 --confidence_thresh
 colar evaluate "$colar" --data multiarith --compression_factor 2 --confidence_threshold 0 0.8 --control shuffled "${common[@]}" \
   --batch_size 64 --compile --output "$out/report-controls"
 colar report "$out"/report-{plain,cot-continued,gated,grpo-cot,constant,decaying,renumbered,colar-continued,speeds,votes,votes-cot,controls} --output "$out/report"
-colar diagnose "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
-  --output "$out/diagnosis"
+colar inspect "$cot" "$colar" --data gsm8k-aug --limit 100 --compression_factor 1 2 "${common[@]}" \
+  --output "$out/inside.html"
 colar export "$sft" "$out/export-colar" --dtype bfloat16

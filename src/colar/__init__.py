@@ -16,7 +16,7 @@ _PUBLIC = {
     "save_pretrained": ("colar.methods.pretrained", "save_pretrained"),
     "push_to_hub": ("colar.model.checkpoint", "push_to_hub"),
     "make_params": ("colar.methods.registry", "make_params"),
-    "inspect": ("colar.look.inspection", "inspect"),
+    "inspect": ("colar.look.inspect", "inspect"),
     "Engine": ("colar.engine.engine", "Engine"),
     "Request": ("colar.engine.request", "Request"),
     "Decoding": ("colar.engine.request", "Decoding"),

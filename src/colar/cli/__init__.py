@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, serve, diagnose, inspect, report, export, data, recipes, lm-eval.
+"""`colar`: train, evaluate, generate, serve, inspect, report, export, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from colar import __version__, checks, progress
 from colar.cli import (
     data,
-    diagnose,
     evaluate,
     export,
     generate,
@@ -129,7 +128,6 @@ def build_parser(command: str | None = None) -> Parser:
     evaluate.add_parser(commands, method_options=command in (None, "evaluate"))
     generate.add_parser(commands, method_options=command in (None, "generate"))
     serve.add_parser(commands)
-    diagnose.add_parser(commands, method_options=command in (None, "diagnose"))
     inspect.add_parser(commands, method_options=command in (None, "inspect"))
     report.add_parser(commands)
     export.add_parser(commands)

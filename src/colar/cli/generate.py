@@ -256,7 +256,7 @@ def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Name
     }
     if args.show_latents:
         thoughts: list[Any] = []
-        for reading in retrieval.read(lm, completion, args.neighbours):
+        for reading in retrieval.read_thoughts(lm, completion, args.neighbours):
             # A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it.
             if reading.token is not None:
                 thoughts.append(reading.token)
@@ -272,7 +272,7 @@ def _print_completion(lm: Any, completion: Any, expected: str | None, args: argp
     """One question in full, one thought per line; each question of a file in a few lines."""
     from colar.look import retrieval
 
-    readings = retrieval.read(lm, completion, args.neighbours)
+    readings = retrieval.read_thoughts(lm, completion, args.neighbours)
     if args.input:
         # Many questions: all thoughts of one in few lines, each by the tokens that stand out.
         print(f"\n{completion.request.question}{_asked_with(completion.request.params)}")

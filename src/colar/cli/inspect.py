@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from colar import checks, files, progress
-from colar.cli.problems import decoding_of, each_system, load_problems, problem_options
-from colar.cli.shared import model_options
+from colar.cli.shared import (
+    check_anyone_has_params,
+    check_backbone,
+    check_params,
+    checkpoint_options,
+    data_options,
+    limit_options,
+    limits_of,
+    load,
+    model_options,
+    named,
+    own_options,
+    param_grid,
+    params_options,
+)
 
 ENDINGS = (".html", ".json")
 
@@ -18,18 +31,25 @@ ENDINGS = (".html", ".json")
 def add_parser(commands: Any, method_options: bool) -> None:
     inspect = commands.add_parser(
         "inspect",
-        help="a page that shows what checkpoints think, and the numbers behind it",
-        description="Measure what checkpoints think: accuracy and cost, with controls; whether thoughts can be read as "
-        "the tokens that they stand for; whether stop and sigma are calibrated; norms and a logit lens layer by layer; "
-        "attention; what one changed thought does to the answer; linear probes with their controls. A page shows this, "
-        "and every question's chains beside the reference's.",
+        help="a page that shows what checkpoints think and where they fail, and the numbers behind it",
+        description="Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
+        "in reading latents, writing them, stopping, the plan or the arithmetic; whether thoughts can be read as the "
+        "tokens that they stand for; whether the stop is calibrated; what one changed thought does to the answer; "
+        "linear probes with their controls; norms layer by layer. A page shows this, and each question's chains beside "
+        "the reference's.",
     )
-    problem_options(inspect, method_options)
+    checkpoint_options(inspect)
+    data_options(inspect)
     inspect.add_argument(
-        "--look",
-        type=int,
-        default=32,
-        help="first N problems for what takes long: layers, attention, changed thoughts",
+        "--data", default="arithmetic", help="source or file; its rows must have reasoning steps"
+    )
+    inspect.add_argument("--split", default="test", help="split of the source")
+    inspect.add_argument("--limit", type=int, default=200, help="first N problems")
+    if method_options:
+        params_options(inspect)
+    limit_options(inspect, max_completion_length=16)
+    inspect.add_argument(
+        "--look", type=int, default=32, help="first N problems for what takes long: changed thoughts, norms"
     )
     inspect.add_argument(
         "--output",
@@ -44,57 +64,110 @@ def add_parser(commands: Any, method_options: bool) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from colar.look.inspection import Inspection, system_of
+    from colar.data import sources
+    from colar.engine.request import Decoding
+    from colar.look.inspect import Inspection, inspect_system
+    from colar.look.page.sections import causes_section, retrieval_section
 
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
     checks.check_holds("--look", args.look >= 1, args.look, "1 or more")
     files.require_writable(output.parent)
-    examples = load_problems(args)
+    check_params(args)
+    examples = sources.load(
+        args.data,
+        args.split,
+        data_dir=args.data_dir,
+        limit=args.limit,
+        seed=args.data_seed,
+        skip_malformed=args.skip_malformed,
+        options=own_options(args.options, args.data),
+    )
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
-    limits = decoding_of(args)
+    limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in each_system(args):
-        system = system_of(key, lm, method, examples, params, limits, look=args.look)
+        system = inspect_system(key, lm, method, examples, params, limits, look=args.look)
         if system.numbers["retrieval"] is None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)
     asked = {"data": args.data, "split": args.split, "limit": args.limit, "look": args.look}
     inspection = Inspection(examples, systems, {"asked": asked})
-    # First the numbers, in the file and on the terminal: they are kept whatever happens to the page.
+    # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]
-    # On one line: most of it are ranks of tokens, which nobody reads.
+    # On one line: most of it are ranks of tokens, which are for programs.
     numbers = json.dumps(inspection.to_json(), ensure_ascii=False, allow_nan=False)
     files.write_text(written[0], numbers + "\n")
-    Console().print(_table([system.numbers for system in systems]))
+    found = [system.numbers for system in systems]
+    causes, retrieval = causes_section(found), retrieval_section(found)
+    for title, tables in (
+        (causes.title, [chart.numbers for chart in causes.charts]),
+        ("", causes.tables),
+        (retrieval.title, retrieval.tables),
+    ):
+        for table in tables:
+            Console().print(_for_terminal(title, table))
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")
 
 
-def _table(systems: Iterable[dict[str, Any]]) -> Any:
-    """The retrieval table of all systems, for the terminal."""
+def _for_terminal(title: str, shown: Any) -> Any:
+    """A table of the page, below its section's title."""
     from rich.table import Table
     from rich.text import Text
 
-    from colar.look.diagnosis_tables import percent
-    from colar.look.inside import TABLE_KINDS, TABLE_MEASURES
-
-    table = Table(
-        title="% of tokens found in the latents that stand for them, after a right prefix",
-        title_justify="left",
-    )
-    for name in ("system", "c", "token", *TABLE_MEASURES):
-        table.add_column(name, justify="left" if name in ("system", "token") else "right", overflow="fold")
-    for each in systems:
-        if each["retrieval"] is None:
-            continue
-        system = f"{each['model']} ({each['variant']})" if each["variant"] else each["model"]
-        factor = "-" if each["compression_factor"] is None else f"{each['compression_factor']:g}"
-        for kind in TABLE_KINDS:
-            shares = each["retrieval"]["written"]["by_kind"][kind]
-            # A system is called as its folder is, brackets included.
-            table.add_row(Text(system), factor, kind, *(percent(shares[name]) for name in TABLE_MEASURES))
+    # A system is called as its folder is, brackets included.
+    table = Table(title=Text(f"{title} {shown.caption}".strip()), title_justify="left")
+    for i, name in enumerate(shown.head):
+        # Where a terminal is narrow, heads of two words wrap, and no word is cut.
+        whole = i == 0 or " " not in name
+        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=whole)
+    for row in shown.rows:
+        table.add_row(*map(Text, row))
     return table
+
+
+def published(path: str) -> str:
+    """A run's folder stands for the checkpoint in it; anything else for itself."""
+    best = Path(path) / "best"
+    return str(best) if (best / "colar.json").is_file() else path
+
+
+def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
+    """Every checkpoint at every per-request value: the fields that name its rows, model, method, params.
+
+    ValueError for what is wrong with any of them, before the first is loaded.
+    """
+    from colar.look.inspect import key_of
+
+    for name, folder in _checked(args).items():
+        lm, method, _ = load(folder, args)
+        for params in param_grid(method, args):
+            yield key_of(name, params), lm, method, params
+
+
+def _checked(args: argparse.Namespace) -> dict[str, str]:
+    """The folders of the checkpoints by the names of their rows. ValueError where there is none, where two have one
+    name, or where no method has a value that is asked for."""
+    from colar.methods import registry
+    from colar.model import checkpoint
+
+    folders: dict[str, str] = {}
+    methods = []
+    for text in args.checkpoints:
+        name, path = named(text)
+        # Rows of two checkpoints under one name could not be told apart.
+        if name in folders:
+            raise ValueError(
+                f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
+            )
+        folder = checkpoint.resolve(published(path))
+        folders[name] = str(folder)
+        # The method without its weights, which take seconds to load, tells which values it has.
+        methods.append(registry.rebuild(checkpoint.read_info(folder)["method"], folder))
+    check_anyone_has_params(methods, args)
+    check_backbone(folders.values(), args)
+    return folders

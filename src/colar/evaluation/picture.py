@@ -86,14 +86,7 @@ def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
         marks.append(Line2D([], [], color=colour, marker=marker, markeredgecolor="white", linewidth=1.4))
     names = _names(rows)
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (8 + max(map(len, names))))))
-    # matplotlib before 3.10 leaves out names that begin with "_". So numbers stand in for them until it is made.
-    numbers = [str(number) for number in range(len(names))]
-    how = {"loc": "outside lower center", "ncols": columns, "fontsize": 8.5, "labelcolor": INK}
-    legend = figure.legend(marks, numbers, frameon=False, **how)
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)
-        # The layout measures it before `save` does the same.
-        text.set_parse_math(False)
+    legend(figure, marks, names, loc="outside lower center", ncols=columns, fontsize=8.5, labelcolor=INK)
     return figure
 
 
@@ -266,23 +259,30 @@ def style(index: int) -> tuple[str, str]:
     return COLOURS[index % len(COLOURS)], MARKERS[(index + rounds) % len(MARKERS)]
 
 
+def legend(drawn: Any, marks: Sequence[Any], names: Sequence[str], **how: Any) -> None:
+    """Give a figure a legend without a frame that has each name as it is; `how` goes to matplotlib."""
+    # matplotlib before 3.10 leaves out names that begin with "_". So numbers stand in for them until it is made.
+    numbers = [str(number) for number in range(len(names))]
+    made = drawn.legend(marks, numbers, frameon=False, **how)
+    for text, name in zip(made.get_texts(), names, strict=True):
+        text.set_text(name)
+        # The layout measures it before `save` does the same.
+        text.set_parse_math(False)
+
+
 def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
     """Write the figure as .png or .svg in one step: the path holds the old picture or the new one. Returns the path."""
     path = Path(path)
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _take_literally(drawn)
     # Drawn into memory first: where drawing fails, no file has been touched.
-    buffer = io.BytesIO()
-    # These two settings are global: they are the host's again as soon as the file is written.
-    with matplotlib.rc_context(_SVG):
-        drawn.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
+    content = image(drawn, kind, dpi)
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Beside its target, hence on the same file system: only there is a rename atomic.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(buffer.getvalue())
+            stream.write(content)
         # mkstemp makes files that only their owner may read.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
@@ -290,6 +290,16 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:
+    """The figure as the content of a file of that kind, png or svg."""
+    _take_literally(drawn)
+    buffer = io.BytesIO()
+    # These two settings are global: they are the host's again as soon as the image is made.
+    with matplotlib.rc_context(_SVG):
+        drawn.savefig(buffer, format=kind, dpi=dpi, metadata=_WITHOUT_DATE[kind])
+    return buffer.getvalue()
 
 
 def settle(drawn: Any) -> None:

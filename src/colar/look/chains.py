@@ -25,11 +25,10 @@ from colar import progress
 from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.engine.engine import Engine
-from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
-from colar.look import diagnosis
-from colar.look.diagnosis import ReadAs
-from colar.look.reference_chain import Measured, Token, group_size, reference_groups, reference_rows
-from colar.look.retrieval import directions, nearest_tokens
+from colar.engine.request import Completion, Decoding, Request, fold
+from colar.look.diagnosis import classify, missing
+from colar.look.reference_chain import Token, group_size, groups_thought, reference_groups, reference_rows
+from colar.look.retrieval import ReadAs, directions, nearest_tokens, said_by, says
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
@@ -41,14 +40,14 @@ PLAIN_CAUSES = ("right", "unparsable", "wrong")
 
 
 @dataclass(frozen=True)
-class Chain(Measured):
+class Chain:
     """One question, answered once."""
 
     id: str
     answer: str
     right: bool
     cause: str
-    """One of `diagnosis.CLASSES`; of `PLAIN_CAUSES` where there is no chain to compare with."""
+    """One of `diagnosis.CAUSES`; of `PLAIN_CAUSES` where there is no chain to compare with."""
     length: int
     forward_passes: int
     seconds: float
@@ -63,9 +62,7 @@ class Chain(Measured):
 
     def summary(self) -> dict[str, Any]:
         """All but the thoughts."""
-        plain = self.to_json()
-        del plain["thoughts"], plain["missing"]
-        return plain
+        return {name: value for name, value in vars(self).items() if name not in ("thoughts", "missing")}
 
 
 def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) -> list[Request]:
@@ -105,22 +102,9 @@ def chains_of(
         groups: Sequence[list[Token]] | None = None
         if compare and example.steps:
             (row,) = reference_rows(lm, method, [example], params)
-            groups = diagnosis.groups_thought(lm, reference_groups(lm, method, row), completion)
+            groups = groups_thought(lm, reference_groups(lm, method, row), completion)
         chains.append(_chain(lm, example, params, completion, groups, directions_VD))
     return chains
-
-
-def open_chains(
-    lm: LatentLM,
-    method: Method,
-    examples: Sequence[Example],
-    params: Any,
-    decoding: Decoding = GREEDY,
-    compare: bool = True,
-) -> list[Chain]:
-    """Let the model answer, and read its chains."""
-    completions = answer_all(lm, method, requests_of(examples, params, decoding))
-    return chains_of(lm, method, examples, params, completions, compare)
 
 
 def _chain(
@@ -131,7 +115,7 @@ def _chain(
     groups: Sequence[list[Token]] | None,
     directions_VD: Tensor,
 ) -> Chain:
-    read_as = diagnosis.said_by(lm, completion, group_size(params), directions_VD)
+    read_as = said_by(lm, completion, group_size(params), directions_VD)
     verdict = judge(completion.text, example.answer, example.answer_type)
     parsed = verdict.parsed is not None
     thoughts = thought_objects(lm, params, completion, directions_VD)
@@ -141,7 +125,7 @@ def _chain(
             # The page reads both keys of every thought, compared or not.
             thought |= {"mark": None, "reference": []}
     else:
-        cause = diagnosis.classify(groups, read_as, parsed, verdict.correct)
+        cause = classify(groups, read_as, parsed, verdict.correct)
         marks = marks_of(groups, read_as)
         for k, thought in enumerate(thoughts):
             group = groups[k] if k < len(groups) else []
@@ -169,7 +153,7 @@ def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> li
     for k, ids in enumerate(read_as):
         if k >= len(groups):
             marks.append("extra")
-        elif not diagnosis.missing(groups[k], ids):
+        elif not missing(groups[k], ids):
             marks.append("right")
         else:
             marks.append("after" if wrong else "wrong")
@@ -213,15 +197,14 @@ def thought_objects(
 
 def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[dict[str, Any]]:
     found = []
-    for token, said in zip(group, diagnosis.says([token.token_id for token in group], read_as), strict=True):
+    for token, said in zip(group, says([token.token_id for token in group], read_as), strict=True):
         found.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
     return found
 
 
-# A thought as data: the object THOUGHT of docs/serve.md, which the chain viewer shows.
-#
-# thought tokens a token of a chain itself a latent chosen token by token these, in their order ("ordered": true) any
-# other latent its ceil(c) nearest, nearest first ("ordered": false)
+# A thought as data: the object THOUGHT of docs/serve.md, which the chain viewer shows. Its tokens are, of a token of a
+# chain, itself; of a latent chosen token by token, these in their order ("ordered": true); of any other latent its
+# ceil(c) nearest, nearest first ("ordered": false).
 
 NEIGHBOURS = 10
 """Nearest tokens that a THOUGHT has."""

@@ -22,7 +22,6 @@ from colar.engine.request import Completion, Request
 from colar.evaluation import controls, stats
 from colar.evaluation.controls import Forced
 from colar.look.chains import answer_all
-from colar.look.reference_chain import Measured
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
@@ -39,8 +38,8 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """The system's answers with one kind of thoughts."""
+class Outcome:
+    """The answers with one kind of thoughts."""
 
     n: int
     accuracy: Mean
@@ -55,8 +54,8 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Cost(Measured):
-    variants: dict[str, Variant]
+class Cost:
+    outcomes: dict[str, Outcome]
     differences: dict[str, Mean]
     """Accuracy with its own thoughts minus that of each control, on the same questions."""
 
@@ -74,15 +73,15 @@ def cost_of(
 
     `seed` fixes who gets whose thoughts.
     """
-    variants = {"own": variant_of(examples, completions)}
-    # Their latents are kept too, though nobody reads them: it takes time, and seconds are compared.
+    outcomes = {"own": outcome_of(examples, completions)}
+    # Their latents are kept too, though nothing reads them: it takes time, and seconds are compared.
     for kind, asked, made in _controls(lm, method, list(requests), completions, kinds, seed):
-        variants[kind] = variant_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
+        outcomes[kind] = outcome_of(examples, answer_all(lm, made, asked, f"control: {kind}"))
     differences = {}
-    for kind, variant in variants.items():
+    for kind, outcome in outcomes.items():
         if kind != "own":
-            differences[kind] = difference(examples, variants["own"].right, variant.right)
-    return Cost(variants, differences)
+            differences[kind] = difference(examples, outcomes["own"].right, outcome.right)
+    return Cost(outcomes, differences)
 
 
 def _controls(
@@ -113,14 +112,14 @@ def _controls(
     return made
 
 
-def variant_of(examples: Sequence[Example], completions: Sequence[Completion]) -> Variant:
+def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> Outcome:
     """Fold answers into means."""
     right = []
     for example, completion in zip(examples, completions, strict=True):
         right.append(judge(completion.text, example.answer, example.answer_type).correct)
     clusters = clusters_of(examples)
     estimate = stats.mean(right, clusters)
-    return Variant(
+    return Outcome(
         n=len(examples),
         accuracy=Mean(estimate.mean, stats.wilson(estimate)),
         length=_mean([completion.length for completion in completions], clusters),

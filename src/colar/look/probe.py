@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from colar.data.judge.quantity import read_number
-from colar.look.layer_states import layer_states
-from colar.look.reference_chain import Measured, ReferencePass
+from colar.look.reference_chain import ReferencePass
+from colar.look.states import layer_states
 from colar.model.latent_lm import LatentLM
 
 FEATURES = ("before", "after", "question")
@@ -40,7 +40,7 @@ SHUFFLES = 5
 
 
 @dataclass(frozen=True)
-class Score:
+class ProbeScore:
     """How well one step's results are read off one kind of state; None below `LEAST` questions."""
 
     step: int
@@ -54,14 +54,14 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Probe(Measured):
+class Probe:
     layer: int | None
-    """As in `layer_states`; None for the last hidden states, behind the final norm."""
-    scores: list[Score]
+    """As in `states.py`; None for the last hidden states, behind the final norm."""
+    scores: list[ProbeScore]
 
 
 @dataclass(frozen=True)
-class Result:
+class StepResult:
     """One step's result in one chain, and the states that it is looked for in, by `FEATURES`."""
 
     question: str
@@ -86,15 +86,15 @@ def probe_of(lm: LatentLM, passes: Sequence[ReferencePass], layer: int | None = 
             features_ND = torch.stack(states).double() if states else torch.zeros(0, lm.width)
             label_sets = [labels_N, *shuffles(labels_N, seed)]
             r2, *shuffled = held_out_r2s(features_ND, label_sets, questions, seed)
-            scores.append(Score(step, name, len(here), len(set(questions)), r2, _mean(shuffled)))
+            scores.append(ProbeScore(step, name, len(here), len(set(questions)), r2, _mean(shuffled)))
     return Probe(layer, scores)
 
 
-def results_of(lm: LatentLM, each: ReferencePass, layer: int | None = None) -> list[Result]:
+def results_of(lm: LatentLM, each: ReferencePass, layer: int | None = None) -> list[StepResult]:
     """The results of one chain. Steps without an "=", or whose result is no single number, have none."""
     states_TD = each.hidden_TD
     if layer is not None:
-        states_TD = layer_states(lm, each.fed_TD).states_LTD[layer]
+        states_TD = layer_states(lm, each.fed_TD)[layer]
     states_TD = states_TD.cpu()
     # Which thought stands for each token of the chain, and whether that is a result's.
     thought_of = []
@@ -116,7 +116,7 @@ def results_of(lm: LatentLM, each: ReferencePass, layer: int | None = None) -> l
             "after": states_TD[each.n_question + thought_of[places[-1]]],
             "question": states_TD[each.n_question - 1],
         }
-        results.append(Result(each.example.question, step, label_of(float(value)), states))
+        results.append(StepResult(each.example.question, step, label_of(float(value)), states))
     return results
 
 
@@ -128,17 +128,13 @@ def label_of(value: float) -> float:
 # The regression
 
 
-def held_out_r2(
-    features_ND: Tensor, labels_N: Tensor, questions: Sequence[str], seed: int = 0
-) -> float | None:
-    """R2 of labels predicted from the rows of other questions; None for too few questions, or labels all alike."""
-    return held_out_r2s(features_ND, [labels_N], questions, seed)[0]
-
-
 def held_out_r2s(
     features_ND: Tensor, label_sets: Sequence[Tensor], questions: Sequence[str], seed: int = 0
 ) -> list[float | None]:
-    """The same for several sets of labels of the same rows, whose features are decomposed once."""
+    """R2 of labels predicted from the rows of other questions, for several sets of labels of the same rows.
+
+    None for too few questions, or labels all alike.
+    """
     if len(set(questions)) < LEAST:
         return [None] * len(label_sets)
     features_ND = features_ND.double()

@@ -5,9 +5,10 @@ Shape suffixes: R examples, K thoughts, D width.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
@@ -15,16 +16,15 @@ import torch
 from torch import Tensor
 
 from colar.data.example import Example
-from colar.engine.request import NonFiniteError, Request
+from colar.engine.request import Completion, NonFiniteError, Request
 from colar.evaluation.controls import Thoughts
 from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise, ragged
 
-Kind = Literal["bracket", "sign", "operand", "result", "text", "end"]
-"""Of a token of an equation `<<20-4=16>>`: its brackets, signs, numbers before the last "=", all behind it, other text.
-"end" is the separator behind the chain's last token."""
+Kind = Literal["bracket", "sign", "operand", "result", "text"]
+"""Of a token of an equation `<<20-4=16>>`: bracket, sign, number before the last "=", behind it, or other text."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], pa
         raise ValueError("none of these rows has a reference chain")
     refused = f"method {method.name} does not think in the reference chain's tokens"
     if not method.says_chain(params):
-        raise ValueError(f"{refused} with {params}: there is nothing to diagnose")
+        raise ValueError(f"{refused} with {params}: there is nothing to compare")
     # One example tells: a method either thinks in groups of tokens or it does not.
     row = reference_rows(lm, method, examples[:1], params)[0]
     n_groups = len(reference_groups(lm, method, row))
@@ -120,13 +120,46 @@ def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     # Thoughts of the model's own may happen to be as many as the chain has tokens.
     if row.n_latents or n_groups == 0 or n_thoughts != n_groups:
         raise ValueError(
-            f"{refused} ({n_thoughts} thoughts for {n_groups} groups of {examples[0].id}): there is nothing to diagnose"
+            f"{refused} ({n_thoughts} thoughts for {n_groups} groups of {examples[0].id}): there is nothing to compare"
         )
 
 
 def group_size(params: Any) -> int:
     """The most tokens that a thought stands for."""
     return math.ceil(getattr(params, "compression_factor", 1))
+
+
+def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
+    """The tokens that one thought was chosen as, in order, the separator included; None for a latent of a head."""
+    if "group_ids" not in info:
+        return None
+    return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
+
+
+def groups_thought(
+    lm: LatentLM, groups: Sequence[list[Token]], completion: Completion
+) -> Sequence[list[Token]]:
+    """The reference chain in the groups that a completion's thoughts stand for.
+
+    They are those of training, unless the thoughts were chosen as tokens: then a thought stands for as many tokens
+    of the chain as it has. What no thought has come to is one more group.
+    """
+    chosen = [chosen_ids(info) for info in completion.info]
+    if not chosen or None in chosen:
+        return groups
+    tokens = list(itertools.chain.from_iterable(groups))
+    thought_of = []
+    start = 0
+    for ids in chosen:
+        assert ids is not None
+        if start >= len(tokens):
+            break
+        # The separator in a group stands where the reference has a token, or behind its last one.
+        thought_of.append(tokens[start : start + len(ids)])
+        start += sum(token_id != lm.template.separator_id for token_id in ids)
+    if start < len(tokens):
+        thought_of.append(tokens[start:])
+    return thought_of
 
 
 # The question and the reference chain's latents in one forward: what a method says after each right prefix.
@@ -212,15 +245,3 @@ def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor
         # There is one request behind all positions: its columns are repeated.
         begun={name: column.expand(n, *column.shape[1:]) for name, column in begun.items()},
     )
-
-
-# MERGED FROM look/measured: The JSON form that all measurements share.
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measurement. What could not be measured is None, in JSON null, and never 0."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields by name, those of dataclasses inside it too."""
-        return asdict(self)

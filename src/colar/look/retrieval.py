@@ -1,22 +1,41 @@
-"""Latents read as tokens: the vocabulary entries whose embeddings point the way a latent does.
+"""Thoughts read as tokens: by cosine or as they were chosen, for people and counted against the reference chain.
 
-The paper's case study ("we retrieve tokens with the predicted latents by embedding cosine similarity"). A latent
-of c tokens is near the sum of their embeddings, so its c nearest tokens are the ones it stands for.
+The paper's case study ("we retrieve tokens with the predicted latents by embedding cosine similarity"): a latent of c
+tokens is near the sum of their embeddings, so its c nearest tokens are the ones it stands for. A thought that was
+chosen as tokens is read as these, each as often as it was chosen.
 
-Shape suffixes: K latents, V vocabulary, D width.
+Accuracy of retrieval ranks a group's tokens in the vocabulary by their cosine with the thought. A token is
+
+    top1      the nearest of all
+    top5      among the five nearest
+    in_set    among the n nearest, n being the different tokens of its group
+    chosen    among the tokens that the head chose, as often as it chose it; None for a head that chooses none
+
+Shares by kind are of tokens. A thought has one nearest token, so of c different tokens top1 finds one at most. Shares
+by position are of thoughts: top1 where the nearest token is one of the group's, the others where all of them are found.
+
+Shape suffixes: K latents, V vocabulary, D width, G tokens of a group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from colar.engine.request import Completion
+from colar.look.reference_chain import Kind, ReferencePass, Token, chosen_ids, groups_thought
 from colar.model.latent_lm import LatentLM
+
+ReadAs = set[int] | list[int]
+"""The ids that a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FIVE = 5
 
 
 @dataclass(frozen=True)
@@ -29,7 +48,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadThought:
     """One thought as a person reads it: `token` for a token of a chain, `neighbours` for a latent."""
 
     token: str | None
@@ -63,24 +82,24 @@ def nearest_tokens(
     return nearest
 
 
-def read(lm: LatentLM, completion: Completion, k: int) -> list[Reading]:
-    """Every thought of a completion that was made with `keep_latents`; latents with their `k` nearest tokens."""
+def read_thoughts(lm: LatentLM, completion: Completion, k: int) -> list[ReadThought]:
+    """Each thought of a completion that was made with `keep_latents`; latents with their `k` nearest tokens."""
     if completion.latents is None:
         return []
     nearest = nearest_tokens(lm, completion.latents, k)
-    readings = []
+    thoughts = []
     for place, token_id in enumerate(completion.thought_ids):
         # A chain of tokens is fed as embeddings too, but there is nothing to guess.
         if token_id >= 0:
-            readings.append(Reading(lm.template.token(token_id)))
+            thoughts.append(ReadThought(lm.template.token(token_id)))
             continue
         info = completion.info[place]
         sigma = info["sigma"].mean().item() if "sigma" in info else None
         stop = info["stop_probability"].item() if "stop_probability" in info else None
         chosen = _chosen(lm, info)
         unsure = bool(chosen) and bool(info["group_unsure"])
-        readings.append(Reading(None, nearest[place], sigma, stop, chosen, unsure))
-    return readings
+        thoughts.append(ReadThought(None, nearest[place], sigma, stop, chosen, unsure))
+    return thoughts
 
 
 @torch.no_grad()
@@ -106,3 +125,215 @@ def _chosen(lm: LatentLM, info: Mapping[str, Tensor]) -> tuple[tuple[str, float]
         if token_id >= 0:
             found.append((lm.template.token(token_id), math.exp(logp)))
     return tuple(found)
+
+
+# Thoughts as token ids
+
+
+def nearest_ids(lm: LatentLM, embeds_KD: Tensor, c: int, directions_VD: Tensor | None = None) -> list[ReadAs]:
+    """The tokens that each embedding can be read as: its c nearest."""
+    if len(embeds_KD) == 0:
+        return []
+    read_as: list[ReadAs] = []
+    for neighbours in nearest_tokens(lm, embeds_KD, c, directions_VD):
+        read_as.append({near.token_id for near in neighbours})
+    return read_as
+
+
+def said_by(
+    lm: LatentLM, completion: Completion, c: int, directions_VD: Tensor | None = None
+) -> list[ReadAs]:
+    """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
+    if completion.latents is None:
+        return []
+    read_as = nearest_ids(lm, completion.latents, c, directions_VD)
+    for k, token_id in enumerate(completion.thought_ids):
+        ids = chosen_ids(completion.info[k])
+        if token_id >= 0:
+            read_as[k] = {token_id}
+        elif ids is not None:
+            read_as[k] = ids
+    return read_as
+
+
+def says(token_ids: Sequence[int], read_as: ReadAs) -> list[bool]:
+    """Of each token of a group whether a thought says it. One that was chosen once is said once: 12 does not say 11."""
+    if isinstance(read_as, set):
+        # The sum of two equal embeddings is near a single token.
+        return [token_id in read_as for token_id in token_ids]
+    left = Counter(read_as)
+    found = []
+    for token_id in token_ids:
+        found.append(left[token_id] > 0)
+        left[token_id] -= 1
+    return found
+
+
+# Accuracy of retrieval
+
+
+@dataclass(frozen=True)
+class ThoughtRanks:
+    """One thought and its group: each token's kind, and how many tokens of the vocabulary are nearer than it."""
+
+    question: str
+    """The id of the first example that asks it: repeated questions are one."""
+    position: int
+    """In the chain, from 0."""
+    token_ids: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    ranks: tuple[int, ...]
+    chosen: tuple[bool, ...] | None = None
+    """Of each token, whether the head chose it; None where it chooses none."""
+
+    @property
+    def size(self) -> int:
+        """The different tokens of the group."""
+        return len(set(self.token_ids))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares between 0 and 1 of `n` tokens, or of `n` thoughts; None without any."""
+
+    n: int
+    top1: float | None
+    top5: float | None
+    in_set: float | None
+    chosen: float | None
+
+
+@dataclass(frozen=True)
+class RetrievalAccuracy:
+    """The shares, and the ranks that they are made of."""
+
+    tokens: Shares
+    by_kind: dict[str, Shares]
+    by_position: list[Shares]
+    thoughts: list[ThoughtRanks]
+
+
+def retrieval_accuracy(thoughts: Sequence[ThoughtRanks]) -> RetrievalAccuracy:
+    """Fold ranks into shares."""
+    by_kind: dict[str, Shares] = {kind: _of_tokens(thoughts, kind) for kind in KINDS}
+    n_positions = max((each.position + 1 for each in thoughts), default=0)
+    by_position = []
+    for position in range(n_positions):
+        by_position.append(_of_thoughts([each for each in thoughts if each.position == position]))
+    return RetrievalAccuracy(_of_tokens(thoughts), by_kind, by_position, list(thoughts))
+
+
+@torch.no_grad()
+def rank_tokens(
+    latents_KD: Tensor, groups: Sequence[Sequence[int]], directions_VD: Tensor
+) -> list[tuple[int, ...]]:
+    """How many tokens of the vocabulary are nearer to each latent than each token of its group.
+
+    A latent of zeros points nowhere: no token is near it, and all of the vocabulary counts as nearer.
+    """
+    cosine_KV = cosine_with(latents_KD, directions_VD)
+    points_K = (latents_KD.norm(dim=-1) > 0).tolist()
+    ranks = []
+    for cosine_V, points, group in zip(cosine_KV, points_K, groups, strict=True):
+        if not points:
+            ranks.append((len(cosine_V),) * len(group))
+            continue
+        own_G = cosine_V[list(group)]
+        # Strictly nearer: the token itself, and one with the very same embedding, do not count.
+        nearer_G = (cosine_V[None] > own_G[:, None]).sum(-1)
+        ranks.append(tuple(nearer_G.tolist()))
+    return ranks
+
+
+# The three chains
+
+
+def written_ranks(each: ReferencePass, directions_VD: Tensor) -> list[ThoughtRanks]:
+    """Thoughts that the method writes after a right prefix."""
+    # At the last position the method should stop: its embedding there stands for no group.
+    embeds_KD = each.thought.embeds[:-1]
+    chosen = []
+    for k in range(each.n_thoughts):
+        chosen.append(chosen_ids({name: column[k] for name, column in each.thought.info.items()}))
+    return _ranks(each.example.first_id, embeds_KD, each.groups, chosen, directions_VD)
+
+
+def reference_ranks(each: ReferencePass, directions_VD: Tensor) -> list[ThoughtRanks]:
+    """The reference's latents. Nothing is chosen there."""
+    chosen = [None] * each.n_thoughts
+    return _ranks(each.example.first_id, each.latents_KD, each.groups, chosen, directions_VD)
+
+
+def own_ranks(
+    lm: LatentLM, each: ReferencePass, completion: Completion, directions_VD: Tensor
+) -> list[ThoughtRanks]:
+    """Thoughts of the model's own chain, as far as the reference goes; [] for a chain without any.
+
+    After a wrong thought the two may be about different things: that is no error of reading.
+    """
+    if completion.latents is None:
+        return []
+    groups = groups_thought(lm, each.groups, completion)
+    # The longer of the two chains has thoughts, or groups, that the other lacks.
+    n = min(len(groups), completion.length)
+    chosen = [chosen_ids(info) for info in completion.info[:n]]
+    return _ranks(each.example.first_id, completion.latents[:n], groups[:n], chosen, directions_VD)
+
+
+def _ranks(
+    question: str,
+    embeds_KD: Tensor,
+    groups: Sequence[Sequence[Token]],
+    chosen: Sequence[list[int] | None],
+    directions_VD: Tensor,
+) -> list[ThoughtRanks]:
+    token_ids = [tuple(token.token_id for token in group) for group in groups]
+    ranked = rank_tokens(embeds_KD, token_ids, directions_VD)
+    thoughts = []
+    for k, group in enumerate(groups):
+        kinds = tuple(token.kind for token in group)
+        ids = chosen[k]
+        found = None if ids is None else tuple(says(token_ids[k], ids))
+        # Behind the end of the chain a head may choose the separator alone: there is no token to look for.
+        if group:
+            thoughts.append(ThoughtRanks(question, k, token_ids[k], kinds, ranked[k], found))
+    return thoughts
+
+
+# Shares
+
+
+def _of_tokens(thoughts: Sequence[ThoughtRanks], kind: str | None = None) -> Shares:
+    """Of tokens of one kind, or of all."""
+    ranks, sizes, chosen = [], [], []
+    for each in thoughts:
+        for i, rank in enumerate(each.ranks):
+            if kind not in (None, each.kinds[i]):
+                continue
+            ranks.append(rank)
+            sizes.append(each.size)
+            if each.chosen is not None:
+                chosen.append(each.chosen[i])
+    return Shares(
+        n=len(ranks),
+        top1=_share(rank == 0 for rank in ranks),
+        top5=_share(rank < FIVE for rank in ranks),
+        in_set=_share(rank < size for rank, size in zip(ranks, sizes, strict=True)),
+        chosen=_share(chosen),
+    )
+
+
+def _of_thoughts(thoughts: Sequence[ThoughtRanks]) -> Shares:
+    return Shares(
+        n=len(thoughts),
+        # A thought has one nearest token, so the best rank decides; a whole group is found by its worst.
+        top1=_share(min(each.ranks) == 0 for each in thoughts),
+        top5=_share(max(each.ranks) < FIVE for each in thoughts),
+        in_set=_share(max(each.ranks) < each.size for each in thoughts),
+        chosen=_share(all(each.chosen) for each in thoughts if each.chosen is not None),
+    )
+
+
+def _share(found: Iterable[bool]) -> float | None:
+    listed = list(found)
+    return sum(listed) / len(listed) if listed else None

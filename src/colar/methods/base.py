@@ -302,7 +302,8 @@ class Method(ABC):
     def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
         """How many tokens of the row's chain each of these `thoughts` stands for, (B, K); 0 behind a row's last one.
 
-        One token each by default. Where that is wrong, `colar diagnose` finds another number of thoughts and says so.
+        One token each by default. Where that is wrong, `colar inspect` finds another number of thoughts than groups,
+        and compares none.
         """
         return length_mask(batch.chain_lengths, batch.chain_ids.shape[1]).long()
 

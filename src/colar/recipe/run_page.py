@@ -14,7 +14,7 @@ import torch
 from colar import files, progress
 from colar.data.example import Example
 from colar.engine.request import DECODINGS
-from colar.look.inspection import Inspection, key_of, system_of
+from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -22,7 +22,7 @@ from colar.recipe.schema import ValidationConfig
 from colar.training.run_folder import RunFolder
 
 LOOK = 8
-"""Questions whose layers and attention are measured."""
+"""Questions whose norms are measured."""
 
 
 def write(
@@ -44,7 +44,7 @@ def write(
         for values in settings.params:
             params = registry.make_params(method, values)
             systems.append(
-                system_of(
+                inspect_system(
                     key_of(run, params),
                     lm,
                     method,

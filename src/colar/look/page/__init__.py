@@ -1,16 +1,17 @@
 """The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the chains.
 
-    opening     does it think, and what does it cost       cost.py
-    questions   the chains, beside one another              embedded.py, questions.js, look/page/viewer
-    sections    one for each measurement                   reading.py, calibration.py, states.py, causal.py
+    opening     does it think, and what does it cost       opening.py
+    questions   the chains, beside one another              questions.js, viewer
+    sections    one for each measurement                   sections.py, of tables and charts (figures.py)
 
-Styles and scripts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can fetch
-nothing. Templates escape all text; what scripts show they set as text.
+Styles, scripts and charts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can
+fetch nothing. Templates escape all text; what scripts show they set as text.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -21,25 +22,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from colar.look.page import viewer
-from colar.look.page.calibration import calibration_section
-from colar.look.page.causal import causal_section
-from colar.look.page.cost import cost_section
-from colar.look.page.embedded import data_text
-from colar.look.page.reading import CAUSES, causes_section, retrieval_section
-from colar.look.page.states import attention_section, layers_section, probes_section
+from colar.look.page.figures import names_of
+from colar.look.page.opening import cost_section
+from colar.look.page.sections import CAUSES, SECTIONS
 
 FOLDER = Path(__file__).parent
-STYLES = (*viewer.STYLES, FOLDER / "page.css", FOLDER / "charts.css", FOLDER / "questions.css")
-SECTIONS = (
-    causes_section,
-    retrieval_section,
-    calibration_section,
-    layers_section,
-    attention_section,
-    causal_section,
-    probes_section,
-)
-SCRIPTS = (*viewer.SCRIPTS, FOLDER / "unpack.js", FOLDER / "questions.js", FOLDER / "page.js")
+STYLES = (*viewer.STYLES, FOLDER / "page.css", FOLDER / "questions.css")
+SCRIPTS = (*viewer.SCRIPTS, FOLDER / "questions.js", FOLDER / "page.js")
 
 
 def render(
@@ -63,7 +52,7 @@ def render(
         made=json.dumps(
             {key: whole.get(key) for key in ("asked", "provenance")}, indent=1, ensure_ascii=False
         ),
-        data=data_text(systems, questions, chains),
+        data=_packed(systems, questions, chains),
         style=style,
         script=script,
         policy=_policy(style, script),
@@ -79,6 +68,18 @@ def framed(page: str, height: int = 800) -> str:
     )
 
 
+def _packed(
+    systems: Sequence[Mapping[str, Any]],
+    questions: Sequence[Mapping[str, Any]],
+    chains: Sequence[Sequence[Mapping[str, Any]]],
+) -> str:
+    """Questions and chains, compressed: a chain of 60 thoughts has 600 neighbours. No text in them can end a script."""
+    data = {"questions": questions, "systems": names_of(systems), "chains": chains}
+    # NaN is not JSON: an error here, before the page rejects all of its data.
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
 def _title(whole: Mapping[str, Any]) -> str:
     """By the key `title`, else by the models."""
     models = dict.fromkeys(system["model"] for system in whole["systems"])
@@ -87,8 +88,9 @@ def _title(whole: Mapping[str, Any]) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Only this style and this script, and no request of any kind."""
-    # The page's JSON stands in a script element too; it is data and never run, so it needs no hash.
-    return f"default-src 'none'; base-uri 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+    # The page's data stand in a script element too; they are never run, so they need no hash.
+    sources = f"style-src {_hash(style)}; script-src {_hash(script)}; img-src data:"
+    return f"default-src 'none'; base-uri 'none'; {sources}"
 
 
 def _hash(text: str) -> str:

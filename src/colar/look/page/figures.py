@@ -1,31 +1,20 @@
-"""What a section of the page consists of: figures and tables, each with one sentence of how to read it."""
+"""Contents of a section of the page: tables, and figures drawn by matplotlib in the house style, as SVG in the page."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
+from matplotlib.ticker import PercentFormatter
 
-from colar.look.page import charts
-from colar.look.page.charts import COLOURS, Axis, Series
+from colar.evaluation import picture
 
 NONE = "–"
-"""What a table shows for null."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """One entry of a legend."""
-
-    name: str
-    colour: int
-    kind: str = "own"
-
-    @property
-    def classes(self) -> str:
-        return f"s{self.colour % COLOURS} {self.kind}"
+"""In a table, null."""
+WIDTH, HEIGHT = 4.8, 3.2
+"""Of a figure, in inches."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +28,13 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Chart:
+    """A figure with one sentence of how to read it, and its numbers; `image` is its address: the SVG itself."""
+
     title: str
     read: str
-    """How to read it."""
-    chart: Markup
+    image: str
     numbers: Table
-    legend: Sequence[Key] = ()
 
 
 @dataclass(frozen=True)
@@ -55,20 +44,28 @@ class Section:
     id: str
     title: str
     read: str
-    figures: Sequence[Figure] = ()
+    charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not self.figures and not self.tables
+        return not self.charts and not self.tables
 
 
-System = Mapping[str, Any]
-"""One of `systems` in inside.json."""
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y), joined by a line."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
 
 
-def names_of(systems: Sequence[System]) -> list[str]:
+Numbers = Mapping[str, Any]
+"""Of one system: an item of `systems` in inside.json."""
+
+
+def names_of(systems: Sequence[Numbers]) -> list[str]:
     """A short name of each: the model where there are several, the speed, what else it was asked with."""
     several = len({system["model"] for system in systems}) > 1
     names = []
@@ -92,37 +89,72 @@ def number(value: float | None, digits: int = 3) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
 
-def between(interval: Sequence[float] | None, scale: float = 1, digits: int = 1) -> str:
-    """`[61.0, 72.3]`."""
-    if interval is None:
-        return ""
-    low, high = interval
-    return f"[{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
-
-
-def with_interval(mean: Mapping[str, Any] | None, scale: float = 1, digits: int = 1, unit: str = "") -> str:
+def with_interval(mean: Mapping[str, Any] | None, scale: float = 1, unit: str = "") -> str:
     """`66.5% [61.0, 72.3]` of a mean and its interval."""
     if mean is None:
         return NONE
-    return f"{scale * mean['mean']:.{digits}f}{unit} {between(mean['interval'], scale, digits)}".rstrip()
+    text = f"{scale * mean['mean']:.1f}{unit}"
+    if mean["interval"] is None:
+        return text
+    low, high = mean["interval"]
+    return f"{text} [{scale * low:.1f}, {scale * high:.1f}]"
 
 
-def line_figure(
+# Charts
+
+
+def new_axes(x: str, y: str) -> Any:
+    """The axes of a new figure; `address` makes it part of the page."""
+    axes = picture.new_figure(WIDTH, HEIGHT).subplots()
+    # The page has the title, as text.
+    picture.dress(axes, "", x, y)
+    return axes
+
+
+def as_percent(axis: Any) -> None:
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def address(axes: Any) -> str:
+    """The figure as a `data:` address."""
+    content = base64.b64encode(picture.image(axes.figure, "svg")).decode()
+    return f"data:image/svg+xml;base64,{content}"
+
+
+def legend_below(axes: Any, marks: Sequence[Any], names: Sequence[str]) -> None:
+    """A legend under the figure, where one curve is not all there is."""
+    if len(names) > 1:
+        columns = 4 if max(map(len, names)) < 14 else 2
+        picture.legend(axes.figure, marks, names, loc="outside lower left", ncols=columns, fontsize=8)
+
+
+def line_chart(
     title: str,
     read: str,
-    series: Sequence[Series],
-    x: Axis | str,
-    y: Axis,
+    curves: Sequence[Curve],
+    x: str,
+    y: str,
+    shares: bool = True,
     diagonal: bool = False,
-) -> Figure:
-    """Series of points with their legend, and their numbers in a table. `x` is an axis, or the name of one."""
-    if isinstance(x, str):
-        xs = [point.x for each in series for point in each.points]
-        x = charts.axis_of(x, xs, zero=False)
-    rows = []
-    for each in series:
-        rows += [[each.name, x.text(point.x), y.text(point.y)] for point in each.points]
-    what = y.label or title
-    chart = charts.lines(series, x, y, f"{title}: {what} by {x.label}", diagonal)
-    legend = [Key(each.name, each.colour) for each in series]
-    return Figure(title, read, chart, Table(["series", x.label, what], rows), legend)
+) -> Chart:
+    """Curves with their numbers in a table. `shares`: y is 0% to 100%; `diagonal`: x is too, and should equal y."""
+    axes = new_axes(x, y)
+    lines, rows = [], []
+    for i, curve in enumerate(curves):
+        colour, marker = picture.style(i)
+        xs, ys = [point[0] for point in curve.points], [point[1] for point in curve.points]
+        lines += axes.plot(xs, ys, color=colour, marker=marker, markersize=4, linewidth=1.4)
+        for at, value in curve.points:
+            shown = [percent(at) if diagonal else f"{at:g}", percent(value) if shares else number(value)]
+            rows.append([curve.name, *shown])
+    if shares:
+        axes.set_ylim(-0.03, 1.03)
+        as_percent(axes.yaxis)
+    if diagonal:
+        axes.plot([0, 1], [0, 1], color="#999999", linestyle="dashed", linewidth=0.8)
+        axes.set_xlim(-0.03, 1.03)
+        as_percent(axes.xaxis)
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    legend_below(axes, lines, [curve.name for curve in curves])
+    return Chart(title, read, address(axes), Table(["system", x, y], rows))

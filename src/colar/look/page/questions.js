@@ -17,7 +17,7 @@ const ColarQuestions = (() => {
   function start(data) {
     const indices = data.questions.map((_, index) => index);
     const judged = (question) => data.questions[question].answer !== null;
-    const chains = (question) => data.systems.map((_, system) => data.chain(system, question));
+    const chains = (question) => data.chains.map((ofSystem) => ofSystem[question]);
     const texts = indices.map((question) => {
       const { id, question: asked, answer } = data.questions[question];
       return [id, asked, answer, ...chains(question).map((chain) => chain.answer)].join("\n").toLowerCase();
@@ -81,7 +81,7 @@ const ColarQuestions = (() => {
         const marks = element("span", "marks");
         for (const [system, chain] of chains(question).entries()) {
           const mark = element("span", chain.right ? "mark right" : "mark wrong", chain.right ? "✓" : "✗");
-          mark.title = `${data.systems[system].name}: ${chain.cause}`;
+          mark.title = `${data.systems[system]}: ${chain.cause}`;
           mark.setAttribute("role", "img");
           mark.setAttribute("aria-label", mark.title);
           marks.append(mark);
@@ -153,26 +153,25 @@ const ColarQuestions = (() => {
       }
       const cards = element("div", "cards");
       const all = chains(question);
-      const thoughts = all.map((chain) => chain.thoughts());
-      for (const [system, chain] of all.entries()) cards.append(card(system, chain, thoughts[system], judged(question)));
-      parts.push(ColarViewer.legend(thoughts.flat()), cards);
+      for (const [system, chain] of all.entries()) cards.append(card(system, chain, judged(question)));
+      parts.push(ColarViewer.legend(all.flatMap((chain) => chain.thoughts)), cards);
       $("question").replaceChildren(...parts);
       $("question").setAttribute("aria-label", `Question ${id}`);
       steer();
     }
 
-    function card(system, chain, thoughts, isJudged) {
+    function card(system, chain, isJudged) {
       const made = element("section", "card");
-      const { name } = data.systems[system];
+      const name = data.systems[system];
       made.setAttribute("aria-label", name);
       const head = element("div", "top");
       head.append(element("h4", "", name));
       if (isJudged) head.append(element("span", `badge ${chain.right ? "right" : "wrong"}`, chain.cause));
       const answer = element("p", "answer");
       answer.append(element("span", "label", "Answer"), element("strong", "", chain.answer.trim() || "none"));
-      const length = chain.referenceLength === null ? `${chain.length} thoughts` : `${chain.length} thoughts (reference ${chain.referenceLength})`;
-      const costs = `${length} · ${chain.passes} forward passes · ${(1000 * chain.seconds).toFixed(0)} ms`;
-      made.append(head, ColarViewer.chain(thoughts, chain.missing()), answer, element("p", "costs", costs));
+      const length = chain.reference_length === null ? `${chain.length} thoughts` : `${chain.length} thoughts (reference ${chain.reference_length})`;
+      const costs = `${length} · ${chain.forward_passes} forward passes · ${(1000 * chain.seconds).toFixed(0)} ms`;
+      made.append(head, ColarViewer.chain(chain.thoughts, chain.missing), answer, element("p", "costs", costs));
       return made;
     }
 
@@ -246,7 +245,7 @@ const ColarQuestions = (() => {
       return true;
     }
 
-    $("which").replaceChildren(new Option("any", ANY), ...data.systems.map((system, index) => new Option(system.name, index)));
+    $("which").replaceChildren(new Option("any", ANY), ...data.systems.map((system, index) => new Option(system, index)));
     $("outcome").replaceChildren(...outcomes());
     $("words").addEventListener("input", filter);
     for (const id of ["which", "outcome"]) $(id).addEventListener("change", filter);

@@ -330,7 +330,7 @@ def _record(lm: LatentLM, output: Output) -> dict[str, Any]:
     completion = output.completion
     thoughts = []
     # A latent has no token: its nearest ones are shown. A CoT's thought is shown as it is.
-    for reading in retrieval.read(lm, completion, NEAREST):
+    for reading in retrieval.read_thoughts(lm, completion, NEAREST):
         nearest = [near.token for near in reading.neighbours]
         tokens = nearest if reading.token is None else [reading.token]
         thought = {"tokens": tokens, "sigma": reading.sigma, "stop_probability": reading.stop_probability}

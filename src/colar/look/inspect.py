@@ -1,31 +1,43 @@
-"""Everything that is known of systems on the same questions: what `colar inspect` writes as JSON and as a page.
+"""Measurements of systems on the same questions: what `colar inspect` writes as JSON and as a page.
 
 A system is a model at one value of its params. Its part of the JSON holds
 
-    model compression_factor variant        its name
-    n n_looked retrieval ... causal         `inside.py`; null for a method whose thoughts stand for no tokens
-    cost                                    `cost.py`
-    answers                                 of each question: the answer, and what went wrong
+    model compression_factor variant    its name
+    n n_looked                          questions with a reference chain, and those of what takes long (`look`)
+    retrieval diagnosis stop probes     of all of them
+    norms causal                        of the first `look`
+    cost                                accuracy and cost, with controls
+    answers                             of each question: the answer, and what went wrong
 
-The chains themselves are for the page alone: they are longer than all numbers together.
+What compares thoughts with the reference chain (n ... causal) is null for a method whose thoughts stand for no tokens
+of it. The chains themselves are for the page alone: they are longer than all numbers together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from colar import files
+from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
-from colar.engine.request import GREEDY, Decoding
-from colar.look import page as inside_page
+from colar.engine.request import GREEDY, Completion, Decoding
+from colar.look.causal import causal_tests
 from colar.look.chains import Chain, answer_all, chains_of, requests_of
 from colar.look.cost import CONTROLS, cost_of, difference
-from colar.look.inside import Inside, look_inside
-from colar.look.reference_chain import require_groups
+from colar.look.diagnosis import diagnose, stop_of
+from colar.look.probe import probe_of
+from colar.look.reference_chain import reference_passes, require_groups
+from colar.look.retrieval import (
+    directions,
+    own_ranks,
+    reference_ranks,
+    retrieval_accuracy,
+    written_ranks,
+)
+from colar.look.states import norms_of
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.methods.params import given, options, speed, texts
@@ -33,10 +45,12 @@ from colar.model.latent_lm import LatentLM
 
 FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
+COMPARED = ("n", "n_looked", "retrieval", "diagnosis", "stop", "probes", "norms", "causal")
+"""The keys that need a reference chain to compare with."""
 
 
 @dataclass(frozen=True)
-class System:
+class Findings:
     """One system's numbers and its chains."""
 
     numbers: dict[str, Any]
@@ -51,7 +65,7 @@ def key_of(model: str, params: Any) -> dict[str, Any]:
     return {"model": model, "compression_factor": speed(values), "variant": variant}
 
 
-def system_of(
+def inspect_system(
     key: Mapping[str, Any],
     lm: LatentLM,
     method: Method,
@@ -63,10 +77,11 @@ def system_of(
     numbers: bool = True,
     controls: bool = True,
     causal: bool = True,
-) -> System:
+) -> Findings:
     """Let one system answer, and measure it. The model thinks once for all of it, controls apart.
 
-    Without `numbers` only the chains are read; without `controls` its own cost is measured alone.
+    Without `numbers` only the chains are read; without `controls` its own cost is measured alone; without `causal` no
+    thoughts are changed, which takes longest.
     """
     # The first batch of a process is slow, and no question should pay for it.
     requests = requests_of(examples, params, limits)
@@ -74,18 +89,15 @@ def system_of(
     completions = answer_all(lm, method, requests)
     compared = compares(lm, method, examples, params)
     chains = chains_of(lm, method, examples, params, completions, compared)
-    found: dict[str, Any] = {each.name: None for each in fields(Inside)}
+    found: dict[str, Any] = dict.fromkeys(COMPARED)
     if compared and numbers:
-        inside = look_inside(
-            lm, method, examples, params, limits, look=look, completions=completions, causal=causal
-        )
-        found = inside.to_json()
+        found |= compare(lm, method, examples, params, limits, completions, look, causal)
     cost = None
     if numbers:
         kinds = CONTROLS if controls else ()
-        cost = cost_of(lm, method, examples, requests, completions, kinds).to_json()
+        cost = asdict(cost_of(lm, method, examples, requests, completions, kinds))
     answers = [chain.summary() for chain in chains]
-    return System({**key, **found, "cost": cost, "answers": answers}, chains)
+    return Findings({**key, **found, "cost": cost, "answers": answers}, chains)
 
 
 def compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
@@ -99,50 +111,77 @@ def compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: 
     return True
 
 
-def whole(systems: Sequence[System], examples: Sequence[Example], **more: Any) -> dict[str, Any]:
-    """The JSON: all systems, and how those of one speed differ; `more` are further keys, which come first."""
-    numbers = [system.numbers for system in systems]
+def compare(
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    params: Any,
+    limits: Decoding,
+    completions: Sequence[Completion],
+    look: int = 32,
+    causal: bool = True,
+) -> dict[str, Any]:
+    """The numbers of `COMPARED`, of the examples that have a reference chain.
+
+    `completions` are those of all examples.
+    """
+    pairs = [(example, own) for example, own in zip(examples, completions, strict=True) if example.steps]
+    with_steps = [example for example, _ in pairs]
+    own = [completion for _, completion in pairs]
+    n = len(pairs)
+    # A list: all measurements but `causal` read the same passes.
+    passes = list(progress.track(reference_passes(lm, method, with_steps, params), "read", n))
+    directions_VD = directions(lm)
+    ranks: dict[str, list[Any]] = {"written": [], "own": [], "reference": []}
+    for each, completion in zip(passes, own, strict=True):
+        ranks["written"] += written_ranks(each, directions_VD)
+        ranks["own"] += own_ranks(lm, each, completion, directions_VD)
+        ranks["reference"] += reference_ranks(each, directions_VD)
+    stop = stop_of(passes)
+    layers = (lm.config.num_hidden_layers // 2, None)
+    changed = causal_tests(lm, method, with_steps[:look], own[:look]) if causal else None
     return {
-        **more,
-        "provenance": files.provenance(),
-        "systems": numbers,
-        "comparisons": comparisons(numbers, examples),
+        "n": n,
+        "n_looked": min(look, n),
+        "retrieval": {chain: asdict(retrieval_accuracy(found)) for chain, found in ranks.items()},
+        "diagnosis": asdict(diagnose(lm, method, passes, params, limits)),
+        "stop": None if stop is None else asdict(stop),
+        "probes": [asdict(probe_of(lm, passes, layer)) for layer in layers],
+        "norms": asdict(norms_of(lm, passes[:look])),
+        "causal": None if changed is None else asdict(changed),
     }
 
 
 def comparisons(systems: Sequence[Mapping[str, Any]], examples: Sequence[Example]) -> list[dict[str, Any]]:
     """Each system's accuracy minus that of the first model at the same params, paired by question.
 
-    Of questions that have an answer: of others nobody knows who is right, and without any there is no comparison.
+    Of questions that have an answer: of others it is not known who is right, and without any there is no comparison.
     """
     found = []
     first_of: dict[tuple[Any, str], Mapping[str, Any]] = {}
     for system in systems:
         speed = (system["compression_factor"], system["variant"])
         baseline = first_of.setdefault(speed, system)
-        if baseline is not system:
-            asked: list[Example] = []
-            ours: list[bool] = []
-            theirs: list[bool] = []
-            for example, own, other in zip(examples, system["answers"], baseline["answers"], strict=True):
-                if own["right"] is not None and other["right"] is not None:
-                    asked.append(example)
-                    ours.append(own["right"])
-                    theirs.append(other["right"])
-            if not asked:
-                continue
-            mean = difference(asked, ours, theirs)
-            found.append(
-                {
-                    "model": system["model"],
-                    "baseline": baseline["model"],
-                    "compression_factor": speed[0],
-                    "variant": speed[1],
-                    "n": len(ours),
-                    "difference": mean.mean,
-                    "interval": mean.interval,
-                }
-            )
+        if baseline is system:
+            continue
+        judged = []
+        for example, own, other in zip(examples, system["answers"], baseline["answers"], strict=True):
+            if own["right"] is not None and other["right"] is not None:
+                judged.append((example, own["right"], other["right"]))
+        if not judged:
+            continue
+        mean = difference(*zip(*judged, strict=True))
+        found.append(
+            {
+                "model": system["model"],
+                "baseline": baseline["model"],
+                "compression_factor": speed[0],
+                "variant": speed[1],
+                "n": len(judged),
+                "difference": mean.mean,
+                "interval": mean.interval,
+            }
+        )
     return found
 
 
@@ -151,23 +190,32 @@ class Inspection:
     """Systems on the same questions. A notebook shows it as the page; `save` writes that page."""
 
     examples: list[Example]
-    systems: list[System]
+    systems: list[Findings]
     more: dict[str, Any] = field(default_factory=dict)
     """Further keys of the JSON, which come first."""
     without_answer: frozenset[str] = frozenset()
-    """Ids of questions that nobody gave an answer to: the page judges none of theirs."""
+    """Ids of questions that have no known answer: the page judges none of theirs."""
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers."""
-        return whole(self.systems, self.examples, **self.more)
+        """The numbers of all systems, and how those of one speed differ."""
+        numbers = [system.numbers for system in self.systems]
+        return {
+            **self.more,
+            "provenance": files.provenance(),
+            "systems": numbers,
+            "comparisons": comparisons(numbers, self.examples),
+        }
 
     def page(self) -> str:
         """The page, as one HTML text that needs nothing else."""
+        # With it comes matplotlib, which a training run should not wait for.
+        from colar.look import page as inside_page
+
         questions = []
         for example in self.examples:
             answer = None if example.id in self.without_answer else example.answer
             questions.append({**example.as_row(), "answer": answer})
-        chains = [[chain.to_json() for chain in system.chains] for system in self.systems]
+        chains = [[asdict(chain) for chain in system.chains] for system in self.systems]
         return inside_page.render(self.to_json(), questions, chains)
 
     def save(self, path: str | Path) -> Path:
@@ -175,6 +223,8 @@ class Inspection:
         return files.write_text(Path(path), self.page())
 
     def _repr_html_(self) -> str:
+        from colar.look import page as inside_page
+
         return inside_page.framed(self.page())
 
 
@@ -200,7 +250,7 @@ def inspect(
     without_answer = set()
     for i, question in enumerate(questions):
         if isinstance(question, str):
-            # An example must have an answer; this one is looked at by nobody.
+            # An example must have an answer; this one is compared with nothing.
             question = Example(f"question {i + 1}", question, (), "unknown", "text")
             without_answer.add(question.id)
         check_holds("questions", isinstance(question, Example), question, "texts or examples")
@@ -209,16 +259,20 @@ def inspect(
         raise ValueError("questions must hold at least one question, got none")
     # The engine switches dropout off by itself, the reference passes do not.
     lm.eval()
-    has_speed = any(each.name == "compression_factor" for each in fields(method.Params))
     asked = [method.Params()]
-    if has_speed:
+    if any(each.name == "compression_factor" for each in fields(method.Params)):
         factors = _possible(method) if compression_factors is None else compression_factors
         asked = [registry.make_params(method, {"compression_factor": c}) for c in factors]
     systems = []
     for params in asked:
         key = key_of(name, params)
-        system = system_of(key, lm, method, examples, params, limits, numbers=numbers)
-        _unjudge(system, without_answer)
+        system = inspect_system(key, lm, method, examples, params, limits, numbers=numbers)
+        for answer in system.numbers["answers"]:
+            if answer["id"] in without_answer:
+                answer["right"] = answer["cause"] = None
+        if without_answer:
+            # Its accuracies count answers that were compared with the placeholder.
+            system.numbers["cost"] = None
         systems.append(system)
     return Inspection(examples, systems, without_answer=frozenset(without_answer))
 
@@ -233,13 +287,3 @@ def _possible(method: Method) -> list[float]:
             continue
         found.append(c)
     return found
-
-
-def _unjudge(system: System, without_answer: Set[str]) -> None:
-    """Take back what was said of answers that nothing is known about."""
-    for answer in system.numbers["answers"]:
-        if answer["id"] in without_answer:
-            answer["right"] = answer["cause"] = None
-    # Its accuracies count answers that were compared with the placeholder.
-    if without_answer:
-        system.numbers["cost"] = None
