@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data import formats, logic, prontoqa, prosqa, raw_rows, sources
-from colar.data.catalogue import SPLITS
+from colar.data import catalogue, formats, logic, prontoqa, prosqa, sources
+from colar.data.example import SPLITS
 from colar.data.judge import answers
 from colar.data.prontoqa import ProntoqaConfig
 from colar.data.prosqa import ProsqaConfig
@@ -322,14 +322,14 @@ def test_prontoqa_rows_have_the_published_sizes(many) -> None:
         assert len(set(re.findall(r"[a-z]+pus(?=es\b|\b)", row.question.lower()))) == 14
 
 
-FOLDER = os.environ.get(raw_rows.DATA_DIR_VARIABLE)
+FOLDER = os.environ.get(catalogue.DATA_DIR_VARIABLE)
 
 
 def published(name):
-    under = raw_rows.folder(None)
+    under = catalogue.folder(None)
     splits = [] if under is None else ["validation", "test"]
     plans = sources.SOURCES[name].splits
-    found = [split for split in splits if raw_rows.present(plans[split], under) is not None]
+    found = [split for split in splits if catalogue.present(plans[split], under) is not None]
     return [row for split in found for row in sources.load(name, split)]
 
 

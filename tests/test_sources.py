@@ -17,8 +17,8 @@ import pytest
 
 from colar.cli import main
 from colar.data import arithmetic, formats, sources
-from colar.data.catalogue import SOURCES, SPLITS
-from colar.data.example import Example
+from colar.data.catalogue import SOURCES
+from colar.data.example import SPLITS, Example
 from colar.data.judge import answers, quantity
 from colar.data.sources import load
 from colar.evaluation.inputs import name_sources

@@ -22,23 +22,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import formats, generators, raw_rows
-from colar.data.catalogue import SOURCES, SPLITS, Source, Split
-from colar.data.example import AnswerType, Example
+from colar.data import arithmetic, catalogue, formats, prontoqa, prosqa
+from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
+from colar.data.example import SPLITS, AnswerType, Example
 from colar.data.formats import Entries, Fields, Parser, UpstreamFault
 from colar.data.judge import answers
-from colar.data.raw_rows import DATA_DIR_VARIABLE
 
 __all__ = [
     "DATA_DIR_VARIABLE",
     "GENERATED",
+    "GENERATORS",
     "SOURCES",
     "Listing",
     "describe",
@@ -49,6 +50,15 @@ __all__ = [
     "splits_of",
 ]
 
+GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]], str | None]] = MappingProxyType(
+    {
+        "arithmetic": (arithmetic.ArithmeticConfig, arithmetic.generate, None),
+        prosqa.SOURCE: (prosqa.ProsqaConfig, prosqa.generate, "prosqa"),
+        prontoqa.SOURCE: (prontoqa.ProntoqaConfig, prontoqa.generate, "prontoqa"),
+    }
+)
+"""Generated sources: the dataclass of the options, the function that makes rows, and the published source that is
+imitated, whose validation and test questions are never made."""
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
 _EXPECTED = {
@@ -86,7 +96,7 @@ def load(
     `source` is a name of the table, a `.json` (a list) or `.jsonl` file in Coconut's format (question, steps,
     answer, perhaps id and answer_type), or a folder of `<split>.jsonl` or `<split>.json` files, such as
     `prepare` writes. `limit` takes the first n rows. `seed` matters to generated sources only. `options`: the fields of
-    a generated source's config (`generators.py`); `keep_marks` (bool) for `gsm8k`.
+    a generated source's config; `keep_marks` (bool) for `gsm8k`.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -97,17 +107,16 @@ def load(
     if _is_path(source):
         check_known("file option", options, ())
         reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, {}, skip_malformed)
-        found = reader.examples(raw_rows.of_path(Path(source), split))
+        found = reader.examples(catalogue.entries_of_path(Path(source), split))
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
-        if source in generators.GENERATORS:  # made, not read
+        if source in GENERATORS:  # made, not read
             n = GENERATED[split] if limit is None else limit
-            avoid = _held_out(generators.GENERATORS[source].published, data_dir)
-            return generators.generate(source, split, n, seed, options, avoid)
+            return _generated(source, split, n, seed, options, data_dir)
         _check_options(source, entry, options)
         plan = entry.splits[split]
-        entries, parser = raw_rows.of_source(source, entry, plan, data_dir)
+        entries, parser = catalogue.entries_of_source(source, entry, plan, data_dir)
         reader = _Reader(source, split, entry, parser, options, skip_malformed)
         found = _arranged(reader.examples(entries), entry, plan)
     # Rows are read no further than `limit`: a malformed row behind it is never met.
@@ -160,7 +169,7 @@ def splits_of(source: str) -> list[str]:
         return list(SOURCES[source].splits)
     if not Path(source).is_dir():
         return ["train"]
-    splits = raw_rows.splits_in(Path(source))
+    splits = catalogue.splits_in(Path(source))
     if not splits:
         raise ValueError(f"{source} holds no SPLIT.jsonl or SPLIT.json file")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
@@ -177,11 +186,11 @@ def held_out_questions(
     the data folder: nothing is downloaded for them. Errors are `load`'s.
     """
     wanted = [(source, split) for split in splits_of(source) if split != train_split]
-    under = raw_rows.folder(data_dir)
+    under = catalogue.folder(data_dir)
     for name, entry in SOURCES.items():
         plan = entry.splits.get("test")
         numbers = entry.answer_type == "number" and entry.file_parser is not None
-        if under is not None and plan is not None and numbers and raw_rows.present(plan, under) is not None:
+        if under is not None and plan is not None and numbers and catalogue.present(plan, under) is not None:
             wanted.append((name, "test"))
     questions: set[str] = set()
     for name, split in dict.fromkeys(wanted):
@@ -196,13 +205,13 @@ def own_file(source: str, split: str) -> Path | None:
         return None
     path = Path(source)
     if path.is_dir():
-        path = raw_rows.split_file(path, split) or path / f"{split}.jsonl"
+        path = catalogue.split_file(path, split) or path / f"{split}.jsonl"
     return path.resolve()
 
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
     """List every source of the table, and where each would be read from now."""
-    under = raw_rows.folder(data_dir)
+    under = catalogue.folder(data_dir)
     listings = []
     for name, source in SOURCES.items():
         splits = ", ".join(source.splits)
@@ -216,7 +225,7 @@ def _found(source: Source, under: Path | None) -> str:
     if source.file_parser is None and source.hub is None:
         return "built in"
     if under is not None and source.file_parser is not None:
-        missing = [name for name, plan in source.splits.items() if raw_rows.present(plan, under) is None]
+        missing = [name for name, plan in source.splits.items() if catalogue.present(plan, under) is None]
         return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
     if source.hub is not None:
         return f"Hub {source.hub}"
@@ -326,17 +335,22 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
     return marked
 
 
-def _held_out(published: str | None, data_dir: str | Path | None) -> frozenset[str]:
-    """Hashes of a published set's validation and test questions, where they lie under the data folder."""
-    under = None if published is None else raw_rows.folder(data_dir)
-    if published is None or under is None:
-        return frozenset()
-    hashes: set[str] = set()
-    for split in ("validation", "test"):
-        if raw_rows.present(SOURCES[published].splits[split], under) is not None:
-            held = load(published, split, data_dir=under)
-            hashes.update(formats.question_hash(example.question) for example in held)
-    return frozenset(hashes)
+def _generated(
+    source: str, split: str, n: int, seed: int, options: Mapping[str, Any], data_dir: str | Path | None
+) -> list[Example]:
+    """The first `n` rows of a generated source. ValueError for a wrong option, or where there are too few problems."""
+    config, generate, published = GENERATORS[source]
+    # Checked here, for a dataclass answers an unknown name with a TypeError.
+    check_known(f"{source} option", options, [field.name for field in dataclasses.fields(config)])
+    if published is None:
+        return generate(config(**options), split, n, seed)
+    under = catalogue.folder(data_dir)
+    avoid: set[str] = set()
+    for held_out in ("validation", "test"):
+        if under is not None and catalogue.present(SOURCES[published].splits[held_out], under) is not None:
+            rows = load(published, held_out, data_dir=under)
+            avoid.update(formats.question_hash(row.question) for row in rows)
+    return generate(config(**options), split, n, seed, avoid=frozenset(avoid))
 
 
 def _check_options(name: str, source: Source, options: Mapping[str, Any]) -> None:
@@ -361,4 +375,4 @@ def _check_source(source: str) -> None:
 
 def _is_path(source: str) -> bool:
     # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (raw_rows.is_own_file(source) or Path(source).is_dir())
+    return source not in SOURCES and (catalogue.is_own_file(source) or Path(source).is_dir())

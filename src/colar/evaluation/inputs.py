@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from colar.data import sources
-from colar.data.raw_rows import is_own_file
+from colar.data.catalogue import is_own_file
 from colar.evaluation.rows import AVERAGE
 from colar.model import checkpoint
 
