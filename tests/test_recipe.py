@@ -86,7 +86,9 @@ def test_every_shipped_recipe_says_what_it_is():
 def test_a_copied_recipe_is_the_same_recipe(name, tmp_path):
     own = recipes.copy(name, tmp_path)[0]
     assert own == tmp_path / f"{name}.yaml"
-    assert yaml_files.layered_yaml(own) == yaml_files.layered_yaml(recipes.find(name))
+    assert list(yaml_files.yaml_layers(own).values()) == list(
+        yaml_files.yaml_layers(recipes.find(name)).values()
+    )
 
 
 def test_a_copy_does_not_overwrite(tmp_path):
@@ -288,35 +290,22 @@ def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):
 
 
 @pytest.mark.parametrize(
-    ("value", "instead"),
-    [
-        *[(number, "write a decimal number") for number in ("010", "-07", "08", "0o17", "0x1F", "0b11", "1_000", "1:30",
-                                                         "1:30.5", "1_0.5")],
-        *[(word, "write true or false") for word in ("yes", "No", "ON", "off")],
-        *[(text, "write it in quotes") for text in ("2026-01-31", "2001-12-14 21:59:43", "=")],
-    ],
-)  # fmt: skip
-def test_values_that_look_like_something_else_are_refused(tiny, value, instead):
-    wanted = f"{value} is not one thing to all readers of YAML: {instead}"
+    "value", ["010", "-07", "0o17", "0x1F", "1_000", "1:30", "yes", "No", "2026-01-31", "="]
+)
+def test_values_that_look_like_something_else_are_texts(tiny, value):
+    """As in YAML 1.2; YAML 1.1 makes 8, 90, true and dates of them."""
     whole = tiny.read_text()
-    for key in (f"label: {value}", f"model: {{lora: {{target_modules: [{value}]}}}}", f"{value}: 3"):
-        tiny.write_text(f"{whole}{key}\n")
-        with pytest.raises(ValueError, match=rf"recipe\.yaml: line {len(whole.splitlines()) + 1}: ") as error:
-            recipe.load(tiny)
-        if not key.endswith(": 3"):
-            assert wanted in str(error.value)
-    tiny.write_text(f"{whole}label: '{value}'\n")
+    tiny.write_text(f"{whole}label: {value}\n")
     assert recipe.load(tiny).label == value
-    # A text of the command line has lost its quotes to the shell.
     assert recipe.load(tiny, ["--label", value]).label == value
-    for overrides in (
-        ["--training.max_steps", value],
-        [f"--method.alpha={value}"],
-        ["--data.options", f"{{a: {value}}}"],
+    with pytest.raises(ValueError, match=r"^--training.max_steps .* must be a whole number, got '"):
+        recipe.load(tiny, ["--training.max_steps", value])
+    assert recipe.load(tiny, ["--data.options", f"{{a: {value}}}"]).data.options == {"a": value}
+    tiny.write_text(f"{whole}5: 3\n")
+    with pytest.raises(
+        ValueError, match=rf"recipe\.yaml: line {len(whole.splitlines()) + 1}: a key must be a text"
     ):
-        with pytest.raises(ValueError, match=r"^--\w+\.\w+ ") as error:
-            recipe.load(tiny, overrides)
-        assert wanted in str(error.value)
+        recipe.load(tiny)
 
 
 def test_numbers_and_texts_that_mean_one_thing_are_read(tiny):

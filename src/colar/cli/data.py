@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colar import files
 from colar.cli.shared import data_options, own_options
+
+if TYPE_CHECKING:
+    from colar.data.example import Example
 
 SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl or SPLIT.json files"
 
@@ -74,13 +77,29 @@ def data_show(args: argparse.Namespace) -> None:
         skip_malformed=args.skip_malformed,
         options=own_options(args.options, args.source),
     )
-    if args.renumber:
-        from colar.data.renumber import before_after
-
-        before_after.print_rows(examples, args.renumber, args.data_seed)
-        return
     for example in examples:
-        print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
+        if args.renumber:
+            _print_versions(example, args.renumber, args.data_seed)
+        else:
+            print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
+
+
+def _print_versions(example: Example, versions: int, seed: int) -> None:
+    """Print a row, and below it up to `versions` new ones by other numbers."""
+    from colar.data.renumber import renumber
+    from colar.data.renumber.program import NotAProgram
+
+    print(example.id)
+    shown = [example]
+    try:
+        shown += renumber.versions_of(example, versions, seed)
+        reason = ""
+    except NotAProgram as error:
+        reason = f"   stays alone: {error}\n"
+    for row in shown:
+        mark = row.id.removeprefix(example.id)
+        print(f"{mark:2} {row.question}\n   {' '.join(row.steps)}  #### {row.answer}")
+    print(reason)
 
 
 def data_prepare(args: argparse.Namespace) -> None:

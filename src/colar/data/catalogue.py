@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from colar import progress
 from colar.checks import check_known
@@ -56,7 +56,6 @@ class Source:
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
     equations: bool = False
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # name -> default
 
 
 def _one_file(path: str, hub: str | None) -> Split:
@@ -125,7 +124,6 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             hub_parser=formats.gsm8k,
             hub="openai/gsm8k",
             hub_configs=("main",),
-            options={"keep_marks": False},
         ),
         "gsm-hard": Source(
             about="GSM8K's test set with large numbers; a quarter of the answers are not integers",

@@ -4,15 +4,10 @@ Where a source is looked for: under `data_dir`, else under the folder that the e
 names, else on the Hugging Face Hub (`catalogue.py` has the table of sources). With a data folder given, a missing
 file is an error, not a silent download; a source that has no files (gpqa) always comes from the Hub.
 
-MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256
-after white space is collapsed: fixed, and the same from files, Hub and any machine. The rows of such a source
-(`order="key"` in the table) are sorted by that hash, or by their publisher's id, and named by it: `limit` takes a
-random but fixed sample.
-Departure from the paper, which shuffles once and does not say how. Three of MATH's 7,500 training rows are left
-out, with a message: two end in an empty box, and one is also a test question (the copies differ in white space).
-
-MultiArith asks 20 of its 600 questions a second time. All 600 count, and an example that repeats a question has the
-first one's id as its `cluster`: standard errors take the two as one cluster. The same holds for every source.
+MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256: the
+paper shuffles once and does not say how. The rows of such a source (`order="key"` in the table) are sorted by that
+hash, or by their publisher's id, and named by it: `limit` takes a random but fixed sample. An example that repeats a
+question has the first one's id as its `cluster`: standard errors take the two as one cluster.
 
 Malformed rows are errors that name file and line, unless `skip_malformed`; nothing is dropped in silence.
 """
@@ -96,7 +91,7 @@ def load(
     `source` is a name of the table, a `.json` (a list) or `.jsonl` file in Coconut's format (question, steps,
     answer, perhaps id and answer_type), or a folder of `<split>.jsonl` or `<split>.json` files, such as
     `prepare` writes. `limit` takes the first n rows. `seed` matters to generated sources only. `options`: the fields of
-    a generated source's config; `keep_marks` (bool) for `gsm8k`.
+    a generated source's config.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -106,7 +101,7 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, {}, skip_malformed)
+        reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, skip_malformed)
         found = reader.examples(catalogue.entries_of_path(Path(source), split))
     else:
         entry = SOURCES[source]
@@ -114,10 +109,10 @@ def load(
         if source in GENERATORS:  # made, not read
             n = GENERATED[split] if limit is None else limit
             return _generated(source, split, n, seed, options, data_dir)
-        _check_options(source, entry, options)
+        check_known(f"{source} option", options, ())
         plan = entry.splits[split]
         entries, parser = catalogue.entries_of_source(source, entry, plan, data_dir)
-        reader = _Reader(source, split, entry, parser, options, skip_malformed)
+        reader = _Reader(source, split, entry, parser, skip_malformed)
         found = _arranged(reader.examples(entries), entry, plan)
     # Rows are read no further than `limit`: a malformed row behind it is never met.
     examples = list(islice(found, limit))
@@ -240,7 +235,6 @@ class _Reader:
     split: str
     source: Source
     parser: Parser
-    options: Mapping[str, Any]
     skip: bool
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Place and fault of each row that was left out."""
@@ -249,7 +243,7 @@ class _Reader:
         ids: set[str] = set()
         for index, (place, raw) in enumerate(entries):
             try:
-                fields = self.parser(raw, **self.options)
+                fields = self.parser(raw)
                 example = self._example(fields, index, ids)
             except ValueError as error:
                 # The publisher's own faults are known: they stop nobody's load.
@@ -351,15 +345,6 @@ def _generated(
             rows = load(published, held_out, data_dir=under)
             avoid.update(formats.question_hash(row.question) for row in rows)
     return generate(config(**options), split, n, seed, avoid=frozenset(avoid))
-
-
-def _check_options(name: str, source: Source, options: Mapping[str, Any]) -> None:
-    check_known(f"{name} option", options, source.options)
-    for key, value in options.items():
-        # Exactly the default's type: a 1 for a bool is a mistake, though Python would take it.
-        expected = type(source.options[key])
-        if type(value) is not expected:
-            raise ValueError(f"{key} must be a {expected.__name__}, got {value!r}")
 
 
 def _check_source(source: str) -> None:

@@ -39,7 +39,7 @@ UPDATES = 4
 GIB = 2**30
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
+class UpdateTimer(TrainerCallback):  # type: ignore[misc]
     """Seconds of each update."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def _update_seconds(trainer: LatentTrainer, started: float) -> tuple[float, str]
     reinforced = isinstance(trainer, GrpoTrainer)
     # A generation is sampled once, and learnt from in several updates: all of these are made.
     n = trainer.plan.updates_per_generation if isinstance(trainer, GrpoTrainer) else UPDATES
-    seconds = Clock()
+    seconds = UpdateTimer()
     trainer.add_callback(seconds)
     trainer.remove_callback(PrinterCallback)
     trainer.args.max_steps = n

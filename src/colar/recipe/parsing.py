@@ -174,10 +174,10 @@ def all_keys(section: type = Recipe, above: str = "") -> Iterator[tuple[str, Any
 def _read(path: str | Path) -> dict[str, Any]:
     """The keys of a file laid over those of its bases. An error names the file in which the wrong key stands."""
     tree: dict[str, Any] = {}
-    layers = [(layer, yaml_files.read_layer(layer)) for layer in yaml_files.yaml_layers(recipes.find(path))]
-    for _, own in reversed(layers):
+    layers = yaml_files.yaml_layers(recipes.find(path))
+    for own in reversed(layers.values()):
         tree = yaml_files.laid_over(tree, own)
-    for layer, own in layers:
+    for layer, own in layers.items():
         _check(str(layer), {key: value for key, value in own.items() if key != "stages"}, tree.get("method"))
     return tree
 

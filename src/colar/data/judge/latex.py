@@ -254,21 +254,21 @@ def _braced(text: str, start: int) -> str | None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Quantity:
     """An answer without its unit and its bases, each in one spelling; "" and () where it has none."""
 
     expression: str
     unit: str
     bases: tuple[str, ...]
 
-    def compatible(self, other: Measured) -> bool:
+    def compatible(self, other: Quantity) -> bool:
         """Units and bases are the same, or one of the two answers has none."""
         units = not self.unit or not other.unit or self.unit == other.unit
         bases = not self.bases or not other.bases or self.bases == other.bases
         return units and bases
 
 
-def measured(answer: str, other: str) -> Measured:
+def measured(answer: str, other: str) -> Quantity:
     """Split an answer in LaTeX into its value, its unit and its bases.
 
     The letter of "5 m" is a unit where the `other` answer has one in words; else it is a variable.
@@ -292,7 +292,7 @@ def measured(answer: str, other: str) -> Measured:
             text = text[: behind.start()]
             unit = _canonical(name, behind["power"] or "")
     bases = tuple(number or braced or word for number, braced, word in _BASE.findall(text))
-    return Measured(_BASE.sub("", text).strip(), unit, bases)
+    return Quantity(_BASE.sub("", text).strip(), unit, bases)
 
 
 def _canonical(name: str, power: str) -> str:
