@@ -248,7 +248,7 @@ def test_expressions_are_run_as_python_runs_them(first, second):
         (["<<5/0=3>>"], "a result is rounded or wrong"),
         (["Half of 8 is 4."], "a step is no equation"),
         (["<<2*3=6"], "a step is no equation"),
-        (["<<02*3=6>>"], "a number is oddly spelled"),
+        (["<<02*3=6>>"], "a step is no equation"),
     ],
 )
 def test_what_is_no_program_is_named(steps, reason):
