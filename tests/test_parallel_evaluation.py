@@ -89,20 +89,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("n", "own_disks"), [(2, False), (3, True)])
-def test_records_are_those_of_one_process(tmp_path: Path, alone: list[str], n: int, own_disks: bool) -> None:
-    assert together(n, tmp_path / "group", answer_all, tmp_path, own_disks) == [len(alone)] * n
-    main = tmp_path / "disk0" if own_disks else tmp_path
-    assert lines(main) == alone
+def test_records_are_those_of_one_process(tmp_path: Path, alone: list[str]) -> None:
+    """Each process has a folder of its own, as on three machines."""
+    assert together(3, tmp_path / "group", answer_all, tmp_path, True) == [len(alone)] * 3
+    assert lines(tmp_path / "disk0") == alone
     assert [path.name for path in tmp_path.rglob("*records*")] == ["records.jsonl"], "no parts are left"
 
 
-@pytest.mark.parametrize("own_disks", [False, True])
-def test_a_killed_evaluation_goes_on_with_any_number_of_processes(
-    tmp_path: Path, alone: list[str], own_disks: bool
-) -> None:
-    group = Group(3, tmp_path / "group", answer_all, tmp_path, own_disks, False, (1, 20))
-    outcomes = group.wait()
+def test_a_killed_evaluation_goes_on_with_any_number_of_processes(tmp_path: Path, alone: list[str]) -> None:
+    """In one folder that all see: three processes are killed, two go on."""
+    outcomes = Group(3, tmp_path / "group", answer_all, tmp_path, False, False, (1, 20)).wait()
     assert outcomes[1].code == -9
     assert outcomes[0].code == outcomes[2].code == 1, "they end, too"
     assert "Connection" in outcomes[0].stderr
@@ -111,9 +107,8 @@ def test_a_killed_evaluation_goes_on_with_any_number_of_processes(
     kept = sum(len(path.read_text().splitlines()) for path in here)
     assert len(here) == 3
     assert kept > 60
-    n = 3 if own_disks else 2
-    assert together(n, tmp_path / "again", answer_all, tmp_path, own_disks) == [len(alone) - kept] * n
-    assert lines(tmp_path / "disk0" if own_disks else tmp_path) == alone
+    assert together(2, tmp_path / "again", answer_all, tmp_path, False) == [len(alone) - kept] * 2
+    assert lines(tmp_path) == alone
 
 
 def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, alone: list[str]) -> None:

@@ -35,9 +35,7 @@ QUICK: dict[str, Any] = {
 }
 CASES: dict[str, tuple[str, dict[str, Any], LoraSettings | None, str]] = {
     "cot, full": ("cot", {}, None, "float32"),
-    "cot, adapter": ("cot", {}, LORA, "float32"),
     "cot, adapter on bfloat16": ("cot", {}, LORA, "bfloat16"),
-    "colar, full": ("colar", {}, None, "float32"),
     "colar, adapter": ("colar", {}, LORA, "float32"),
     "sequential, full": ("colar", {"head": "sequential"}, None, "float32"),
 }
@@ -122,9 +120,9 @@ def sharded_run(folder: Path, case: str, config: dict[str, Any]) -> tuple[list[f
     return run(folder, case, fsdp=True, **config)
 
 
-@pytest.mark.parametrize("case", ["colar, full", "colar, adapter"])
-def test_a_run_resumes_in_the_middle(tmp_path: Path, two: Any, case: str) -> None:
+def test_a_run_resumes_in_the_middle(tmp_path: Path, two: Any) -> None:
     """AdamW's moments come back share by share: the run ends as one that was never stopped, also in one process."""
+    case = "colar, adapter"
     whole, _ = two(case)
     part = {"save_steps": 2, "max_steps": 2}
     together(2, tmp_path / "1", sharded_run, tmp_path / "parts", case, part)

@@ -53,7 +53,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "lab/benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
     "lab/benchmarks/shared.py": [""],
     "lab/benchmarks/work.py": [""],
-    "lab/benchmarks/soak.py": ["--requests 100 --minutes 0.5 --output {out}"],
+    "lab/benchmarks/soak.py": ["--requests 60 --minutes 0.1 --output {out}"],
     "lab/scripts/arena_curves.py": ["{arena} --output {out}"],
     "lab/scripts/average_covariance.py": ["{records} --data_dir {published}"],
     "scripts/draw_idea.py": ["--output {out}"],
@@ -76,7 +76,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "lab/scripts/write_tables.py": [""],
 }
 """File -> the arguments of each run, with names of `world` and {out}, a place that is not there yet."""
-IN_THIS_PROCESS = {"lab/benchmarks/kill.py": "--kills 0 --runs 1 --rows 16 --work {out}/runs --output {out}"}
+IN_THIS_PROCESS = {"lab/benchmarks/kill.py": "--kills 0 --runs 1 --rows 8 --work {out}/runs --output {out}"}
 """Those that start processes of their own, which a forked one may not."""
 ELSEWHERE = {"scripts/install.py": "it makes an environment: `make test` itself, and tests/test_install.py"}
 BROWSER = ("scripts/inspect_pictures.py", "scripts/serve_pictures.py")
