@@ -534,10 +534,10 @@ def test_show_takes_limit_and_the_first_split(tmp_path: Path, capsys: pytest.Cap
     put(tmp_path, "svamp/SVAMP.json", rows)
     show = ["data", "show", "svamp", "--data_dir", str(tmp_path)]
     counts = {}
-    for words in ([], ["--limit", "1"], ["--n", "2"]):
+    for words in ([], ["--limit", "1"]):
         assert main([*show, *words]) == 0
         counts[" ".join(words)] = capsys.readouterr().out.count('"id": "svamp/test/chal-')
-    assert counts == {"": 3, "--limit 1": 1, "--n 2": 2}
+    assert counts == {"": 3, "--limit 1": 1}
 
 
 def test_prepare_writes_the_splits_that_a_source_has(

@@ -77,7 +77,9 @@ def refold(
     if "--draw_labelled" in saved.provenance["command"].replace("-labelled", "_labelled"):
         raise ValueError(f"{folder}: its picture was drawn with --draw_labelled, fold it with colar report")
     old = folder / "report.md"
-    title = old.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") if old.exists() else folder.name
+    title = (
+        old.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") if old.exists() else folder.name
+    )
     # A pair has a row for each data set; it is asked for once.
     pairs = list(dict.fromkeys((row.pair[0], row.pair[1]) for row in saved.pairs))
     folded = report.write(

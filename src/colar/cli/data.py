@@ -33,8 +33,6 @@ def _add_show(actions: Any) -> None:
     show = actions.add_parser("show", help="print the first rows of a source")
     show.add_argument("source", help=SOURCE_HELP)
     show.add_argument("--limit", type=int, default=3, help="first N rows")
-    # The name that --limit had before; it still works.
-    show.add_argument("--n", dest="limit", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     show.add_argument("--split", help="split (default: the source's first)")
     show.add_argument(
         "--renumber", type=int, default=0, metavar="K", help="print each row and K new ones by other numbers"
