@@ -17,7 +17,7 @@ be an earlier result is that result, if the chain has not used it so far and has
 
 Numbers stay what they are, too, where they may be tied to something that is not in the chain (`_frozen`):
 
-- numbers from which a constant without a cue follows in one step (3 from "2 brothers": 2 + 1);
+- numbers from which a constant without a cue follows in one step (3 from "2 brothers": 2 + 1) or as a sum of a few;
 - the sum of two constants (the 2 and 3 of "5 trees fell, one more of these than of those");
 - fractions and percentages whose rest an operand may be (the 2 of 2/3, where the question says 1/3);
 - a number up to 5 that the chain uses more often than the question names it: one use may be a count of persons;
@@ -265,6 +265,8 @@ def _frozen(
     constants |= overused
     frozen |= overused | {one + other for one, other in itertools.combinations(constants, 2)}
     frozen |= _counts(question, mentions)
+    for operand in uncued:
+        frozen |= _summing_to(operand, named)
     frozen |= _giving(uncued, used - frozen, named, cued & _UNITS)
     # A hundredfold too: the constant 0.1 may be the 10% between 20% and 30%.
     frozen |= _giving({100 * operand for operand in uncued}, used - frozen, named)
@@ -353,6 +355,26 @@ def _made(one: Fraction, other: Fraction) -> set[Fraction]:
     if one:
         made.add(other / one)
     return made
+
+
+def _summing_to(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
+    """The values of which three or four sum to `target`, 1 among them or not: the parts of a ratio, persons named."""
+    least = {value for value in {*values, Fraction(1)} if value < target}
+    # By their sum: a third number, or a second pair, is then looked up and not searched for.
+    pairs: dict[Fraction, list[set[Fraction]]] = {}
+    for one, other in itertools.combinations(least, 2):
+        if one + other <= target:
+            pairs.setdefault(one + other, []).append({one, other})
+    summing: set[Fraction] = set()
+    for total, of_total in pairs.items():
+        rest = target - total
+        # Pairs of one sum share no number: at most two of them have a number of a given pair, so three are enough.
+        others = pairs.get(rest, [])[:3]
+        for pair in of_total:
+            is_third = rest in least and rest not in pair
+            if is_third or any(pair.isdisjoint(other) for other in others):
+                summing |= pair
+    return summing
 
 
 def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
