@@ -28,13 +28,6 @@ def out_of_the_collectors_sight() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def without_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run draws its learning curves, which takes longer than the run, unless the test is marked `curves`."""
-    if not request.node.get_closest_marker("curves"):
-        monkeypatch.setattr("colar.training.curves.has_curves", lambda history: False)
-
-
 @pytest.fixture(scope="session")
 def device() -> str:
     """The device of the lane (tests/device.py)."""

@@ -150,6 +150,16 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast, tied: bool, scale: f
     raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
 
 
+def of_config(config: Any, std: float = 0.2) -> PreTrainedModel:
+    """A random causal LM of any architecture that transformers has a config of."""
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in lm.parameters():
+            weight.normal_(std=std) if weight.dim() > 1 else weight.uniform_(0.2, 1.0)
+    return lm.eval()
+
+
 def build_tokenizer(family: str, separator: bool, digits: bool = False) -> PreTrainedTokenizerFast:
     """A new copy; with `separator` the text it was trained on is full of `###`.
 

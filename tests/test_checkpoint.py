@@ -21,7 +21,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch
-from colar.model import backbones, card, checkpoint
+from colar.model import backbones, card, checkpoint, weights
 from colar.model.latent_lm import LatentLM, LoraSettings
 
 LORA = LoraSettings(r=2, target_modules=("q_proj", "v_proj"))
@@ -216,7 +216,7 @@ def test_weights_are_put_back_in_place(saved, kind):
             if p.requires_grad:
                 p.add_(0.1)
     assert not torch.allclose(logits(lm), logits(old.lm), atol=1e-2)
-    checkpoint.load_weights(lm, old.folder)
+    weights.load(lm, old.folder)
     torch.testing.assert_close(logits(lm), logits(old.lm), rtol=1e-5, atol=1e-5)
     for name, p in lm.extra.named_parameters():
         torch.testing.assert_close(p, dict(old.lm.extra.named_parameters())[name], rtol=0, atol=0)
@@ -309,7 +309,7 @@ def test_weights_that_do_not_fit_are_named(saved, copy, kind, name):
     lost = sorted(key for key in state if "q_proj" in key)[0]
     save_file({key: value for key, value in state.items() if key != lost}, folder / name)
     with pytest.raises(ValueError, match=r"weights do not fit: missing .*q_proj"):
-        checkpoint.load_weights(lm, folder)
+        weights.load(lm, folder)
     message = (
         rf"{name}: weights do not fit: missing .*q_proj" if kind == "lora" else r"weights of .* lack .*q_proj"
     )

@@ -31,9 +31,9 @@ from colar.methods.losses import chosen_logps, position_losses
 from colar.methods.tokenskip import importance
 from colar.model import chunks
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.training import batches
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
+from colar.training.rows import RowSchedule, divide, part_indices, take
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 METHODS: dict[str, dict[str, Any]] = {
@@ -373,7 +373,7 @@ def test_a_chunk_is_counted_in_bytes() -> None:
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 2000))
 def test_parts_hold_each_row_once_within_the_limit(lengths: list[int], most: int) -> None:
-    parts = [part.tolist() for part in batches.part_indices(torch.tensor(lengths), most)]
+    parts = [part.tolist() for part in part_indices(torch.tensor(lengths), most)]
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
     for part in parts:
         width = -(-max(lengths[row] for row in part) // 8) * 8
@@ -386,9 +386,9 @@ def test_parts_hold_each_row_once_within_the_limit(lengths: list[int], most: int
 def test_rows_that_fit_are_one_part_in_their_order() -> None:
     lengths = torch.tensor([3, 30, 17])
     for most in (None, 96):
-        (part,) = batches.part_indices(lengths, most)
+        (part,) = part_indices(lengths, most)
         assert part.tolist() == [0, 1, 2]
-    assert [part.tolist() for part in batches.part_indices(lengths, 95)] == [[1, 2], [0]]
+    assert [part.tolist() for part in part_indices(lengths, 95)] == [[1, 2], [0]]
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.data())
@@ -397,7 +397,7 @@ def test_divided_parts_hold_the_same_rows(lengths: list[int], data: st.DataObjec
     # One row is far longer than all others together: it cannot be cut.
     rows["length"][0] = 100_000
     n = data.draw(st.integers(1, len(lengths)))
-    parts = batches.divide([rows], n, lambda part: part["length"])
+    parts = divide([rows], n, lambda part: part["length"])
     assert len(parts) == n
     assert all(len(part["row"]) for part in parts)
     assert sorted(row for part in parts for row in part["row"].tolist()) == list(range(len(lengths)))
@@ -406,7 +406,7 @@ def test_divided_parts_hold_the_same_rows(lengths: list[int], data: st.DataObjec
     with pytest.raises(
         ValueError, match=f"{len(lengths)} rows cannot be divided into {len(lengths) + 1} parts"
     ):
-        batches.divide([rows], len(lengths) + 1, lambda part: part["length"])
+        divide([rows], len(lengths) + 1, lambda part: part["length"])
 
 
 def test_rows_are_taken_with_their_own_padding() -> None:
@@ -414,7 +414,7 @@ def test_rows_are_taken_with_their_own_padding() -> None:
     rows = [method.encode(lm.template, each, Random(7), 0.0) for each in EXAMPLES]
     whole = Batch.collate(rows)
     assert whole.positions().tolist() == [len(row) for row in rows]
-    taken = Batch.from_tensors(batches.take(whole.tensors(), torch.tensor([4, 1])))
+    taken = Batch.from_tensors(take(whole.tensors(), torch.tensor([4, 1])))
     alone = Batch.collate([rows[4], rows[1]])
     for name, column in alone.tensors().items():
         mine = taken.tensors()[name]
@@ -426,7 +426,7 @@ def test_a_pool_is_a_part_of_the_data(groups: int, pool: int) -> None:
     """Rows of lengths 0, 1, 2 ... in updates of 16: an update's rows are neighbours in a pool, not in the data."""
     n = 16 * groups
     examples = [Example(f"x/{i}", "q", (), "1") for i in range(n)]
-    order = batches.RowSchedule(examples, list(range(n)), 0, 16).permutation(0)
+    order = RowSchedule(examples, list(range(n)), 0, 16).permutation(0)
     spreads = [max(order[i : i + 16]) - min(order[i : i + 16]) for i in range(0, n, 16)]
     # A group is a pool-th of its pool's range, which is about the whole.
     mean = sum(spreads) / len(spreads)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from families import build_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from families import build_tokenizer, of_config
+from transformers import AutoConfig
 
 from colar.data.example import Example
 from colar.engine import cache, reference
@@ -13,11 +13,11 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, TooLong
 from colar.engine.shapes import ROUND_TO
 from colar.methods import registry
-from colar.model import context
+from colar.model import backbones
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import PAD_TO
-from colar.training.batches import TrainingRows
+from colar.training.rows import TrainingRows
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 GQA = {
@@ -55,13 +55,7 @@ def model_of(name: str, **sizes: int) -> LatentLM:
     """A random model that ends neither its chain nor its answer by itself."""
     tokenizer = build_tokenizer("llama", True)
     config = AutoConfig.for_model(name, **SIZES[name] | sizes, vocab_size=len(tokenizer), pad_token_id=None)
-    torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.dim() >= 2:
-                weight.normal_(std=0.3)
-    lm = LatentLM.from_backbone(Backbone(name, made, tokenizer)).eval()
+    lm = LatentLM.from_backbone(Backbone(name, of_config(config, std=0.3), tokenizer)).eval()
     bias = torch.zeros(lm.vocabulary_size)
     bias[[lm.template.separator_id, lm.template.eos_id]] = -1e4
     lm.causal_lm.get_output_embeddings().bias = torch.nn.Parameter(bias, requires_grad=False)
@@ -89,7 +83,7 @@ CONFIGS = [
     # No room for padding beyond the end.
     ({"max_position_embeddings": 100}, 96),
     ({"max_position_embeddings": 5}, 5),
-    ({}, context.UNLIMITED),
+    ({}, backbones.UNLIMITED),
     ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 64}}, 4096),
     ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 100}}, 96),
     ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 100}}, 64),
@@ -108,19 +102,19 @@ CONFIGS = [
 
 @pytest.mark.parametrize(("values", "length"), CONFIGS)
 def test_the_context_is_what_the_config_has(values, length):
-    found = context.of(SimpleNamespace(**values))
+    found = backbones.context_of(SimpleNamespace(**values))
     assert found.length == length
     assert str(found).startswith(f"the model's context is {length}")
 
 
 @pytest.mark.parametrize(("name", "key"), [("gptj", "n_positions"), ("mpt", "max_seq_len"), ("xglm", "max_position_embeddings")])  # fmt: skip
 def test_names_that_transformers_maps_are_found_by_it(name, key):
-    assert context.of(AutoConfig.for_model(name, **{key: 304})).length == 304
+    assert backbones.context_of(AutoConfig.for_model(name, **{key: 304})).length == 304
 
 
 def test_padding_stays_within_the_context():
-    assert context.MULTIPLE % PAD_TO == 0
-    assert context.MULTIPLE % ROUND_TO == 0
+    assert backbones.MULTIPLE % PAD_TO == 0
+    assert backbones.MULTIPLE % ROUND_TO == 0
 
 
 @pytest.mark.parametrize(
@@ -168,7 +162,7 @@ def test_rotary_embeddings_that_follow_the_longest_row_are_refused_where_no_conf
     lm = model_of("phi3").causal_lm
     # The module has read its type already.
     lm.config.rope_parameters["rope_type"] = "default"
-    assert context.of(lm.config).length == 512
+    assert backbones.context_of(lm.config).length == 512
     with pytest.raises(
         ValueError, match=r"^Phi3ForCausalLM does not follow .* a row by itself\): the engine"
     ):

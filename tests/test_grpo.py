@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pictures
 import pytest
 import torch
 from families import EXAMPLES, FAMILIES, liven, publishable, tiny_lm
@@ -36,8 +35,8 @@ from colar.training import preflight
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards, rollout
 from colar.training.grpo import run as grpo_run
-from colar.training.grpo.callbacks import LOGS, EarlyStopping, collapsed
-from colar.training.grpo.config import GrpoConfig, Plan
+from colar.training.grpo.config import GenerationPlan, GrpoConfig
+from colar.training.grpo.generation import QuestionSchedule, RolloutSampler, reward_metrics
 from colar.training.grpo.loss import (
     Clip,
     GrpoObjective,
@@ -45,11 +44,9 @@ from colar.training.grpo.loss import (
     kl_estimate,
     output_weights,
     policy_loss,
-    reward_metrics,
 )
 from colar.training.grpo.rollout import Output
-from colar.training.grpo.sampler import RolloutSampler
-from colar.training.grpo.schedule import QuestionSchedule
+from colar.training.grpo.run import LOGS, EarlyStopping, collapsed
 from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, without_dropout
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
@@ -188,7 +185,7 @@ WEIGHTED = [
 @pytest.mark.parametrize(("loss_type", "wanted"), WEIGHTED)
 def test_loss_types_by_hand(loss_type: Any, wanted: list[float]) -> None:
     lengths, gains = torch.tensor([1, 3, 2, 2]), torch.tensor([1.0, -2, 0.5, 4])
-    plan = Plan(batch=1, accumulate=2, steps=4, iterations=1, group=2)
+    plan = GenerationPlan(batch=1, accumulate=2, steps=4, iterations=1, group=2)
     weights = output_weights(loss_type, lengths, plan, constant=5.0)
     mask = masked(1, 3, 2, 2)
     logps = torch.full(mask.shape, -0.7)
@@ -200,7 +197,7 @@ def test_loss_types_by_hand(loss_type: Any, wanted: list[float]) -> None:
 def test_bnpo_averages_over_the_actions_of_each_batch() -> None:
     """Batches of two: (1, 3 actions) and (2, 2): -(1 - 6) / 4 and -(1 + 8) / 4, and their mean."""
     lengths, gains = torch.tensor([1, 3, 2, 2]), torch.tensor([1.0, -2, 0.5, 4])
-    plan = Plan(batch=2, accumulate=2, steps=2, iterations=1, group=2)
+    plan = GenerationPlan(batch=2, accumulate=2, steps=2, iterations=1, group=2)
     loss = -gains * lengths
     found = (output_weights("bnpo", lengths, plan, 0.0) * loss).sum() / plan.outputs_per_update
     assert float(found) == pytest.approx((5 / 4 - 9 / 4) / 2)
@@ -273,7 +270,7 @@ def test_a_step_on_two_arms_has_the_right_sign_and_size() -> None:
     logits = torch.zeros(2, requires_grad=True)
     arms, A = torch.tensor([0, 0, 1, 1]), 0.5 / (math.sqrt(1 / 3) + 1e-4)
     gains = advantages(torch.tensor([1.0, 1, 0, 0]), 4, "group")
-    plan = Plan(batch=4, accumulate=1, steps=1, iterations=1, group=4)
+    plan = GenerationPlan(batch=4, accumulate=1, steps=1, iterations=1, group=4)
     optimizer = torch.optim.SGD([logits], lr=0.1)
 
     def loss() -> Tensor:
@@ -296,7 +293,7 @@ def test_a_step_on_two_arms_has_the_right_sign_and_size() -> None:
 
 def test_averaging_weighs_an_advantage_more_in_a_shorter_output() -> None:
     """Each action's gradient in outputs of 2 and 6 actions: 3 to 1 where it is averaged, the same where it is not."""
-    plan = Plan(batch=2, accumulate=1, steps=1, iterations=1, group=2)
+    plan = GenerationPlan(batch=2, accumulate=1, steps=1, iterations=1, group=2)
     mask = masked(2, 6)
     for loss_type, wanted in (("grpo", [0.25, 1 / 12]), ("dr_grpo", [0.125, 0.125])):
         logps = torch.full(mask.shape, -1.0, requires_grad=True)
@@ -311,10 +308,10 @@ def test_averaging_weighs_an_advantage_more_in_a_shorter_output() -> None:
 
 def test_reward_metrics_by_hand() -> None:
     each = torch.tensor([[1.0, math.nan], [0, math.nan], [1, -0.5], [1, -0.5]], dtype=torch.float64)
-    found = reward_metrics(each, ["a", "b"], rewards.combine(each, (2.0, 1.0)), 2)
+    found = reward_metrics(each, ["a", "b"], each.nansum(1).view(2, 2))
     assert found == {
-        "reward": pytest.approx((2 + 0 + 1.5 + 1.5) / 4),
-        "reward_std": pytest.approx(math.sqrt(2) / 2),
+        "reward": pytest.approx((1 + 0 + 0.5 + 0.5) / 4),
+        "reward_std": pytest.approx(math.sqrt(0.5) / 2),
         "frac_reward_zero_std": 0.5,
         "rewards/a/mean": 0.75,
         "rewards/a/std": pytest.approx(0.5),
@@ -498,7 +495,7 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
     and weight, over N."""
     lm, method = model()
     settings = {"epsilon": 0.1, "epsilon_high": 0.4, "beta": 0.3, "importance_sampling_level": level}
-    made = trainer(tmp_path, lm, method, grpo(loss_type=loss_type, dr_grpo_length=3.5, **settings))
+    made = trainer(tmp_path, lm, method, grpo(loss_type=loss_type, **settings))
     outputs = sample(lm, method, made.sampler.config, EXAMPLES[:2])
     rollouts = rollout.collate(outputs, lm.width)
     torch.manual_seed(1)
@@ -531,13 +528,13 @@ def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
     lm, method = model(lora=LORA)
     made = trainer(tmp_path, lm, method, grpo())
     made.sampler.reward_funcs = {"own": lambda completions, **columns: [0.1] * len(completions)}
-    inputs = made._prepare_inputs({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
     made.policy(**inputs)["loss"].backward()
     found = [p.grad for p in lm.parameters() if p.grad is not None]
     assert len(found) > 4
     assert all(bool((grad == 0).all()) for grad in found)
     made.sampler.reward_funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
-    inputs = made._prepare_inputs({"generations": torch.tensor([0]), "slots": torch.arange(8)})
+    inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
     made.policy(**inputs)["loss"].backward()
     assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
 
@@ -700,34 +697,20 @@ def test_draws_are_functions_of_seed_generation_example_and_sample() -> None:
     assert all(r.keep_latents and r.decoding == grpo().decoding for r in made)
 
 
-def test_factors_are_drawn_for_a_group_or_within_it() -> None:
-    _, method = model()
-    many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(40)]
-    for drawn, sizes in (("group", {1}), ("sample", {1, 2})):
-        made = rollout.requests(method, grpo(factor_drawn_per=drawn), many, 0, 0)
-        groups = [{r.params.compression_factor for r in made[i : i + 4]} for i in range(0, len(made), 4)]
-        assert {len(group) for group in groups} == sizes
-        assert set.union(*groups) == {2, 3}
-    default = rollout.requests(method, grpo(compression_factors=None), many, 0, 0)
-    assert {r.params for r in default} == {method.Params()}
-
-
-def test_thresholds_are_drawn_as_factors_are_and_change_no_factor() -> None:
+def test_a_questions_outputs_share_a_factor_and_a_threshold() -> None:
+    """Each has a draw of its own: neither decides the other."""
     _, method = model()
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(40)]
     thresholds = (0, 0.8, 0.9)
-    for drawn, most in (("group", 1), ("sample", 3)):
-        made = rollout.requests(
-            method, grpo(factor_drawn_per=drawn, confidence_thresholds=thresholds), many, 0, 0
-        )
-        groups = [{r.params.confidence_threshold for r in made[i : i + 4]} for i in range(0, len(made), 4)]
-        assert max(len(group) for group in groups) == most
-        assert set.union(*groups) == set(thresholds)
-        without = rollout.requests(method, grpo(factor_drawn_per=drawn), many, 0, 0)
-        factors = [r.params.compression_factor for r in made]
-        assert factors == [r.params.compression_factor for r in without]
-        # Neither decides the other.
-        assert len({(r.params.compression_factor, r.params.confidence_threshold) for r in made}) == 6
+    made = rollout.requests(method, grpo(confidence_thresholds=thresholds), many, 0, 0)
+    groups = [{r.params for r in made[i : i + 4]} for i in range(0, len(made), 4)]
+    assert {len(group) for group in groups} == {1}
+    drawn = {(params.compression_factor, params.confidence_threshold) for params in set.union(*groups)}
+    assert drawn == {(factor, threshold) for factor in (2, 3) for threshold in thresholds}
+    without = rollout.requests(method, grpo(), many, 0, 0)
+    assert [r.params.compression_factor for r in made] == [r.params.compression_factor for r in without]
+    default = rollout.requests(method, grpo(compression_factors=None), many, 0, 0)
+    assert {r.params for r in default} == {method.Params()}
 
 
 def test_outputs_survive_the_way_through_a_flat_dict() -> None:
@@ -759,8 +742,8 @@ def test_rewards_see_columns_and_may_be_silent() -> None:
     lengths = [each.completion.length for each in outputs]
     assert seen["length"] == lengths
     assert (seen["answer"], seen["answer_type"], seen["max_latents"]) == (["7"] * 4, ["number"] * 4, [5] * 4)
-    wanted = [0.5 * (said or 0) - 2 * n / 5 for said, n in zip([None, 1.0, None, 2.0], lengths, strict=True)]
-    assert rewards.combine(found, (0.5, 2.0)).tolist() == pytest.approx(wanted)
+    assert found[:, 0].nan_to_num(-1).tolist() == [-1, 1, -1, 2]
+    assert found[:, 1].tolist() == pytest.approx([-n / 5 for n in lengths])
 
 
 def test_accuracy_is_the_evaluations_judge() -> None:
@@ -787,7 +770,7 @@ def test_rewards_that_cannot_be_used_are_named(func: Any, words: str) -> None:
 
 def test_an_epoch_asks_each_question_once_in_the_order_of_updates() -> None:
     many = [Example(f"m/{i}", "Bo is 9.", (), "9") for i in range(11)]
-    plan = Plan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
+    plan = GenerationPlan(batch=4, accumulate=1, steps=3, iterations=2, group=4)
     schedule = QuestionSchedule(many, 0, plan)
     # What a resumed run is known by: any other question, in whatever order they stand.
     assert schedule.digest == QuestionSchedule(many[::-1], 1, plan).digest
@@ -861,15 +844,15 @@ def test_a_group_with_spread_takes_the_place_of_one_without(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_rewards_are_weighted_and_scaled_as_configured(tmp_path: Path, scale: Any) -> None:
+def test_rewards_are_added_and_scaled_as_configured(tmp_path: Path, scale: Any) -> None:
     lm, method = model()
-    config = grpo(reward_funcs=("accuracy", "length_penalty"), reward_weights=(0.5, 3.0), scale_rewards=scale)
+    config = grpo(reward_funcs=("accuracy", "length_penalty"), scale_rewards=scale)
     made = trainer(tmp_path, lm, method, config)
     made.sampler.reward_funcs = {
         "one": lambda completions, **columns: [float(i % 3) for i in range(len(completions))],
         "other": lambda completions, **columns: [float(i > 4) for i in range(len(completions))],
     }
-    total = torch.tensor([0.5 * (i % 3) + 3 * (i > 4) for i in range(8)]).view(2, 4)
+    total = torch.tensor([float(i % 3 + (i > 4)) for i in range(8)]).view(2, 4)
     centred = total - total.mean(1, keepdim=True)
     spread = {"group": total.std(1, keepdim=True) + 1e-4, "batch": total.std() + 1e-4, "none": 1.0}[scale]
     found = made.sampler.generate(0).tensors["advantages"]
@@ -884,8 +867,6 @@ def test_dr_grpos_constant_is_the_mean_number_of_actions_at_the_start(tmp_path: 
     assert len(set(lengths)) > 1
     for tensors in generations:
         assert tensors["weights"].tolist() == pytest.approx([1 / lengths[0]] * 8)
-    given = trainer(tmp_path, lm, method, grpo(loss_type="dr_grpo", dr_grpo_length=3.5))
-    assert given.sampler.generate(0).tensors["weights"].tolist() == pytest.approx([1 / 3.5] * 8)
 
 
 def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
@@ -1019,7 +1000,6 @@ def test_another_processs_outputs_are_not_dropped(tmp_path: Path, taken: Callabl
 def killed_run(folder: Path, at_reward: int = 0, at_forward: int = 0) -> None:
     """A run of LONG_GRPO whose process is killed when it rewards for the N-th time, or in the N-th forward."""
     torch.set_num_threads(1)
-    pictures.none()
     counts = {"rewards": 0, "forwards": 0}
 
     def kill_at(n: int, what: str) -> None:
@@ -1130,11 +1110,8 @@ def test_a_run_with_other_generations_is_not_gone_on_with(tmp_path: Path) -> Non
         run(tmp_path, grpo(num_iterations=2), max_steps=2)
 
 
-@pytest.mark.curves
-def test_a_run_leaves_curves_and_outputs_to_read(tmp_path: Path) -> None:
-    _, result = run(
-        tmp_path, grpo(log_completions=3), lora=LORA, validate=lambda lm, method: {"accuracy": 0.25}
-    )
+def test_a_run_leaves_metrics_and_outputs_to_read(tmp_path: Path) -> None:
+    _, result = run(tmp_path, grpo(), lora=LORA, validate=lambda lm, method: {"accuracy": 0.25})
     first = curve(result)[0]
     assert (
         max(row["sampling/logp_difference"] for row in curve(result)) < 2e-5
@@ -1145,13 +1122,12 @@ def test_a_run_leaves_curves_and_outputs_to_read(tmp_path: Path) -> None:
         "latents/max_length", "latents/clipped_ratio", "latents/sigma", "latents/entropy", "sampling/logp_difference",
     } <= set(first)  # fmt: skip
     assert first["clip_ratio/region_mean"] == 0  # used once: every ratio is 1
-    assert (tmp_path / "learning_curves.png").exists()
     evaluated = [row["step"] for row in result.history if "eval_accuracy" in row]
     assert evaluated[0] == 0  # what training starts from can be the best
     assert files.read_json(result.best / "colar.json")["run"]["step"] == 0
     records = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
-    assert len(records) == 3 * 4
-    assert [record["step"] for record in records[::3]] == [0, 1, 2, 3]
+    assert len(records) == 2 * 4
+    assert [record["step"] for record in records[::2]] == [0, 1, 2, 3]
     for record in records:
         assert len(record["thoughts"]) == record["length"]
         assert all(len(thought["tokens"]) == 3 for thought in record["thoughts"])
@@ -1232,7 +1208,6 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
         ({"importance_sampling_level": "word"}, "must be one of token, sequence, got 'word'"),
         ({"scale_rewards": "all"}, "must be one of group, batch, none, got 'all'"),
         ({"latent_logprob": "max"}, "must be one of mean, sum, got 'max'"),
-        ({"factor_drawn_per": "batch"}, "must be one of group, sample, got 'batch'"),
         ({"num_generations": 1}, "grpo.num_generations must be a whole number, 2 or more, got 1"),
         ({"num_iterations": 0}, "grpo.num_iterations must be a whole number, 1 or more, got 0"),
         ({"max_latents": 0}, "grpo.max_latents must be a whole number, 1 or more, got 0"),
@@ -1247,8 +1222,6 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
         ({"latent_temperature": -1.0}, "grpo.latent_temperature must be 0, or from 1e-06 to 100, got -1.0"),
         ({"compression_factors": ()}, "grpo.compression_factors must be a list of at least one factor"),
         ({"reward_funcs": ()}, "grpo.reward_funcs must be a list of at least one reward, got ()"),
-        ({"reward_weights": (1.0, 2.0)}, "one value for each of accuracy, got (1.0, 2.0)"),
-        ({"reward_weights": (math.inf,)}, "grpo.reward_weights must be finite"),
         ({"early_stopping_patience": 0}, "grpo.early_stopping_patience must be 1 or more, or null"),
     ],
 )
@@ -1306,13 +1279,3 @@ def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path
         ValueError, match="unknown reward in grpo.reward_funcs: 'acuracy', did you mean 'accuracy'"
     ):
         rewards.named(["acuracy"])
-    with pytest.raises(ValueError, match="reward_weights has 1 values for 2 reward functions"):
-        grpo_run.train(
-            lm,
-            method,
-            EXAMPLES,
-            TrainingConfig(**QUICK),
-            grpo(),
-            tmp_path,
-            reward_funcs={"a": by_tokens, "b": by_tokens},
-        )

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import torch
-from families import backbone, build_tokenizer, tiny_lm
-from transformers import AutoConfig, AutoModelForCausalLM
+from families import backbone, build_tokenizer, of_config, tiny_lm
+from transformers import AutoConfig
 
 from colar.data.example import Example
 from colar.engine.engine import Engine
@@ -15,7 +15,7 @@ from colar.model import checkpoint
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.template.template import TemplateConfig
-from colar.training.batches import TrainingRows
+from colar.training.rows import TrainingRows
 
 TOKENIZER = build_tokenizer("llama", True)
 BASE = {
@@ -84,14 +84,7 @@ ACCEPTED = [
 
 
 def made(name, sizes, dtype=torch.float32):
-    torch.manual_seed(0)
-    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes))
-    with torch.no_grad():
-        for weight in lm.parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.2)
-            else:
-                weight.uniform_(0.2, 1.0)
+    lm = of_config(AutoConfig.for_model(name, **sizes))
     return Backbone(name, lm.to(dtype), build_tokenizer("llama", True))
 
 

@@ -115,20 +115,6 @@ def test_a_run_without_controls_shows_no_empty_columns():
     assert table.rows[1][:4] == ["c = 2", "40", "65.0% [55.0, 75.0]", "10.0 [9.6, 10.4]"]
 
 
-def test_retrieval_over_steps_by_hand():
-    rows = [
-        {"step": 5, "compression_factor": 2, "bracket": 0.5, "sign": None, "operand": 0.25, "result": 0.0},
-        {"step": 9, "compression_factor": 2, "bracket": 1.0, "sign": None, "operand": 0.5, "result": 0.125},
-    ]
-    (figure,) = reading.steps_section({"steps": rows}).figures
-    assert figure.title == "c = 2"
-    assert figure.numbers.rows == [
-        ["bracket", "5", "50%"], ["bracket", "9", "100%"], ["operand digit", "5", "25%"],
-        ["operand digit", "9", "50%"], ["result digit", "5", "0%"], ["result digit", "9", "12.5%"],
-    ]  # fmt: skip
-    assert reading.steps_section({}).is_empty
-
-
 def test_points_lie_where_their_numbers_are():
     """A square of two axes from 0 to 1: corners are corners of the frame."""
     axis = charts.Axis("x", 0, 1)

@@ -19,7 +19,7 @@ from colar.methods import base, pretrained, registry
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
 from colar.methods.colar import Colar
 from colar.methods.cot import Cot, CotConfig
-from colar.model import checkpoint
+from colar.model import weights
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 from colar.training.config import TrainingConfig
@@ -91,10 +91,10 @@ def test_what_only_training_needs_is_resumed_and_not_published(tmp_path: Path) -
 
     folder = RunFolder(tmp_path / "run").last_checkpoint()
     assert folder is not None
-    kept = checkpoint._load(folder / checkpoint.MODULES)
+    kept = weights.read(folder / weights.MODULES)
     torch.testing.assert_close(kept["decoder.weight"], trained["decoder"], rtol=0, atol=0)
 
-    published = checkpoint._load(result.best / checkpoint.MODULES)
+    published = weights.read(result.best / weights.MODULES)
     assert set(published) == {"scale.weight"}
     assert files.read_json(result.best / "colar.json")["modules"] == ["scale"]
     again, loaded = pretrained.load(result.best)

@@ -151,7 +151,7 @@ def test_an_update_looks_once_beside_its_loss(tmp_path: Path) -> None:
     places = (
         "/training/trainer.py",
         "/training/callbacks.py",
-        "/training/batches.py",
+        "/training/rows.py",
         "/training/objective.py",
     )
     own = [line for line in looks if any(place in line for place in places)]

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from families import FAMILIES, build_tokenizer, tiny_lm
-from transformers import AutoConfig, AutoModelForCausalLM
+from families import FAMILIES, build_tokenizer, of_config, tiny_lm
+from transformers import AutoConfig
 
 from colar.engine import cache
 from colar.engine.engine import Engine
 from colar.methods import pretrained, registry
-from colar.model import mask_check
+from colar.model import probes
 from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 
@@ -38,13 +38,7 @@ def model_of(name: str, **sizes: int) -> LatentLM:
     config = AutoConfig.for_model(
         name, **(SIZES.get(name) or GQA) | sizes, vocab_size=len(tokenizer), pad_token_id=None
     )
-    torch.manual_seed(0)
-    lm = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for weight in lm.parameters():
-            if weight.dim() >= 2:
-                weight.normal_(std=0.3)
-    return LatentLM.from_backbone(Backbone(name, lm, tokenizer)).eval()
+    return LatentLM.from_backbone(Backbone(name, of_config(config, std=0.3), tokenizer)).eval()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +75,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
     """ALiBi (MPT): a row's own columns are its positions, those of a branch are not."""
     lm = model_of("mpt").causal_lm
     cache.check(lm)
-    assert "does not follow" in mask_check.trees_differ(lm)
+    assert "does not follow" in probes.trees_differ(lm)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -89,7 +83,7 @@ def test_a_bias_that_follows_columns_runs_in_the_engine_and_not_in_a_tree():
 def test_the_families_pass(family, dtype):
     lm = tiny_lm(family).causal_lm.to(dtype)
     cache.check(lm)
-    assert mask_check.trees_differ(lm) is None
+    assert probes.trees_differ(lm) is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +98,7 @@ def test_a_window_is_probed_however_long_it_is(name, window, refused):
             cache.check(lm)
     else:
         cache.check(lm)
-    assert (mask_check.trees_differ(lm) is not None) == refused
+    assert (probes.trees_differ(lm) is not None) == refused
     assert lm.config.sliding_window == window
 
 
@@ -114,5 +108,5 @@ def test_dropout_is_off_while_it_is_asked_and_a_context_may_be_short():
     lm.config.max_position_embeddings = 16
     lm.train()
     cache.check(lm)
-    assert mask_check.embeds_of_rows(lm, 2).shape[1] == 16
+    assert probes.embeds_of_rows(lm, 2).shape[1] == 16
     assert lm.training

@@ -18,7 +18,7 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch
 from colar.methods.colar import ColarParams
 from colar.methods.colar.merging import PlaceMaps, merge_chains, merge_groups
-from colar.model import checkpoint
+from colar.model import weights
 
 
 def test_it_starts_as_the_plain_sum() -> None:
@@ -225,7 +225,7 @@ def test_maps_that_a_checkpoint_lacks_start_as_the_identity(tmp_path: Path, merg
     torch.testing.assert_close(*decoders)
     # What is asked, and not trained further, must have all of its modules.
     with pytest.raises(ValueError, match='(?s)does not fit the method.s modules: .*"place_maps.maps"'):
-        checkpoint.load_modules(again.extra, folder)
+        weights.load_modules(again.extra, folder)
 
 
 def test_maps_of_another_width_are_refused() -> None:

@@ -21,7 +21,7 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Request
 from colar.methods import pretrained, registry
-from colar.model import added_rows, backbones, card, checkpoint, number_rows
+from colar.model import added_rows, backbones, card, checkpoint, number_rows, weights
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.template.template import Template, TemplateConfig
 
@@ -473,14 +473,14 @@ def test_a_checkpoint_comes_back_as_it_went(saved, kind, tmp_path):
     # And once more, in place.
     again, _ = pretrained.load(pretrained.save(lm, method, tmp_path / "again", RUN, "card"))
     assert len(again.tokenizer) == len(old.lm.tokenizer)
-    checkpoint.load_weights(again, old.folder)
+    weights.load(again, old.folder)
     torch.testing.assert_close(logits(again), logits(old.lm), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "lora" in kind])
 def test_an_adapter_holds_the_rows_and_no_table(saved, kind):
     old = saved(kind)
-    state = load_file(old.folder / checkpoint.ADAPTER)
+    state = load_file(old.folder / weights.ADAPTER)
     tables = {name: value for name, value in state.items() if "trainable_tokens" in name}
     assert len(tables) == (1 if "tied" in kind or "gpt2" in kind else 2)
     for value in tables.values():

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pictures
 import pytest
 import test_grpo as reinforced
 import test_training as supervised
@@ -22,8 +21,8 @@ from colar.evaluation import evaluate
 from colar.evaluation.evaluate import Limits
 from colar.methods import registry
 from colar.methods.colar.method import Colar, ColarConfig
-from colar.training import batches
 from colar.training.grpo.run import GrpoTrainer
+from colar.training.rows import count_rows, mark_copies
 
 QUESTIONS = list(generate(ArithmeticConfig(), "test", 3, seed=0))
 LIMITS = Limits(max_latents=3, max_completion_length=2, batch_size=4)
@@ -64,7 +63,6 @@ def validate(lm: Any, method: Any) -> dict[str, float]:
 def begin() -> None:
     """Join the others."""
     processes.join(120)
-    pictures.none()
 
 
 def sft(
@@ -240,10 +238,10 @@ def test_copies_are_marked() -> None:
     """Ten rows in batches of two for three processes: the third has copies alone in the second turn."""
     for process, wanted in enumerate(([None, None], [None, None], [None, [False, False]])):
         held = [{"rows": torch.zeros(2)}, {"rows": torch.zeros(2)}]
-        batches.mark_copies(held, 0, 2, process, 3, 10)
+        mark_copies(held, 0, 2, process, 3, 10)
         found = [batch["counted"].tolist() if "counted" in batch else None for batch in held]
         assert found == wanted
     ragged = [{"rows": torch.zeros(2)}]
-    batches.mark_copies(ragged, 1, 2, 1, 3, 9)
+    mark_copies(ragged, 1, 2, 1, 3, 9)
     assert ragged[0]["counted"].tolist() == [True, False]
-    assert int(batches.count_rows(ragged)) == 1
+    assert int(count_rows(ragged)) == 1

@@ -169,15 +169,6 @@ def test_reinforcement_is_checked_with_the_outputs_that_it_learns_from(
 # Stages
 
 
-def test_the_last_stage_begins_where_its_first_update_is() -> None:
-    for per_epoch, epochs in ((10, 12), (7, 10), (1, 4), (10, 2)):
-        plan = Curriculum(COCONUT, per_epoch, per_epoch * epochs)
-        by_hand = next(step for step in range(per_epoch * epochs) if plan.ends_with(step + 1))
-        assert plan.last_stage_begins() == by_hand
-    assert Curriculum(COCONUT, 10, 120).last_stage_begins() == 90
-    assert Curriculum(registry.build("cot", {}), 10, 120).last_stage_begins() == 0
-
-
 def test_stages_by_hand() -> None:
     """Ten updates an epoch: stages 1 to 4 begin at epochs 0, 3, 6 and 9."""
     assert Curriculum(COCONUT, 10, 120).stage_epochs() == [0, 3, 6, 9]

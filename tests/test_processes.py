@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pictures
 import pytest
 from launch import Group, Outcome, together
 
@@ -127,7 +126,6 @@ TRAIN = [
 
 def colar(words: list[str], dies_at: int = 0) -> int:
     """The command in this process; process 1 is killed, or hangs where that is negative, in an update."""
-    pictures.none()
     if os.environ["RANK"] == "1" and dies_at:
         whole = LatentTrainer.training_step
         left = [abs(dies_at)]

@@ -16,8 +16,6 @@ from transformers import (
     CTRLTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    PhimoeConfig,
-    PhimoeForCausalLM,
     PreTrainedTokenizerBase,
 )
 
@@ -238,12 +236,3 @@ def test_an_adapter_that_peft_refuses_is_named(case: str) -> None:
     # The remedy that the message names.
     if not known:
         tiny_lm(family, separator=True, tied=tied, lora=lora)
-
-
-def test_an_adapter_that_the_forward_does_not_survive_is_refused() -> None:
-    """Phi-MoE's router is a linear layer by its type, and returns two tensors."""
-    made = backbone("llama")
-    config = PhimoeConfig(**SIZES, **ids_of(made.tokenizer), pad_token_id=None, num_local_experts=2)
-    whole = Backbone("phimoe", PhimoeForCausalLM(config), made.tokenizer)
-    with pytest.raises(ValueError, match="all-linear does not fit PhimoeForCausalLM, which cannot compute"):
-        LatentLM.from_backbone(whole, lora=LoraSettings(r=2, target_modules="all-linear"))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pictures
 import pytest
 import test_training as supervised
 import torch
@@ -116,7 +115,6 @@ def test_two_processes_with_half_of_the_weights_train_as_one(one: Any, two: Any,
 
 
 def sharded_run(folder: Path, case: str, config: dict[str, Any]) -> tuple[list[float], int]:
-    pictures.none()
     return run(folder, case, fsdp=True, **config)
 
 

@@ -35,8 +35,8 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.colar import Colar, ColarParams
 from colar.methods.colar.group_choice import Rules, choose
-from colar.model.head_rows import HeadRows
-from colar.model.latent_lm import LatentLM, LoraSettings, head_logits
+from colar.model.head import HeadRows, head_logits
+from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.template.template import Template
 from colar.training import sft

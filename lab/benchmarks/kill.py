@@ -91,11 +91,9 @@ def of_the_last_start(key: str) -> bool:
 
 
 def command(words: Sequence[str]) -> int:
-    """`colar` in a process of the group. The picture of the curves is left out: it takes longer than the run."""
+    """`colar` in a process of the group."""
     from colar.cli import main
-    from colar.training import curves
 
-    curves.has_curves = lambda history: False
     code = main(words)
     if code:
         sys.exit(code)

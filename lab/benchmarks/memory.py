@@ -42,8 +42,8 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Batch, NoParams, Row
 from colar.model import backbones, chunks
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.training import batches
 from colar.training.objective import Objective
+from colar.training.rows import part_indices, take
 
 LONGEST = 37_035
 """Labels of the longest batch of llama-3.2-1b/cot-math while one pool held all rows."""
@@ -136,13 +136,13 @@ def update(kind: str, method: str, system: str, args: argparse.Namespace) -> Cal
     lm.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
     lm.train()
     batch = Batch.collate(rows)
-    parts = batches.part_indices(batch.positions(), TOKENS if system == "parts" else None)
+    parts = part_indices(batch.positions(), TOKENS if system == "parts" else None)
     optimizer = torch.optim.AdamW([p for p in lm.parameters() if p.requires_grad], lr=1e-4)
 
     def step() -> None:
         for index in parts:
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                outputs = objective(num_items_in_batch=len(rows), **batches.take(batch.tensors(), index))
+                outputs = objective(num_items_in_batch=len(rows), **take(batch.tensors(), index))
             outputs["loss"].backward()
         optimizer.step()
 

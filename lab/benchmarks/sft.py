@@ -35,9 +35,9 @@ from rich.console import Console
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
 from colar import recipe
-from colar.training import batches
-from colar.training.compiled_layers import compiled_layers
+from colar.training import layers
 from colar.training.objective import Objective
+from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run import arguments
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig
@@ -163,14 +163,14 @@ def ours(
     )
     # As `training/sft.py` puts it together, but for the callbacks that validate and publish.
     examples = list(method.prepare(lm, examples))
-    rows = batches.TrainingRows(lm, method, examples, seed=0)
-    schedule = batches.RowSchedule(examples, rows.lengths(), seed=0, group=args.batch_size)
+    rows = TrainingRows(lm, method, examples, seed=0)
+    schedule = RowSchedule(examples, rows.lengths(), seed=0, group=args.batch_size)
     training = arguments(config, RunFolder(Path(folder)))
     training.save_strategy = "no"
-    trainer = LatentTrainer(Objective(lm, method), training, rows, schedule)
+    trainer = LatentTrainer(Objective(lm.to(training.device), method), training, rows, schedule)
     trainer.add_callback(passes)
     if settings["compile"]:
-        with compiled_layers(lm):
+        with layers.prepared(lm, compiled=True):
             trainer.train()
     else:
         trainer.train()

@@ -15,13 +15,13 @@ results=${RESULTS:-results/toy/grpo}
 source lab/reproduce/reinforce.sh
 
 # The same recipe once more on other rows, for as many updates as SFT would have made in the seconds that RL took. As
-# with RL, the best of 16 validations is tested, and the first of them comes before any update.
+# with RL, the best of 16 validations is tested. (In the published runs the first of them came before any update.)
 continued() {  # SEED
   local steps
   steps=$(python lab/scripts/updates_in.py "$out/nll-$1" --as-long-as "$out/rl-$1")
   train "continued-$1" colar-nll --model.init_from "$out/nll-$1/best" --label "SFT continued" --data.seed 3 \
     --data.train_size $((steps * 16)) --training.max_steps "$steps" \
-    --training.eval_on_start true --training.evals_per_epoch 15 --training.load_best_model_at_end true
+    --training.evals_per_epoch 16 --training.load_best_model_at_end true
 }
 
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done

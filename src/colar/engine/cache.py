@@ -31,7 +31,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from colar.engine.shapes import NOTHING, Shape, round_up
-from colar.model import context, mask_check, masks
+from colar.model import backbones, masks, probes
 
 FED = 3
 """Positions that a backbone's probe feeds after what it has read."""
@@ -237,7 +237,7 @@ def check(lm: PreTrainedModel) -> None:
     It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or
     computes something else where it is given masks and positions.
     """
-    reason = masks.refusal(lm) or mask_check.ask(lm, _through_slots)
+    reason = masks.refusal(lm) or probes.ask(lm, _through_slots)
     if reason is not None:
         raise ValueError(f"{type(lm).__name__} {reason}: the engine cannot run it")
 
@@ -248,11 +248,11 @@ def _through_slots(lm: PreTrainedModel) -> tuple[Tensor, Tensor]:
     The long one ends where the context does, by its positions: its cache is short. Rotary embeddings that follow the
     largest position of a batch would change the short one.
     """
-    embeds_NTD = mask_check.embeds_of_rows(lm, 2)
+    embeds_NTD = probes.embeds_of_rows(lm, 2)
     n, length, _ = embeds_NTD.shape
     theirs_NTD = lm.base_model(inputs_embeds=embeds_NTD, use_cache=False).last_hidden_state
-    limit = context.of(lm.config.get_text_config()).length
-    ahead_N = torch.tensor([0 if limit == context.UNLIMITED else limit - length, 0], device=lm.device)
+    limit = backbones.context_of(lm.config.get_text_config()).length
+    ahead_N = torch.tensor([0 if limit == backbones.UNLIMITED else limit - length, 0], device=lm.device)
 
     # As the engine does it: both are read at once, what the short row has behind its question is padding.
     cache = SlotCache(lm)

@@ -46,7 +46,7 @@ class PackedLinear(nn.Module):
     """Computes the same as `linear`, without gradient. The weight is shared, the packed copy is this module's own."""
 
     computes_linear = True
-    """Its weight and bias are all of it (`model/head_rows.py`)."""
+    """Its weight and bias are all of it (`model/head.py`)."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from colar.engine.scheduler import Queued
 from colar.methods.base import Method, ThinkState, param_columns
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 

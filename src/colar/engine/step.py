@@ -26,7 +26,7 @@ from colar.engine.failures import apart
 from colar.engine.request import Event
 from colar.engine.running import Running
 from colar.methods.base import Method, ThinkState, Thought, known_decoding
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices, noise
 from colar.ops.sampling import sample_tokens, token_logps, top_logps

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from colar.data.example import Example
 from colar.methods.losses import token_loss
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.ops.ragged import length_mask, pad

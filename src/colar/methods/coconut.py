@@ -18,7 +18,7 @@ latents and remaining steps together, so the last latent itself predicts the fir
 a marker of its own after the latents). Rows are averaged, each over its own tokens. The published code draws
 an earlier stage now and then (`uniform_prob`); it is 0 in its GSM8k runs and not here. As in that code, latents do
 not depend on how many steps a row has (`pad_latent_to_max`), and after the last counted stage comes one in which
-all remaining steps go. The optimiser's reset at each stage is training's: `training.reset_optimizer_at_stage: true`.
+all remaining steps go. Training forgets the optimiser's moments at each stage, as the paper does.
 """
 
 from __future__ import annotations

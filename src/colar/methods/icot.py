@@ -18,8 +18,8 @@ With `most_removed` the curriculum ends early instead: what is left of the chain
 
 Departures. Stage and row meet at the row's own place in the epoch, not at its batch's. The offset is drawn anew at
 each epoch from (seed, epoch, row), and is not cut off at 100. Positions close up behind what was removed (the
-published code's default; its `keep_position` is not here). The optimiser's reset at each removed token is training's:
-`training.reset_optimizer_at_stage: true`.
+published code's default; its `keep_position` is not here). Training forgets the optimiser's moments at each stage, as
+the paper does.
 """
 
 from __future__ import annotations

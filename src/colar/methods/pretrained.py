@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from colar.checks import check_holds
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.model import added_rows, backbones, card, checkpoint, rehearsal
-from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.model import added_rows, backbones, card, checkpoint, rehearsal, weights
+from colar.model.latent_lm import LatentLM
+from colar.model.lora import LoraSettings
 
 
 def save(
@@ -31,7 +32,7 @@ def save(
     card: str,
     gathered: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write model and method as a checkpoint folder; `gathered` as for `checkpoint.save_weights`."""
+    """Write model and method as a checkpoint folder; `gathered` as for `weights.save`."""
     saved = _entry(method)
     return checkpoint.save(lm, folder, saved, run, card, leave_out=method.training_only, gathered=gathered)
 
@@ -66,7 +67,7 @@ def load(
     # Made first, so that their shapes are known, then filled.
     modules = method.modules(lm)
     lm.add_modules({name: modules[name] for name in modules.keys() - method.training_only})
-    checkpoint.load_modules(lm.extra, folder)
+    weights.load_modules(lm.extra, folder)
     return lm.eval(), method
 
 
@@ -116,7 +117,7 @@ def load_for_training(
     attach(lm, method, seed)
     # Modules of other names or shapes (CoLaR's other kind of head) are an error there, not a fresh start.
     if info["method"]["name"] == method.name:
-        checkpoint.load_modules(lm.extra, folder, leave_out=method.training_only, starts=True)
+        weights.load_modules(lm.extra, folder, leave_out=method.training_only, starts=True)
     return lm
 
 

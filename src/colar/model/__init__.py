@@ -1,1 +1,1 @@
-"""Where weights come from, and the language model with the modules of its method."""
+"""Backbones, their checkpoints, and the language model with the modules of its method."""

@@ -117,7 +117,7 @@ class AdapterRows:
         self.ids_N = torch.tensor(layer.token_indices[name], device=self.weight_ND.device)
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each of some ids stands among the rows, and whether it does, both of the shape of `ids`."""
+        """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
         place = torch.searchsorted(self.ids_N, ids).clamp(max=len(self.ids_N) - 1)
         return place, self.ids_N[place] == ids
 

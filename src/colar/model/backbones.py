@@ -1,4 +1,4 @@
-"""Backbones: a name becomes a causal LM and its tokenizer.
+"""Backbones: a name becomes a causal LM and its tokenizer, with its fingerprint and its context.
 
 `tiny`            a from-scratch Llama of under 1M parameters with its own tokenizer (see `tiny.py`)
 `tiny-digits`     the same, with a token for each digit, as SmolLM2, Qwen and Gemma have
@@ -10,11 +10,12 @@ anything else     a Hub id
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -33,6 +34,23 @@ from colar.model import tiny
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Built-in backbones that the Hub knows under another name."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "n_positions",
+    "n_ctx",
+    "seq_length",
+    "max_sequence_length",
+    "max_target_positions",
+    "model_max_length",
+)
+"""Keys that give the context. transformers maps most other names to the first one itself (`attribute_map`)."""
+UNLIMITED = 10**9
+MULTIPLE = 16
+"""Training pads rows to a multiple of 8, and the engine reads its cache in multiples of this: a table of positions, or
+of ALiBi's biases, has no place for padding beyond its end."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,7 @@ def load(
 ) -> Backbone:
     """The backbone of that name. `seed` matters to `tiny` and `tiny-digits` alone, whose weights are drawn from it.
 
-    A checkpoint has a `tokenizer` of its own: it takes the place of the backbone's, which is then not read.
+    A checkpoint has a `tokenizer` of its own: it takes precedence over the backbone's, which is then not read.
 
     Raises ValueError where the name is neither built in, nor a folder with a model, nor an id that the Hub answers to.
     """
@@ -102,7 +120,7 @@ def fingerprint(lm: PreTrainedModel) -> str:
 
     Values are rounded to bfloat16 first, so that a load in float32 and one in bfloat16 agree. A load in float16 does
     not: it has rounded already, and lost the digits of values below 6e-5. `Backbone.fingerprint` holds the digest of
-    the stored weights whatever the dtype.
+    the stored weights in every dtype.
     """
     digest = hashlib.sha256()
     config = lm.config.get_text_config()
@@ -111,6 +129,56 @@ def fingerprint(lm: PreTrainedModel) -> str:
     rows = weight.detach()[:64].to("cpu", torch.bfloat16).contiguous()
     digest.update(rows.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Most positions of a row.
+
+    It is the least of the config's number and of where longrope changes. longrope (Phi-3-128k, Phi-4-mini) computes a
+    whole forward by other rotary frequencies as soon as its largest position is beyond
+    `original_max_position_embeddings`: a row's result would depend on its batch mates, and the keys that are cached
+    would not fit those that come after. Dynamic NTK changes at `max_position_embeddings`, where the context ends
+    anyway.
+    """
+
+    length: int
+    reason: str = ""
+    """Why the context is shorter than that of the config; "" where it is not."""
+
+    def __str__(self) -> str:
+        """The end of a sentence about what exceeds it."""
+        return f"the model's context is {self.length}{self.reason and f' ({self.reason})'}"
+
+
+def context_of(config: Any) -> Context:
+    """The context of a text config: `UNLIMITED` where nothing limits it."""
+    named = next(
+        (int(getattr(config, name)) for name in CONTEXT_NAMES if getattr(config, name, None)), UNLIMITED
+    )
+    switch = min(_switches(config), default=UNLIMITED)
+    if switch >= named:
+        return Context(_whole(named))
+    reason = (
+        f"original_max_position_embeddings of its longrope is {switch}: beyond, a row would change the results of "
+        "those that run beside it"
+    )
+    return Context(_whole(switch), reason)
+
+
+def _whole(length: int) -> int:
+    return max(length // MULTIPLE * MULTIPLE, min(length, MULTIPLE))
+
+
+def _switches(config: Any) -> Iterator[int]:
+    """The positions beyond which a longrope takes its long factors."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Where layers of several types have rotary parameters of their own, they stand one level deeper.
+    each = list(rope.values()) if all(isinstance(value, Mapping) for value in rope.values()) else [rope]
+    for parameters in each:
+        if parameters.get("rope_type") == "longrope":
+            original = parameters.get("original_max_position_embeddings")
+            yield int(original or config.original_max_position_embeddings)
 
 
 def _tiny(name: str, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> Backbone:
@@ -144,9 +212,10 @@ def _convert_smollm2(folder: Path) -> None:
     # A model loaded from GGUF refuses `save_pretrained` until it has forgotten its quantiser.
     lm.hf_quantizer = None
     lm.is_quantized = False
-    for name in ("quantization_config", "_pre_quantization_dtype"):
-        if hasattr(lm.config, name):
-            delattr(lm.config, name)
+    if hasattr(lm.config, "quantization_config"):
+        del lm.config.quantization_config
+    if hasattr(lm.config, "_pre_quantization_dtype"):
+        del lm.config._pre_quantization_dtype
     with files.replace_folder(folder) as partial:
         lm.save_pretrained(partial)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)

@@ -14,7 +14,7 @@ from colar.model.latent_lm import LatentLM
 
 ADAPTER = "LoRA adapter"
 MERGED = "a LoRA adapter, merged into all weights"
-"""What the card says the weights are."""
+"""The card's words for the weights."""
 
 
 def text(

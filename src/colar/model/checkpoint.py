@@ -14,34 +14,25 @@ from __future__ import annotations
 import difflib
 import hashlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
-from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from colar import files
 from colar.checks import check_choice, check_holds, in_library
-from colar.model import backbones
+from colar.model import backbones, weights
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
 FORMAT = 1
-MODULES = "modules.safetensors"
-ADAPTER = "adapter_model.safetensors"
 TOKENIZER = "tokenizer.json"
 INFO_KEYS = {
     "method": dict,
@@ -78,7 +69,7 @@ def save(
     """
     folder = Path(folder)
     with _replacing(folder) as partial:
-        save_weights(lm, partial, leave_out, gathered)
+        weights.save(lm, partial, leave_out, gathered)
         save_rest(lm, partial, method, run, card, leave_out)
     return folder
 
@@ -110,7 +101,7 @@ def save_rest(
 
 
 def check_replaceable(folder: str | Path) -> None:
-    """Reject a folder of other things: a checkpoint takes the place of all that is there."""
+    """Reject a folder of other things: a checkpoint replaces all that is there."""
     folder = Path(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -125,124 +116,12 @@ def check_replaceable(folder: str | Path) -> None:
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """`files.replace_folder`, where OSError says that weights could not be written: safetensors has an error of its
-    own for a full disk, which nobody waits for."""
+    own for a full disk, which callers do not expect."""
     try:
         with files.replace_folder(folder) as partial:
             yield partial
     except SafetensorError as error:
         raise OSError(f"cannot write {folder}: {error}") from error
-
-
-def save_weights(
-    lm: LatentLM,
-    folder: Path,
-    leave_out: Collection[str] = (),
-    gathered: dict[str, Tensor] | None = None,
-) -> None:
-    """Write the trained weights: the adapter, or all weights once (tied ones not twice), and the modules.
-
-    Modules named in `leave_out` are not written. `gathered` are the weights where `lm` has only a share of each, by
-    the names of its state dict (`sharded.py`).
-    """
-    weights = None if gathered is None else _under("lm.", gathered)
-    if isinstance(lm.lm, PeftModel):
-        # peft would write the path at which this machine keeps the backbone.
-        for config in lm.lm.peft_config.values():
-            config.base_model_name_or_path = backbones.HUB_IDS.get(lm.name, lm.name)
-        lm.lm.save_pretrained(
-            str(folder), safe_serialization=True, save_embedding_layers=False, state_dict=weights
-        )
-    else:
-        _forget_what_cannot_be_saved(lm.causal_lm)
-        lm.causal_lm.save_pretrained(folder, state_dict=weights)
-    state = {}
-    modules = lm.extra.state_dict() if gathered is None else _under("extra.", gathered)
-    for key, value in modules.items():
-        module_name = key.split(".")[0]
-        if module_name not in leave_out:
-            state[key] = value.contiguous()
-    if state:
-        save_file(state, folder / MODULES, metadata={"format": "pt"})
-
-
-def _forget_what_cannot_be_saved(lm: PreTrainedModel) -> None:
-    """Drop settings of `generate` that transformers loads with a warning and refuses to save; colar uses none."""
-    if not lm.can_generate():
-        return
-    try:
-        lm.generation_config.validate(strict=True)
-    except ValueError:
-        lm.generation_config = GenerationConfig.from_model_config(lm.config)
-
-
-def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one part, by their names in it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def load_weights(lm: LatentLM, folder: Path, leave_out: Collection[str] = ()) -> None:
-    """Put the weights of a checkpoint into an `lm` of the same shape, in place.
-
-    Modules named in `leave_out` keep the weights that they have.
-    """
-    if isinstance(lm.lm, PeftModel):
-        _load_adapter(lm.lm, folder / ADAPTER)
-    else:
-        _load_all(lm.causal_lm, folder)
-    load_modules(lm.extra, folder, leave_out)
-
-
-def _load_all(lm: PreTrainedModel, folder: Path) -> None:
-    """Put all weights of a folder into a model of the same shape, in place.
-
-    The names in a file are not those of the model: `save_pretrained` renames, splits and stacks the weights of many
-    families. Only `from_pretrained` knows the way back, and it makes new parameters, of which an optimiser would know
-    nothing. So they are copied.
-    """
-    if not list(folder.glob("model*.safetensors")):
-        raise ValueError(f"{folder} lacks model.safetensors")
-    try:
-        stored, loading = type(lm).from_pretrained(folder, dtype=lm.dtype, output_loading_info=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"{folder}: weights do not fit: {' '.join(str(error).split())}") from error
-    missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
-    if missing or unexpected:
-        raise ValueError(f"{folder}: weights do not fit: missing {missing}, unexpected {unexpected}")
-    lm.load_state_dict(stored.state_dict())
-
-
-@runtime_checkable
-class Startable(Protocol):
-    """A module that can start its training from weights of another shape, or from none: it changes nothing at first."""
-
-    def start_from(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a checkpoint's weights, by their names in the module. ValueError where they cannot fit."""
-        ...
-
-
-def load_modules(
-    extra: nn.ModuleDict, folder: Path, leave_out: Collection[str] = (), starts: bool = False
-) -> None:
-    """Fill a method's modules from a checkpoint folder; those named in `leave_out` keep the weights that they have.
-
-    With `starts` another stage of training begins: a module may start from weights of another shape, and one that the
-    checkpoint lacks keeps its own (`Startable`).
-    """
-    wanted = nn.ModuleDict({name: module for name, module in extra.items() if name not in leave_out})
-    if not wanted:
-        return
-    state = _load(folder / MODULES)
-    try:
-        for name, module in list(wanted.items()):
-            own = _under(f"{name}.", state)
-            if starts and isinstance(module, Startable):
-                if own:
-                    module.start_from(own)
-                del wanted[name]
-                state = {key: value for key, value in state.items() if not key.startswith(f"{name}.")}
-        wanted.load_state_dict(state)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{folder / MODULES} does not fit the method's modules: {error}") from error
 
 
 def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
@@ -254,7 +133,7 @@ def convert(folder: str | Path, target: str | Path, dtype: str) -> Path:
     with _replacing(target) as partial:
         for path in sorted(folder.iterdir()):
             if path.suffix == ".safetensors":
-                state = {key: _cast(value, dtype) for key, value in _load(path).items()}
+                state = {key: _cast(value, dtype) for key, value in weights.read(path).items()}
                 save_file(state, partial / path.name, metadata={"format": "pt"})
             elif path.is_file():
                 shutil.copyfile(path, partial / path.name)
@@ -296,11 +175,11 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     check_holds(f"{folder / 'colar.json'}: tokenizer", named, tokenizer, "a list of file names")
     wanted = ["template.json", *tokenizer]
     if info["weights"] == "adapter":
-        wanted += ["adapter_config.json", ADAPTER]
+        wanted += ["adapter_config.json", weights.ADAPTER]
     else:
         wanted.append("config.json")
     if info["modules"]:
-        wanted.append(MODULES)
+        wanted.append(weights.MODULES)
     missing = [name for name in wanted if not (folder / name).exists()]
     # Full weights are one file or several, under names that Hugging Face numbers.
     if info["weights"] == "full" and not list(folder.glob("model*.safetensors")):
@@ -362,7 +241,7 @@ def load(
 ) -> tuple[LatentLM, dict[str, Any]]:
     """The `LatentLM` of a checkpoint, without its method's modules, and colar.json.
 
-    `backbone` overrides where an adapter's backbone is looked for (a local copy, for instance). ValueError names
+    `backbone` overrides where an adapter's backbone is searched (a local copy, for instance). ValueError names
     the file that is missing or broken, and a backbone other than the one the adapter was trained on.
     """
     folder = Path(folder)
@@ -396,8 +275,8 @@ def load(
         )
     lm = LatentLM(backbones.Backbone(info["backbone"], loaded.lm, tokenizer, loaded.fingerprint), template)
     with in_library(f"the adapter in {folder} cannot be loaded"):
-        lm.lm = with_empty_adapter(lm.causal_lm, folder)
-        _load_adapter(lm.lm, folder / ADAPTER)
+        lm.lm = weights.with_empty_adapter(lm.causal_lm, folder)
+        weights.load_adapter(lm.lm, folder / weights.ADAPTER)
     return lm, info
 
 
@@ -471,54 +350,9 @@ def _check_readable(path: Path) -> None:
             raise ValueError(f"{path} is corrupt: {error}") from error
 
 
-def with_empty_adapter(lm: PreTrainedModel, folder: Path) -> PeftModel:
-    """The model with an adapter of a checkpoint's settings, whose weights hold nothing yet."""
-    config = PeftConfig.from_pretrained(str(folder))
-    config.inference_mode = False
-    # low_cpu_mem_usage: the adapter's weights are not drawn at random before they are read.
-    adapted = get_peft_model(lm, config, low_cpu_mem_usage=True)
-    for module in adapted.modules():
-        for name, weight in list(module.named_parameters(recurse=False)):
-            if weight.is_meta:
-                empty = torch.empty_like(weight, device=lm.device)
-                setattr(module, name, nn.Parameter(empty, weight.requires_grad))
-    return adapted
-
-
-def _load_adapter(lm: PeftModel, path: Path) -> None:
-    """Put an adapter's weights into a model that has one of the same shape, in place.
-
-    Not by `set_peft_model_state_dict`: it only warns of weights that are missing, and it applies the renamings
-    of old files to the names in this one, which turns some (Laguna's) into names that it then ignores.
-    """
-    stored = _load(path)
-    # The tensors under the names of a file are the model's own.
-    own = get_peft_model_state_dict(lm, save_embedding_layers=False)
-    if own.keys() != stored.keys():
-        missing = sorted(own.keys() - stored.keys())
-        unexpected = sorted(stored.keys() - own.keys())
-        raise ValueError(f"{path}: weights do not fit: missing {missing}, unexpected {unexpected}")
-    for name, value in stored.items():
-        if own[name].shape != value.shape:
-            raise ValueError(
-                f"{path}: weights do not fit: {name} has shape {tuple(value.shape)}, not {tuple(own[name].shape)}"
-            )
-        own[name].detach().copy_(value)
-
-
 def _require(saved: Any, keys: tuple[str, ...], path: object) -> None:
     if not isinstance(saved, dict):
         raise ValueError(f"{path} must hold keys and values, got {str(saved)[:80]!r}")
     missing = [key for key in keys if key not in saved]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
-
-
-def _load(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise ValueError(f"checkpoint {path.parent} lacks {path.name}")
-    try:
-        state: dict[str, Any] = load_file(path)
-        return state
-    except SafetensorError as error:
-        raise ValueError(f"{path} is corrupt: {error}") from error

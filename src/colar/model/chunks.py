@@ -1,4 +1,4 @@
-"""What is made of logits, some positions at a time: the logits of all positions never exist at once.
+"""Values made of logits, some positions at a time: the logits of all positions never exist at once.
 
     hidden (X, D)    h h h h h h h h h h h h          X positions
                      '---.---' '---.---' '---.---'    chunks of at most `chunk_bytes` of float32 logits
@@ -69,7 +69,7 @@ def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...
 
 
 def has_slopes(of_chunk: ValuesOf, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether gradients reach nothing but the given tensors, and every value is one number."""
+    """True where gradients reach nothing but the given tensors, and every value is one number."""
     # Asked of the function itself, on no positions: it costs nothing.
     values = of_chunk(*(tensor[:0].detach() for tensor in tensors))
     others_trained = any(value.requires_grad for value in values)

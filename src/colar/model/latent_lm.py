@@ -19,81 +19,20 @@ Shape suffixes: B rows, T positions, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-import copy
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.checks import check_holds, in_library
-from colar.model import added_rows, chunks, context, input_check, mask_check, masks
-from colar.model.backbones import Backbone
-from colar.model.head_rows import HeadRows
+from colar.model import added_rows, chunks, masks, probes
+from colar.model.backbones import Backbone, Context, context_of
+from colar.model.head import HeadRows, head_logits
+from colar.model.lora import LoraSettings, adapted_weights, with_adapter
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """Low-rank adapters through peft. `model.lora: null` trains all weights instead."""
-
-    r: int = 128
-    """Rank ("LoRA modules are configured with alpha = 32 and r = 128", appendix A)."""
-    lora_alpha: int = 32
-    """Scale; the update is lora_alpha / r times B A."""
-    lora_dropout: float = 0.0
-    """Dropout on the adapter's input."""
-    target_modules: tuple[str, ...] | str = ("q_proj", "v_proj")
-    """Linears that get an adapter: names, or "all-linear". The paper's code took peft's default for Llama."""
-
-    def __post_init__(self) -> None:
-        check_holds("model.lora.r", self.r >= 1, self.r, "1 or more")
-        check_holds("model.lora.lora_dropout", 0 <= self.lora_dropout < 1, self.lora_dropout, "in [0, 1)")
-
-    def check_same(self, lm: PeftModel, where: object) -> None:
-        """Reject a model whose adapter was made with other settings than these: ValueError."""
-        trained: Any = lm.peft_config["default"]
-        names = ("r", "lora_alpha", "lora_dropout")
-        mine = {name: getattr(self, name) for name in names}
-        theirs = {name: getattr(trained, name) for name in names}
-        # peft stores what it has made of the targets: names, patterns and "all-linear" may mean the same, and those of
-        # stacked experts become parameters. So the weights are compared that it makes of them.
-        if mine != theirs or self._weights_on(lm.get_base_model()) != _lora_weights(lm):
-            mine["target_modules"], theirs["target_modules"] = (
-                targets if isinstance(targets, str) else set(targets)
-                for targets in (self.target_modules, trained.target_modules)
-            )
-            raise ValueError(f"model.lora {mine} is not what the adapter in {where} has: {theirs}")
-
-    def _weights_on(self, lm: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-        # A model of shapes: its weights take no memory.
-        with torch.device("meta"):
-            twin = type(lm)(copy.deepcopy(lm.config))
-        return _lora_weights(_adapt(twin, self, self.to_peft()))
-
-    def to_peft(self, rows: dict[str, list[int]] | None = None) -> LoraConfig:
-        """peft's config; `rows` of modules are trained too."""
-        targets = self.target_modules
-        return LoraConfig(
-            task_type="CAUSAL_LM",
-            r=self.r,
-            lora_alpha=self.lora_alpha,
-            lora_dropout=self.lora_dropout,
-            target_modules=targets if isinstance(targets, str) else list(targets),
-            trainable_token_indices=rows,
-        )
-
-
-def _lora_weights(lm: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The weights of a low-rank adapter, by name, with their shapes."""
-    return {name: tuple(weight.shape) for name, weight in lm.named_parameters() if ".lora_" in name}
-
 
 Reduce = Callable[..., tuple[Tensor, ...]]
 """Logits (C, V) and columns (C, ...) -> tensors (C, ...), each position's a function of its own row alone."""
@@ -109,13 +48,12 @@ class LatentLM(nn.Module):
         self.template = template
         self.fingerprint = backbone.fingerprint
         added_rows.fit_vocabulary(backbone.lm, template)
-        input_check.check(backbone.lm, head_logits)
+        probes.check_inputs(backbone.lm, head_logits)
         # Asked of the whole backbone, before its weights may be split between processes.
-        self._takes_trees = mask_check.trees_differ(backbone.lm) is None
+        self._takes_trees = probes.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
-            with in_library("model.lora does not fit the backbone"):
-                self.lm = with_adapter(backbone.lm, lora, template)
+            self.lm = with_adapter(backbone.lm, lora, template)
         self.extra = nn.ModuleDict()
         self.chunk_bytes: int | None = None
         """Of a chunk's logits (`chunks.py`); None: what suits the head and its device."""
@@ -172,9 +110,9 @@ class LatentLM(nn.Module):
         return added_rows.vocabulary_size(self.causal_lm)
 
     @property
-    def context(self) -> context.Context:
+    def context(self) -> Context:
         """Positions that a row may have, with the reason where they are fewer than the config says."""
-        return context.of(self.config)
+        return context_of(self.config)
 
     @property
     def context_length(self) -> int:
@@ -324,7 +262,7 @@ class LatentLM(nn.Module):
         if isinstance(self.lm, PeftModel):
             # Weights read from a file are mapped into memory. To write into them is to copy them page by page, which
             # takes eight times as long as to copy them first.
-            for weight in _adapted_weights(self.lm):
+            for weight in adapted_weights(self.lm):
                 weight.data = weight.data.clone()
             self.lm = self.lm.merge_and_unload()
 
@@ -334,7 +272,7 @@ class LatentLM(nn.Module):
         if not isinstance(self.lm, PeftModel):
             yield
             return
-        weights = _adapted_weights(self.lm)
+        weights = adapted_weights(self.lm)
         kept = [weight.detach().clone() for weight in weights]
         try:
             self.lm.merge_adapter()
@@ -362,116 +300,3 @@ class LatentLM(nn.Module):
                 added_rows.train_only(rows.weight_ND, places)
             return
         added_rows.train_only(self.causal_lm.get_input_embeddings().weight, kept)
-
-
-def _adapted_weights(lm: PeftModel) -> list[nn.Parameter]:
-    """The weights under an adapter, each once.
-
-    One weight may have two adapted layers (a tied embedding is read by one and chosen by the other), and one layer two
-    adapted weights, neither of them called `weight` (the stacked experts of a mixture).
-    """
-    weights: dict[int, nn.Parameter] = {}
-    for module in lm.modules():
-        if isinstance(module, BaseTunerLayer):
-            for weight in module.get_base_layer().parameters(recurse=False):
-                weights[id(weight)] = weight
-    return list(weights.values())
-
-
-def with_adapter(lm: PreTrainedModel, lora: LoraSettings, template: Template) -> PeftModel:
-    """The model with a fresh adapter. ValueError for settings that peft refuses, or that the model cannot work with."""
-    adapted = _adapt(lm, lora, lora_config(lora, template, lm))
-    _check_forward(adapted, lora)
-    return adapted
-
-
-def _adapt(lm: PreTrainedModel, lora: LoraSettings, config: LoraConfig) -> PeftModel:
-    try:
-        return get_peft_model(lm, config)
-    # peft raises what it comes across: a pattern that is none, a module that it does not know.
-    except (ValueError, TypeError, NotImplementedError, re.error) as error:
-        raise ValueError(
-            f"model.lora with target_modules {_shown(lora.target_modules)} does not fit {type(lm).__name__}: "
-            f"{' '.join(str(error).split())[:300]}"
-        ) from error
-
-
-@torch.no_grad()
-def _check_forward(adapted: PeftModel, lora: LoraSettings) -> None:
-    """Reject an adapter that the model's forward does not survive.
-
-    Some modules are linear layers by their type alone: the router of a mixture may return several tensors.
-    """
-    lm = adapted.get_base_model()
-    if lm.device.type == "meta":
-        return
-    try:
-        # Dropout may draw: a run has the random numbers that it would have had.
-        with torch.random.fork_rng(devices=[]):
-            lm.base_model(input_ids=torch.tensor([[0, 1]], device=lm.device), use_cache=False)
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"model.lora with target_modules {_shown(lora.target_modules)} does not fit {type(lm).__name__}, which "
-            f"cannot compute with such an adapter: {error}. Name the layers that get one"
-        ) from error
-
-
-def _shown(targets: tuple[str, ...] | str) -> str:
-    return targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
-
-
-def lora_config(lora: LoraSettings, template: Template, lm: PreTrainedModel) -> LoraConfig:
-    """peft's config; rows of added tokens are trained where they are read and where they are chosen."""
-    rows = added_rows.to_train(lm, template.added_ids) if template.added_ids else None
-    config = lora.to_peft(rows)
-    if rows is not None:
-        _check_rows(lm, template, config)
-    return config
-
-
-def _check_rows(lm: PreTrainedModel, template: Template, config: LoraConfig) -> None:
-    """Reject an adapter on the embedding or the LM head where rows of these are trained for added tokens.
-
-    peft refuses both in one layer. With a tied head it does not, but the head would not see the rows.
-    """
-    wanted = (lm.get_input_embeddings(), lm.get_output_embeddings())
-    for name, module in lm.named_modules():
-        if any(module is one for one in wanted) and _has_adapter(config, name):
-            raise ValueError(
-                f"model.lora.target_modules names {name}, of which the row of the added separator "
-                f"{template.config.separator!r} is trained: leave {name} out, or set template.separator to one token "
-                "of the tokenizer"
-            )
-
-
-def _has_adapter(config: LoraConfig, name: str) -> bool:
-    try:
-        return bool(check_target_module_exists(config, name))
-    # A pattern that is none: peft says so when it lays the adapter on.
-    except re.error:
-        return False
-
-
-def head_logits(
-    lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None, own: Tensor | None = None
-) -> Tensor:
-    """The LM head, or some of its rows, and the scaling that some families do after it.
-
-    Cohere and Granite scale, Gemma 2 caps. `own` are logits of rows in an adapter, where they are made already.
-    """
-    config = lm.config.get_text_config()
-    logits: Tensor
-    if rows is None:
-        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own).float()
-    elif rows.weight_SD is None:
-        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own)[..., rows.ids_S].float()
-    else:
-        logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
-    if getattr(config, "logit_scale", None) is not None:
-        logits = logits * config.logit_scale
-    if getattr(config, "logits_scaling", None) is not None:
-        logits = logits / config.logits_scaling
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap is not None:
-        logits = cap * torch.tanh(logits / cap)
-    return logits

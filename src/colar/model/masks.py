@@ -16,7 +16,7 @@ MASKED = ("eager", "sdpa")
 
 
 def refusal(lm: PreTrainedModel) -> str | None:
-    """What keeps a backbone from taking a mask of ours, as the end of a sentence about it; None where nothing does."""
+    """The reason why a backbone cannot take a mask of ours, as the end of a sentence about it; None where it can."""
     config = lm.config.get_text_config()
     known = {"full_attention", "sliding_attention"}
     others = set(getattr(config, "layer_types", None) or ()) - known

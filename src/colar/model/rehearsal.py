@@ -1,22 +1,21 @@
 """A checkpoint without weights, written and read back before a run makes its first step.
 
-What cannot be published is found in a second, and not after the last update.
+What cannot be published is found in a second, and not after hours of training.
 """
 
 from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from colar import files
+from colar.checks import in_library
 from colar.model import checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
@@ -25,80 +24,55 @@ from colar.template.template import Template
 def rehearse(
     lm: LatentLM, method: dict[str, Any], run: dict[str, Any], card: str, leave_out: Collection[str] = ()
 ) -> None:
-    """Write what `save` would, but for the weights, and read it back: ValueError for a model that cannot be saved.
+    """Write all that `checkpoint.save` would write but the weights, and read it back.
 
-    It is called before training: what cannot be published must not be trained for hours.
+    ValueError for a tokenizer or a model that would not come back. The backbone of an adapter comes from where it came
+    from, and is not saved.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint.save_rest(lm, folder, method, run, card, leave_out)
         _check_same_tokenizer(lm, folder)
-        twin = _twin(lm)
-        if isinstance(lm.lm, PeftModel):
-            lm.lm.peft_config["default"].save_pretrained(name)
-            adapted = checkpoint.with_empty_adapter(twin, folder)
-            mine, theirs = (
-                get_peft_model_state_dict(each, save_embedding_layers=False) for each in (lm.lm, adapted)
-            )
-            _check_same_weights(lm, mine, theirs)
-        else:
-            _check_same_weights(lm, lm.causal_lm.state_dict(), twin.state_dict())
+    if not lm.has_adapter:
+        _check_same_model(lm)
 
 
 def _check_same_tokenizer(lm: LatentLM, folder: Path) -> None:
     """Reject a tokenizer that does not come back as it was saved."""
     # Of several kinds: words, numbers, white space, another alphabet.
     probe = f"{lm.template.config.question} How many, 12 * 3 = 36?\n\tÜber {lm.template.config.separator} x"
-    try:
+    refusal = (
+        f"the tokenizer of {lm.name} ({type(lm.tokenizer).__name__}) cannot be read back from the files that it saves, "
+        "so no command could read the trained model: give the backbone a tokenizer with a tokenizer.json"
+    )
+    # Each kind of tokenizer has errors of its own.
+    with in_library(refusal):
         back = checkpoint.load_tokenizer(folder)
         Template.from_json(files.read_json(folder / "template.json"), back)
-        same = back.encode(probe) == lm.tokenizer.encode(probe)
-    # Each kind of tokenizer has errors of its own.
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    else:
-        if same:
-            return
-        reason = "a text becomes other ids"
-    raise ValueError(
-        f"the tokenizer of {lm.name} ({type(lm.tokenizer).__name__}) cannot be read back from the files that it saves, "
-        f"so no command could read the trained model ({reason}): give the backbone a tokenizer with a tokenizer.json"
-    )
+        if back.encode(probe) != lm.tokenizer.encode(probe):
+            raise ValueError("a text becomes other ids")
 
 
-def _twin(lm: LatentLM) -> PreTrainedModel:
-    """The model that the backbone's config makes, without numbers."""
-    causal_lm = lm.causal_lm
+def _check_same_model(lm: LatentLM) -> None:
+    """Reject weights that the model of the saved config would not have, by name and shape."""
+    kind = type(lm.causal_lm)
     # A copy: to build a model writes into its config.
-    config = copy.deepcopy(causal_lm.config)
-    if lm.has_adapter:
-        # The backbone comes from where it came from, as the class that it is.
-        with torch.device("meta"):
-            return type(causal_lm)(config)
-    with tempfile.TemporaryDirectory() as name:
-        config.architectures = [type(causal_lm).__name__]
-        try:
-            config.save_pretrained(name)
-            with torch.device("meta"):
-                twin = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"{lm.name} cannot be saved with all weights: transformers makes no model of the config that "
-                f"{type(causal_lm).__name__} saves ({' '.join(str(error).split())[:200]}): "
-                "train an adapter (model.lora)"
-            ) from error
-    if type(twin) is not type(causal_lm):
+    config = copy.deepcopy(lm.causal_lm.config)
+    config.architectures = [kind.__name__]
+    refusal = (
+        f"{lm.name} cannot be saved with all weights (train an adapter, model.lora): transformers makes no model of "
+        f"the config that {kind.__name__} saves"
+    )
+    with tempfile.TemporaryDirectory() as name, in_library(refusal), torch.device("meta"):
+        config.save_pretrained(name)
+        twin = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name))
+    if type(twin) is not kind:
         raise ValueError(
             f"{lm.name} cannot be saved with all weights: transformers would load a {type(twin).__name__}, not a "
-            f"{type(causal_lm).__name__}: train an adapter (model.lora)"
+            f"{kind.__name__}: train an adapter (model.lora)"
         )
-    return twin
-
-
-def _check_same_weights(lm: LatentLM, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Reject weights that a model loaded from the saved config would not have, by name and shape."""
-    ours = {name: tuple(value.shape) for name, value in mine.items()}
-    loaded = {name: tuple(value.shape) for name, value in theirs.items()}
+    ours = {name: tuple(value.shape) for name, value in lm.causal_lm.state_dict().items()}
+    loaded = {name: tuple(value.shape) for name, value in twin.state_dict().items()}
     if ours != loaded:
         name = sorted(name for name, _ in ours.items() ^ loaded.items())[0]
         raise ValueError(

@@ -52,7 +52,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def gathered(lm: LatentLM) -> dict[str, Tensor]:
-    """What a checkpoint of `lm` holds, whole and on the CPU, by the names of `lm.state_dict()`; all call it together.
+    """The tensors of a checkpoint of `lm`, whole and on the CPU, by name in `lm.state_dict()`; all call it together.
 
     Weights that an adapter leaves as they are stay away. Processes other than the main one get nothing.
     """

@@ -36,7 +36,7 @@ PIECES = "|".join(
         r"[<>#]",  # single characters of the marks above
     )
 )
-"""How a text is split before merges: no merge crosses a border between two of these."""
+"""The pieces into which a text is split before merges: no merge crosses a border between two of these."""
 
 
 def build(seed: int = 0, digits: int = 2) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:

@@ -25,9 +25,7 @@ from colar.methods import registry
 from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate
 from colar.recipe.schema import Recipe
-from colar.training import preflight, recompute, sft
-from colar.training.compiled_layers import compiled_layers
-from colar.training.curriculum import Curriculum
+from colar.training import layers, preflight, sft
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
 from colar.training.preflight import clock
@@ -39,7 +37,7 @@ UPDATES = 4
 GIB = 2**30
 
 
-class UpdateTimer(TrainerCallback):  # type: ignore[misc]
+class UpdateSeconds(TrainerCallback):  # type: ignore[misc]
     """Seconds of each update."""
 
     def __init__(self) -> None:
@@ -76,8 +74,8 @@ def check(recipe: Recipe) -> Table:
 def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> Table:
     preflight.warn_of_slow_bfloat16(trainer)
     lm = trainer.objective.lm
-    loader = trainer.get_train_dataloader()
-    _, per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+    curriculum = trainer.curriculum()
+    per_epoch, max_steps = curriculum.steps_per_epoch, curriculum.max_steps
     table = Table(
         title=f"{lm.name} on {trainer.args.world_size} x {lm.device}", title_justify="left", box=None
     )
@@ -87,19 +85,14 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     total = sum(weight.numel() for weight in trainer.objective.parameters())
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
-    if recipe.training.gradient_checkpointing:
-        recompute.enable(lm)
-    started = time.perf_counter()
-    # Before its weights are split the model would have to fit into one device.
-    if not trainer.shards:
-        curriculum = Curriculum(
-            trainer.objective.method, per_epoch, max_steps, trainer.objective.has_curriculum
-        )
-        found = preflight.before_training(trainer, curriculum.stage_epochs())
-        table.add_row(
-            "longest batch", clock(found.seconds), f"{found.rows} rows, {found.positions:,} positions at once"
-        )
-    with compiled_layers(lm) if recipe.training.compile else contextlib.nullcontext():
+    config = recipe.training
+    with layers.prepared(lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
+        started = time.perf_counter()
+        # Before its weights are split the model would have to fit into one device.
+        if not trainer.shards:
+            found = preflight.before_training(trainer, curriculum.stage_epochs())
+            size = f"{found.rows} rows, {found.positions:,} positions at once"
+            table.add_row("longest batch", clock(found.seconds), size)
         update, note = _update_seconds(trainer, started)
     table.add_row("an update", clock(update), note)
     table.add_row("an epoch", clock(update * per_epoch), f"{per_epoch:,} updates, without validation")
@@ -116,7 +109,7 @@ def _update_seconds(trainer: LatentTrainer, started: float) -> tuple[float, str]
     reinforced = isinstance(trainer, GrpoTrainer)
     # A generation is sampled once, and learnt from in several updates: all of these are made.
     n = trainer.plan.updates_per_generation if isinstance(trainer, GrpoTrainer) else UPDATES
-    seconds = UpdateTimer()
+    seconds = UpdateSeconds()
     trainer.add_callback(seconds)
     trainer.remove_callback(PrinterCallback)
     trainer.args.max_steps = n

@@ -17,7 +17,16 @@ INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_s
 """Keys that name a folder or a file of the user's, if they do not name one of ours or of the Hub."""
 PIECE, PIECES = 1 << 18, 64
 """Bytes of a piece of a file that are digested, and the number of pieces."""
-REMOVED = ("grpo.top_p", "data.validation_split")
+REMOVED = (
+    "grpo.top_p",
+    "grpo.reward_weights",
+    "grpo.dr_grpo_length",
+    "grpo.log_completions",
+    "grpo.factor_drawn_per",
+    "training.eval_on_start",
+    "training.reset_optimizer_at_stage",
+    "data.validation_split",
+)
 """Keys that recipes once had: an older run folder may name them."""
 RESUMABLE = (
     "output",

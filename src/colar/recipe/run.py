@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,19 +13,18 @@ import torch
 from colar import files, processes, progress, recipes
 from colar.data.example import Example
 from colar.engine import cache
-from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import require_fit, score
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
+from colar.recipe import run_page
 from colar.recipe.ownership import claim, is_finished
 from colar.recipe.parsing import Stage, build_method
 from colar.recipe.rows import load_examples
 from colar.recipe.schema import ModelConfig, Recipe, plain, to_json
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
-from colar.training.run_page import PageCallback, RunPage
 from colar.training.sft import TrainResult, train
 
 
@@ -77,39 +75,25 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
 
     validate = make_validate(recipe, held_out)
     run_info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}
-    page = None
-    watch = []
-    if recipe.validation.page_size > 0 and held_out:
-        limits = recipe.validation.limits
-        decoding = replace(
-            DECODINGS[recipe.validation.decoding],
-            max_latents=limits.max_latents,
-            max_completion_length=limits.max_completion_length,
-        )
-        page = RunPage(RunFolder(output), held_out[: recipe.validation.page_size], params, decoding)
-        reinforced = recipe.grpo is not None
-        watch.append(PageCallback(page, lm, method, before=reinforced, retrieval=not reinforced))
     if recipe.grpo is not None:
         result = grpo_run.train(
             lm, method, examples, recipe.training, recipe.grpo, output,
-            validate=validate, run_info=run_info, resume=resume, callbacks=watch,
+            validate=validate, run_info=run_info, resume=resume,
         )  # fmt: skip
     else:
         result = train(
             lm, method, examples, recipe.training, output,
-            held_out=held_out, validate=validate, run_info=run_info, resume=resume, callbacks=watch,
+            held_out=held_out, validate=validate, run_info=run_info, resume=resume,
         )  # fmt: skip
-    shows = page is not None and processes.is_main() and page.write(lm, method)
     folder = RunFolder(output)
     written = [f"{result.best} (the checkpoint)"]
-    # A run that is shorter than its first log has nothing to draw.
-    if folder.curves.exists():
-        written.append(str(folder.curves))
+    if folder.history.exists():
+        written.append(str(folder.history))
     if recipe.training.report_to == "tensorboard" and folder.logs.exists():
         written.append(f"{folder.logs} (TensorBoard)")
     progress.say(f"wrote {', '.join(written)}")
-    if shows:
-        progress.say(f"what it thinks: {folder.page}")
+    if processes.is_main():
+        run_page.write(recipe.validation, folder, lm, method, held_out)
     return result
 
 

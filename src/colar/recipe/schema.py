@@ -13,7 +13,7 @@ from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
 from colar.model.backbones import DTYPES
-from colar.model.latent_lm import LoraSettings
+from colar.model.lora import LoraSettings
 from colar.template.template import TemplateConfig
 from colar.training.grpo.config import GrpoConfig
 from colar.training.sft import TrainingConfig

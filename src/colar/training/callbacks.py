@@ -1,6 +1,6 @@
 """Actions around the steps of a run: epochs, evaluations, the clock, the progress bar.
 
-    on_train_begin      Clock starts, Bar opens
+    on_train_begin      Clock starts, ProgressBar opens
     on_epoch_begin      Epochs sets the schedule's epoch
     on_step_begin       Epochs forgets the optimiser's moments where a stage begins
       one update
@@ -9,8 +9,7 @@
     on_save             Checkpoints writes the digests of the files that were saved, and deletes old checkpoints
     on_train_end        Clock stops
 
-Each is a `TrainerCallback` of its own. None holds a state that a resumed run could miss, but for the clock, whose
-seconds are saved in `trainer_state.json`.
+None holds a state that a resumed run could miss, but for the clock, whose seconds are saved in `trainer_state.json`.
 """
 
 from __future__ import annotations
@@ -20,38 +19,31 @@ import time
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from colar import processes, progress
 from colar.methods.base import Method
-from colar.training.batches import Schedule
+from colar.training.rows import Schedule
 from colar.training.run_folder import PREFIX, RunFolder, write_digests
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
     """Sets the schedule's epoch, and forgets the optimiser's moments where the method's stage changes."""
 
-    def __init__(
-        self, schedule: Schedule, method: Method, steps_per_epoch: int, reset_optimizer: bool
-    ) -> None:
+    def __init__(self, schedule: Schedule, method: Method, steps_per_epoch: int) -> None:
         self.schedule = schedule
         self.method = method
         self.steps_per_epoch = steps_per_epoch
-        self.reset_optimizer = reset_optimizer
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # From the step, not by counting calls: a resumed run begins in the middle of an epoch.
         self.schedule.epoch = state.global_step // self.steps_per_epoch
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step = state.global_step
-        if self.reset_optimizer and step > 0 and self.stage(step) != self.stage(step - 1):
-            # AdamW's moments belong to the gradients of the stage before.
+        if step > 0 and self.stage(step) != self.stage(step - 1):
+            # AdamW's moments belong to the gradients of the stage before (iCoT and Coconut forget them, too).
             kwargs["optimizer"].state.clear()
 
     def stage(self, step: int) -> int:
@@ -60,16 +52,14 @@ class Epochs(TrainerCallback):  # type: ignore[misc]
 
 
 class Evaluations(TrainerCallback):  # type: ignore[misc]
-    """Asks for an evaluation `per_epoch` times an epoch (or every `every` steps) and at the end."""
+    """Requests an evaluation `per_epoch` times an epoch (or every `every` steps) and at the end."""
 
     def __init__(self, steps_per_epoch: int, per_epoch: float, every: float | None) -> None:
         self.steps_per_epoch = steps_per_epoch
         self.per_epoch = per_epoch
         self.every = every
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step = state.global_step
         # Counted, not divided: also a number of evaluations that does not divide the epoch is met.
         due = self.count(step, state.max_steps) > self.count(step - 1, state.max_steps)
@@ -87,15 +77,13 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
 
 
 class LogAtSaves(TrainerCallback):  # type: ignore[misc]
-    """Asks for a log where a checkpoint is due.
+    """Requests a log where a checkpoint is due.
 
     A row of the log is a mean over the steps since the last row, in the same process. Without a row at the checkpoint,
     a resumed run's next row would cover fewer steps than an uninterrupted run's.
     """
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_save:
             control.should_log = True
 
@@ -111,15 +99,13 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
         self.limit = limit
         self.owner = owner
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         saved = self.folder.checkpoints / f"{PREFIX}{state.global_step}"
         # Every process has saved its random numbers.
         processes.wait()
         if self.owner and not processes.is_main():
             self._finish(saved)
-        # The main process is the last: its digests say that the other disks have theirs.
+        # The main process is the last: its digests show that the other disks have theirs.
         processes.wait()
         if processes.is_main():
             self._finish(saved)
@@ -132,8 +118,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Wall-clock seconds since the first step, evaluations included, summed over resumes; stops at a limit.
 
-    It also keeps the rows of an update and a digest of all rows: a step means the same only while these stay, on any
-    number of devices.
+    Its saved state also has the rows of an update and a digest of all rows: a step means the same only while these
+    stay, on any number of devices.
     """
 
     def __init__(
@@ -157,18 +143,14 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
         attributes = {"seconds": self.seconds, "rows_per_update": self.rows_per_update, "rows": self.rows}
         return {"args": {}, "attributes": attributes}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.started = time.monotonic()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if math.isinf(self.limit):
             return
-        # Clocks differ between processes, but all must stop at the same step: the main process decides. Told on the
-        # CPU: no GPU waits for it.
+        # Clocks differ between processes, but all must stop at the same step: the main process decides, by way of the
+        # CPU, so that no GPU waits for it.
         if processes.from_main(lambda: self.seconds >= self.limit):
             # A validation and a checkpoint of the last step: with a longer limit the run resumes from it.
             control.should_training_stop = True
@@ -176,51 +158,40 @@ class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]
             control.should_save = True
             control.should_log = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.earlier_seconds = self.seconds
         self.started = None
 
 
-class Bar(TrainerCallback):  # type: ignore[misc]
+class ProgressBar(TrainerCallback):  # type: ignore[misc]
     """The project's progress bar on stderr, in the place of Trainer's, which writes logs to stdout."""
 
     def __init__(self) -> None:
         self.bar: progress.Bar | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.bar = progress.Bar("train", state.max_steps)
             # A resumed run's bar begins where the run stopped.
             self.bar.advance(state.global_step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.advance()
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs.get("logs") or {}
         if self.bar is not None and "loss" in logs:
             self.bar.note(f"epoch {state.epoch:.2f} loss {logs['loss']:.4f}")
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         metrics = kwargs.get("metrics") or {}
         if self.bar is None or "eval_accuracy" not in metrics:
             return
-        where = f"step {state.global_step}, epoch {state.epoch:.2f}"
         found = f"accuracy {metrics['eval_accuracy']:.4f}"
         if "eval_length" in metrics:
             found += f", #L {metrics['eval_length']:.2f}"
-        progress.say(f"{where}: {found}")
+        progress.say(f"step {state.global_step}, epoch {state.epoch:.2f}: {found}")
 
     def close(self) -> None:
         """Take the bar off the terminal, also after an error."""

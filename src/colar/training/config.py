@@ -1,8 +1,9 @@
-"""`TrainingConfig`: how long and how fast, checked where it is built."""
+"""`TrainingConfig`: length and speed of a run, checked where it is built."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,19 +24,27 @@ TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 MOST_WORKERS = 256
 """Processes that load rows: more of them exhaust a machine before the first update."""
 MOST_EPOCHS = 1_000_000
+ABOVE_0 = (
+    "num_train_epochs",
+    "learning_rate",
+    "logging_steps",
+    "evals_per_epoch",
+    "save_steps",
+    "ddp_timeout",
+)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long and how fast. Names are those of transformers' `TrainingArguments` where they exist there."""
+    """Length and speed of a run. Names are those of transformers' `TrainingArguments` where they exist there."""
 
     seed: int = 0
     """Fixes new weights, the order of rows and every draw."""
-    # How long. max_steps, where it is given, takes the place of the epochs; max_hours ends either.
+    # How long. max_steps, where it is given, takes precedence over the epochs; max_hours ends either.
     num_train_epochs: float = 1.0
     """Passes over the rows."""
     max_steps: int = -1
-    """Stop after N updates; -1: as many as the epochs have."""
+    """Stop after N updates; -1: those of the epochs."""
     max_hours: float | None = None
     """Stop after N hours of wall-clock, evaluations included, summed over resumes; null: no limit."""
     # The size of an update.
@@ -85,11 +94,9 @@ class TrainingConfig:
     """Validations an epoch (0.5: every second epoch); one more at the end. Unused where eval_steps is given."""
     eval_steps: float | None = None
     """Updates between two validations; below 1: a share of all."""
-    eval_on_start: bool = False
-    """Validate before the first update, too; grpo does in any case."""
     load_best_model_at_end: bool = True
     """Publish the weights that were best on validation, by loss on held-out rows where two are equally accurate; false:
-    the last ones, whatever validation says of them."""
+    the last ones, without regard to validation."""
     save_steps: float = 0.05
     """Updates between two checkpoints to resume from; below 1: a share of all. One more at the end."""
     save_total_limit: int = 2
@@ -100,47 +107,28 @@ class TrainingConfig:
     # Several processes.
     ddp_timeout: float = 1800
     """Seconds that a process waits for another one, which hangs or is slower, before all end with an error."""
-    # Curricula.
-    reset_optimizer_at_stage: bool = False
-    """Forget AdamW's moments where a curriculum enters a new stage (iCoT and Coconut do)."""
 
     def __post_init__(self) -> None:
         checks.check_choice("training.lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
         checks.check_choice("training.report_to", self.report_to, TRACKERS)
         if self.device is not None:
             checks.check_choice("training.device", self.device, [*DEVICES, "null"])
-        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "save_total_limit"):
-            checks.check_number(f"training.{name}", getattr(self, name), 1, whole=True)
-        checks.check_number("training.draws_per_example", self.draws_per_example, 1, whole=True)
-        size = self.per_device_train_batch_size
-        whole = size % self.draws_per_example == 0
-        checks.check_holds(
-            "training.per_device_train_batch_size",
-            whole,
-            size,
-            f"a multiple of training.draws_per_example, {self.draws_per_example}: rows of one example share a batch",
-        )
-        # What numpy and transformers seed with.
-        checks.check_number("training.seed", self.seed, 0, 2**32 - 1, whole=True)
+        # The largest seed is that of numpy.
+        bounds: dict[str, tuple[float, float]] = {
+            "seed": (0, 2**32 - 1),
+            "per_device_train_batch_size": (1, math.inf),
+            "draws_per_example": (1, math.inf),
+            "gradient_accumulation_steps": (1, math.inf),
+            "save_total_limit": (1, math.inf),
+            "dataloader_num_workers": (0, MOST_WORKERS),
+        }
+        for name, (low, high) in bounds.items():
+            checks.check_number(f"training.{name}", getattr(self, name), low, high, whole=True)
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
             checks.check_number(f"training.{name}", getattr(self, name), 0)
-        checks.check_number(
-            "training.dataloader_num_workers", self.dataloader_num_workers, 0, MOST_WORKERS, whole=True
-        )
-
-        for name in ("num_train_epochs", "learning_rate", "logging_steps", "evals_per_epoch", "save_steps"):
+        for name in ABOVE_0:
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value > 0, value, "above 0")
-        # Their updates are counted in 64 bits.
-        epochs = self.num_train_epochs
-        checks.check_holds(
-            "training.num_train_epochs", epochs <= MOST_EPOCHS, epochs, f"{MOST_EPOCHS:,} or less"
-        )
-        checks.check_holds("training.ddp_timeout", self.ddp_timeout > 0, self.ddp_timeout, "above 0")
-        tokens = self.tokens_per_batch
-        checks.check_holds(
-            "training.tokens_per_batch", tokens is None or tokens >= 1, tokens, "1 or more, or null"
-        )
         for name in ("max_hours", "modules_learning_rate", "eval_steps"):
             value = getattr(self, name)
             checks.check_holds(f"training.{name}", value is None or value > 0, value, "above 0 or null")
@@ -149,6 +137,15 @@ class TrainingConfig:
             fits = value is None or value < 1 or value == int(value)
             allowed = "a whole number, or below 1 for a share of all updates"
             checks.check_holds(f"training.{name}", fits, value, allowed)
+        size, draws = self.per_device_train_batch_size, self.draws_per_example
+        allowed = f"a multiple of training.draws_per_example, {draws}: rows of one example share a batch"
+        checks.check_holds("training.per_device_train_batch_size", size % draws == 0, size, allowed)
+        # Updates are counted in 64 bits.
+        epochs, most = self.num_train_epochs, MOST_EPOCHS
+        checks.check_holds("training.num_train_epochs", epochs <= most, epochs, f"{most:,} or less")
+        tokens = self.tokens_per_batch
+        some = tokens is None or tokens >= 1
+        checks.check_holds("training.tokens_per_batch", some, tokens, "1 or more, or null")
         steps = self.max_steps
         checks.check_holds("training.max_steps", steps == -1 or steps > 0, steps, "above 0 or -1")
         checks.check_holds("training.adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")
@@ -162,7 +159,7 @@ class TrainingConfig:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the run trains on the CPU."""
+        """True where the run trains on the CPU."""
         if self.device is None:
             return not torch.cuda.is_available()
         return self.device == "cpu"

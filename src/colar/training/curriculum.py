@@ -46,7 +46,7 @@ class Curriculum:
         return self.stage(self.max_steps)
 
     def ends_with(self, step: int) -> bool:
-        """Whether the last of `step` updates was made in the stage that the run ends with."""
+        """True where the last of `step` updates was made in the stage that the run ends with."""
         return self.stage(step) == self.at_end
 
     def stage_epochs(self) -> list[float]:
@@ -62,18 +62,6 @@ class Curriculum:
             spread = [round(i * (len(begins) - 1) / (MOST_STAGES - 1)) for i in range(MOST_STAGES)]
             begins = [begins[i] for i in spread]
         return [begin / self.steps_per_epoch for begin in begins]
-
-    def last_stage_begins(self) -> int:
-        """The update after which the stage that the run ends with begins: 0 where there are no stages."""
-        low, high = 0, self.max_steps
-        # Stages only grow: the first update in the last one is found by halving.
-        while low < high:
-            middle = (low + high) // 2
-            if self.ends_with(middle + 1):
-                high = middle
-            else:
-                low = middle + 1
-        return low
 
     def warn(self) -> None:
         """Warn where training ends before the curriculum does: the model would think as it was never trained to."""

@@ -1,14 +1,9 @@
-"""The one module that Trainer wraps: a model and its method's loss.
-
-    loss of an update = sum over the rows of its global batch of (sum of the row's terms) / number of those rows
-
-However the rows are split into devices and accumulation steps, the loss and its gradient are the same.
-The forward IS the objective: a `compute_loss` that called `method.loss(unwrapped_model)` would go round
-DistributedDataParallel, and the processes' gradients would never meet.
-"""
+"""The loss of a batch of rows, as the module that Trainer wraps, and the sums of its terms for the log."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -16,16 +11,24 @@ from torch import Tensor, nn
 
 from colar.methods.base import Batch, Method
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 
 
 class Objective(nn.Module):
-    """`forward(**Batch.tensors())` -> {"loss": scalar, name: detached mean over the rows of each term}."""
+    """The module that Trainer wraps: `forward(**Batch.tensors())` -> {"loss": scalar, term: detached mean over rows}.
+
+        loss of an update = sum over the rows of its global batch of (sum of the row's terms) / number of those rows
+
+    However the rows are split into devices and accumulation steps, the loss and its gradient are the same. The forward
+    IS the objective: a `compute_loss` that called `method.loss(unwrapped_model)` would go round
+    DistributedDataParallel, and the processes' gradients would never meet.
+    """
 
     accepts_loss_kwargs = True
-    """Trainer hands over `num_items_in_batch`, and takes the loss as already scaled for accumulation."""
+    """Trainer passes `num_items_in_batch`, and takes the loss as already scaled for accumulation."""
 
     has_curriculum: ClassVar[bool] = True
-    """Whether rows are those of the method's stage; reinforcement thinks as in the last one from the start."""
+    """True where rows are those of the method's stage; reinforcement thinks as in the last one from the start."""
 
     def __init__(self, lm: LatentLM, method: Method) -> None:
         super().__init__()
@@ -54,3 +57,42 @@ class Objective(nn.Module):
             outputs[name.removeprefix("_")] = kept_B.sum() / rows
         outputs["loss"] = torch.where(counted_B, losses_B, 0.0).sum() / count
         return outputs
+
+
+class LossTermSums:
+    """Sums of the loss's terms since the last log, on the device: no synchronisation at a step."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew, after a log."""
+        self.sums: dict[str, Tensor] = {}
+        self.rows = 0
+        self.started: float | None = None
+        self.paused_seconds = 0.0
+
+    def start(self) -> None:
+        """Start the time at the first update after a log; an evaluation or a save between the two does not count."""
+        if self.started is None:
+            self.started = time.monotonic()
+            self.paused_seconds = 0.0
+
+    def add(self, means: dict[str, Tensor], rows: int) -> None:
+        """Add the means of each term over the rows of a batch."""
+        self.rows += rows
+        for name, mean in means.items():
+            if name != "loss":
+                self.sums[name] = self.sums.get(name, 0) + mean * rows
+
+    def means(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> dict[str, float]:
+        """Mean of each term over the summed rows of all processes, and rows a second."""
+        # One vector [sum of term 1, sum of term 2, ..., rows] and one gather, for every gather waits for all processes.
+        parts = [devices.wide(value).reshape(()) for value in self.sums.values()]
+        parts.append(torch.tensor(float(self.rows), dtype=devices.widest(device), device=device))
+        *totals, rows = gather(torch.stack(parts)[None]).sum(0).tolist()
+        rows = max(rows, 1)
+        means = {name: total / rows for name, total in zip(self.sums, totals, strict=True)}
+        seconds = time.monotonic() - (self.started or 0.0) - self.paused_seconds
+        means["rows_per_second"] = rows / max(seconds, 1e-9)
+        return means

@@ -11,20 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from colar import progress
 from colar.ops import devices
-from colar.training.batches import RowSchedule, TrainingRows, collate, count_rows
+from colar.training.rows import RowSchedule, TrainingRows, collate, count_rows
 from colar.training.trainer import LatentTrainer
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One batch, forward and backward, on one device."""
+class LongestBatch:
+    """Forward and backward of a run's longest batch, measured on one device."""
 
     rows: int
     positions: int
@@ -37,30 +36,25 @@ class Measured:
 
 
 def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
-    """Warn where the run asks for bfloat16, and this CPU has no such arithmetic or is slower in it."""
+    """Warn where a run computes in bfloat16 on a CPU that has no such arithmetic, or is slower in it."""
     lm = trainer.objective.lm
-    if lm.device.type != "cpu":
-        return
-    advice = []
-    if trainer.args.bf16:
-        advice.append("--training.bf16 false")
+    advice = ["--training.bf16 false"] if trainer.args.bf16 else []
     if any(weight.dtype == torch.bfloat16 for weight in lm.parameters()):
         advice.append("--model.dtype float32")
-    if not advice:
+    if lm.device.type != "cpu" or not advice:
         return
     if not devices.computes_bfloat16(lm.device):
-        progress.say(
-            "warning: this CPU has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or "
-            f"more: set {' '.join(advice)}"
+        reason = (
+            "has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or more"
         )
     elif devices.bfloat16_speed() < 1:
-        progress.say(
-            f"warning: this CPU multiplies in bfloat16 at {devices.bfloat16_speed():.1f} of the speed of float32: "
-            f"set {' '.join(advice)}"
-        )
+        reason = f"multiplies in bfloat16 at {devices.bfloat16_speed():.1f} of the speed of float32"
+    else:
+        return
+    progress.say(f"warning: this CPU {reason}: set {' '.join(advice)}")
 
 
-def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> Measured:
+def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestBatch:
     """Measure the run's longest batch, and log it. `epochs` are those at which the curriculum's stages begin.
 
     ValueError where it does not fit into the device's memory.
@@ -89,7 +83,7 @@ def longest_batch(trainer: LatentTrainer, epochs: Sequence[float]) -> dict[str, 
     return max(found, key=lambda batch: int(trainer.positions(batch).max()))
 
 
-def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
+def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch:
     """Forward and backward of a batch, part by part as in training. ValueError where memory does not suffice."""
     objective = trainer.objective
     device = objective.lm.device
@@ -101,9 +95,8 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for part in parts:
-                inputs: dict[str, Any] = trainer._prepare_inputs(part)
                 with trainer.accelerator.autocast():
-                    loss = trainer.objective(**inputs)["loss"]
+                    loss = objective(**trainer.on_device(part))["loss"]
                 loss.backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -116,7 +109,7 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> Measured:
         for weight in objective.parameters():
             weight.grad = None
         objective.train(was_training)
-    return Measured(int(count_rows([batch])), positions, time.perf_counter() - started)
+    return LongestBatch(int(count_rows([batch])), positions, time.perf_counter() - started)
 
 
 def advice(trainer: LatentTrainer) -> str:

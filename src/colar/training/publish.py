@@ -1,10 +1,10 @@
-"""The published checkpoint: written when validation says so, and loaded again at the end.
+"""The published checkpoint: written when validation is better than before, and loaded again at the end.
 
     update   ...   evaluation: accuracy 0.2 -> publish    ...   0.6 -> publish    ...   0.6, 0.1: kept as it is
 
 The first of equals wins: a later checkpoint must be strictly better. A curriculum is judged in its last stage only,
-where the model thinks as it will at test time: before that, the best of iCoT or Coconut would be plain CoT. Where the
-last weights are asked for, they are published at the end and nothing before it.
+where the model thinks as it will at test time: before that, the best of iCoT or Coconut would be plain CoT. With
+`load_best_model_at_end` false the last weights are published at the end, and nothing before it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from colar import files, processes, progress
 from colar.methods import pretrained
 from colar.methods.base import Method
-from colar.model import card, checkpoint
+from colar.model import card, checkpoint, weights
 from colar.model.latent_lm import LatentLM
 from colar.training.callbacks import Clock
 from colar.training.curriculum import Curriculum
 from colar.training.run_folder import RunFolder
 
 REFRESH_EVERY_S = 10.0
-"""History and picture are written at evaluations, saves and the end, but in between not more often than this."""
+"""The history is written at evaluations, saves and the end, but in between not more often than this."""
 
 
 @dataclass
 class Publisher:
-    """Writes `best/` with its provenance, and the history and picture that show how the run goes."""
+    """Writes `best/` with its provenance, and the history that shows how the run goes."""
 
     lm: LatentLM
     method: Method
@@ -53,7 +53,7 @@ class Publisher:
         pretrained.rehearse(self.lm, self.method, run, text)
 
     def _describe(self, state: TrainerState) -> tuple[dict[str, Any], str]:
-        """What colar.json holds of a run, enough to say later where these weights come from; and the model card."""
+        """The run's entry in colar.json, by which these weights can be traced to their run; and the model card."""
         run = {
             **self.info,
             "metrics": evaluation_metrics(state),
@@ -77,26 +77,22 @@ class Publisher:
 
     def _load(self) -> dict[str, float]:
         # Modules that only training needs are not in a published checkpoint.
-        checkpoint.load_weights(self.lm, self.folder.best, leave_out=self.method.training_only)
+        weights.load(self.lm, self.folder.best, leave_out=self.method.training_only)
         metrics: dict[str, float] = checkpoint.read_info(self.folder.best)["run"]["metrics"]
         return metrics
 
     def refresh(self, state: TrainerState) -> None:
-        """Write history and learning curves."""
-        model_name = self.lm.name.rstrip("/").split("/")[-1]
-        words = [self.method.name, self.info.get("label"), "on", model_name]
-        title = " ".join(word for word in words if word)
-        # They only show the run: where they fail, it goes on, and its weights are still published.
-        with progress.harmless("the history with its picture"):
-            self.folder.write_history(state.log_history, title)
+        """Write the history."""
+        # It only shows the run: where that fails, the run goes on, and its weights are still published.
+        with progress.harmless("the history"):
+            self.folder.write_history(state.log_history)
 
 
 class KeepBest(TrainerCallback):  # type: ignore[misc]
-    """Publishes at an evaluation with a higher accuracy than any before it, and keeps history and picture fresh.
+    """Publishes at an evaluation with a higher accuracy than any before it, and refreshes the history.
 
     Of equal accuracies, as few questions often give them, the lower loss on held-out rows counts, and then the first.
-
-    With `publish_last` it publishes at none: the last weights are published when the run ends.
+    With `publish_last` it publishes at none.
     """
 
     def __init__(self, publisher: Publisher, curriculum: Curriculum, publish_last: bool = False) -> None:
@@ -105,18 +101,14 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         self.publish_last = publish_last
         self.refreshed = time.monotonic()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # A resumed run with a longer budget may have moved the last stage: the best of an earlier stage must not be
         # compared with.
         published = processes.from_main(self.publisher.folder.best.exists)
         if not published or not self.curriculum.ends_with(state.global_step):
             state.best_metric = None
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         accuracy = kwargs["metrics"]["eval_accuracy"]
         # `best_metric` is saved in trainer_state.json: a resumed run compares with the best before the stop.
         better = state.best_metric is None or accuracy > state.best_metric or self._wins_tie(state, accuracy)
@@ -124,10 +116,10 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
             state.best_metric = accuracy
             if state.is_world_process_zero and not self.publish_last:
                 self.publisher.publish(state)
-        self.refresh(state)
+        self.on_save(args, state, control)
 
     def _wins_tie(self, state: TrainerState, accuracy: float) -> bool:
-        """Whether the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
+        """True where the present weights are as accurate as the best ones, and have a lower loss on held-out rows."""
         # Rows of stages before the last one were never published.
         tied = [row for row in state.log_history if self.curriculum.ends_with(row["step"])]
         tied = [row for row in tied if row.get("eval_accuracy") == accuracy == state.best_metric]
@@ -135,13 +127,8 @@ class KeepBest(TrainerCallback):  # type: ignore[misc]
         own = losses.pop(state.global_step, None)
         return own is not None and bool(losses) and own < min(losses.values())
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.refresh(state)
-
-    def refresh(self, state: TrainerState) -> None:
-        """Write history and picture, if the last time is long enough ago."""
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Not more often than the interval: a short run may save at every step.
         if state.is_world_process_zero and time.monotonic() - self.refreshed > REFRESH_EVERY_S:
             self.publisher.refresh(state)
             self.refreshed = time.monotonic()
@@ -153,8 +140,8 @@ def evaluation_metrics(state: TrainerState) -> dict[str, float]:
     for row in state.log_history:
         if "eval_accuracy" in row and row["step"] == state.global_step:
             found = row
-    metrics = {}
-    for name, value in found.items():
-        if name.startswith("eval_") and name != "eval_seconds":
-            metrics[name.removeprefix("eval_")] = value
-    return metrics
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in found.items()
+        if name.startswith("eval_") and name != "eval_seconds"
+    }

@@ -1,4 +1,4 @@
-"""The loop of a run, whatever it trains by: callbacks, resume, the published checkpoint. SFT and GRPO share it.
+"""The run of a trainer in its folder: callbacks, resume, the published checkpoint. SFT and GRPO share it.
 
 A run lives in one folder (`run_folder.py`). Run again, it resumes from its last whole checkpoint, and ends as an
 uninterrupted run would have: rows, draws, order, optimiser and random numbers are the same.
@@ -29,33 +29,37 @@ from transformers.utils import logging
 
 from colar import checks, files, processes, progress
 from colar.engine.request import NonFiniteError
-from colar.model import checkpoint, sharded
-from colar.training import preflight, recompute, run_folder
-from colar.training.callbacks import Bar, Checkpoints, Clock, Epochs, Evaluations, LogAtSaves
-from colar.training.compiled_layers import compiled_layers
+from colar.model import sharded, weights
+from colar.training import layers, preflight, run_folder
+from colar.training.callbacks import Checkpoints, Clock, Epochs, Evaluations, LogAtSaves, ProgressBar
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.publish import KeepBest, Publisher
 from colar.training.run_folder import DIGESTS, RunFolder, fault, was_finished
 from colar.training.trainer import LatentTrainer
 
-NOT_TRAINERS = {
-    "max_hours",
-    "modules_learning_rate",
-    "draws_per_example",
-    "tokens_per_batch",
-    "gradient_checkpointing",
-    "evals_per_epoch",
+OURS = {
     "eval_steps",
-    "reset_optimizer_at_stage",
-    "report_to",
-    "compile",
-    "device",
     "fsdp",
+    "gradient_checkpointing",
     "load_best_model_at_end",
+    "report_to",
     "save_total_limit",
 }
-"""Keys of `TrainingConfig` that are not handed to `TrainingArguments` under their name: they are ours to act on."""
+"""Keys of `TrainingConfig` that `TrainingArguments` has, too, and that colar acts on in its place."""
+
+
+class Arguments(TrainingArguments):  # type: ignore[misc]
+    """Trainer's arguments for a process that has one device, on which the model lies already."""
+
+    @property
+    def n_gpu(self) -> int:
+        """1 or 0: of several GPUs without torchrun one is used, never DataParallel."""
+        return min(int(super().n_gpu), 1)
+
+    @property
+    def place_model_on_device(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,6 @@ def run_trainer(
     Publisher(
         objective.lm, objective.method, folder, info, _clock(trainer, TrainerState(), config)
     ).rehearse()
-    writes = trainer.args.should_save
     # One process for each disk: where the folder is shared, the main process alone.
     owner = processes.owns(folder.path)
     with files.alone(folder.path) if owner else contextlib.nullcontext():
@@ -114,14 +117,11 @@ def run_trainer(
         trainer.add_callback(Checkpoints(folder, config.save_total_limit, owner))
         for callback in callbacks:
             trainer.add_callback(callback)
-        # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
-        loader = trainer.get_train_dataloader()
-        _, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
-        curriculum = Curriculum(objective.method, steps_per_epoch, max_steps, objective.has_curriculum)
+        curriculum = trainer.curriculum()
         state = _train_or_load(
             trainer, config, publisher, curriculum, resume_from, saved, stopped_for_good(saved)
         )
-        if writes:
+        if trainer.args.should_save:
             publisher.refresh(state)
         curriculum.require_end(state.global_step, config.max_hours)
         return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
@@ -196,7 +196,7 @@ def _train_or_load(
     out_of_steps = saved.global_step >= curriculum.max_steps
     out_of_time = publisher.clock.seconds >= publisher.clock.limit
     if resume_from is not None and (stopped_for_good or out_of_steps or out_of_time):
-        checkpoint.load_weights(publisher.lm, resume_from)
+        weights.load(publisher.lm, resume_from)
         return saved
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):
@@ -210,26 +210,26 @@ def _train_or_load(
 
 def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     """Trainer's arguments: the configuration's fields under their names, and those that are ours to decide."""
-    named = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_TRAINERS}
     processes.join(config.ddp_timeout)
-    args = TrainingArguments(
+    theirs = {field.name for field in dataclasses.fields(TrainingArguments)} - OURS
+    args = Arguments(
         output_dir=str(folder.checkpoints),
         run_name=folder.path.name,
         save_strategy="steps",
-        # Trainer would take Apple's mps by itself: here it is asked for.
+        # Trainer would take Apple's mps by itself: here it is requested.
         use_cpu=config.on_cpu,
         remove_unused_columns=False,
         # A loss that is not finite is an error here, not a gap in the log.
         logging_nan_inf_filter=False,
         dataloader_pin_memory=torch.cuda.is_available() and not config.on_cpu,
+        # With fsdp gradients are split batch by batch: else each process would hold them whole until an update's last.
+        accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": config.fsdp}},
         # TensorBoard gets a callback of ours, with a folder of its own.
         report_to="none" if config.report_to == "tensorboard" else config.report_to,
         disable_tqdm=True,
-        **named,
+        **{name: value for name, value in vars(config).items() if name in theirs},
     )
     assert args.device is not None  # sets the devices up
-    # Several GPUs without torchrun: one is used. DataParallel never is.
-    args._n_gpu = min(args.n_gpu, 1)
     return args
 
 
@@ -239,19 +239,17 @@ def _ready_to_train(
 ) -> Iterator[None]:
     """Give the trainer our callbacks and modes inside the block; an error names the checkpoints that are still good."""
     preflight.warn_of_slow_bfloat16(trainer)
+    # Trainer's own two write to stdout, which is for results.
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    # Trainer's own two write to stdout, which is for results.
-    bar = Bar()
+    bar = ProgressBar()
     for callback in _callbacks(trainer, config, publisher, curriculum, bar):
         trainer.add_callback(callback)
-    if config.gradient_checkpointing:
-        recompute.enable(publisher.lm)
     # transformers would show a bar, "Writing model shards", at every save.
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with compiled_layers(publisher.lm) if config.compile else contextlib.nullcontext():
+        with layers.prepared(publisher.lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
             yield
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
@@ -259,24 +257,21 @@ def _ready_to_train(
         bar.close()
         if shows_bars:
             logging.enable_progress_bar()
-        if config.gradient_checkpointing:
-            recompute.disable(publisher.lm)
 
 
 def _callbacks(
-    trainer: LatentTrainer, config: TrainingConfig, publisher: Publisher, curriculum: Curriculum, bar: Bar
+    trainer: LatentTrainer,
+    config: TrainingConfig,
+    publisher: Publisher,
+    curriculum: Curriculum,
+    bar: ProgressBar,
 ) -> list[TrainerCallback]:
-    """Our callbacks, in the order in which they act.
-
-    `LogAtSaves` is the last: it looks at the flags that the others have set.
-    """
-    reset = config.reset_optimizer_at_stage
+    """Our callbacks, in the order in which they act: `LogAtSaves` reads the flags that the others have set."""
     steps_per_epoch = curriculum.steps_per_epoch
-    callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch, reset)]
+    callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch)]
     if trainer.validate is not None:
         callbacks.append(Evaluations(steps_per_epoch, config.evals_per_epoch, config.eval_steps))
-    publish_last = not config.load_best_model_at_end
-    keep_best = KeepBest(publisher, curriculum, publish_last)
+    keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
     callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
     if config.report_to == "tensorboard":
         board = TensorBoardCallback()
@@ -309,25 +304,20 @@ def _finish(
 
 def _clock(trainer: LatentTrainer, saved: TrainerState, config: TrainingConfig) -> Clock:
     """The clock where it stood. ValueError where a saved step counted other rows, or more of them, than one now."""
-    # A step is an update of N rows. With another N, the saved step would point to another place in the epoch.
     kept = run_folder.clock_of(saved)
     rows = trainer.get_total_train_batch_size(trainer.args)
-    if kept:
-        checks.check_same_run(
-            trainer.args.output_dir,
-            {"rows per update": kept["rows_per_update"]},
-            {"rows per update": rows},
-            "per_device_train_batch_size x gradient_accumulation_steps x processes must stay the same",
-        )
     digest = trainer.schedule.digest
-    # Runs from before rows were digested go on.
-    if kept.get("rows"):
-        checks.check_same_run(
-            trainer.args.output_dir,
-            {"digest of the training rows": kept["rows"]},
-            {"digest of the training rows": digest},
-            "some of the rows would be seen twice and others never: train on the same ones, or into another folder",
-        )
+    # With other rows, or another number of them, the saved step would point to another place in the epoch.
+    now = {"rows per update": rows, "digest of the training rows": digest}
+    before = {"rows per update": kept.get("rows_per_update"), "digest of the training rows": kept.get("rows")}
+    before = {name: value for name, value in before.items() if value}
+    checks.check_same_run(
+        trainer.args.output_dir,
+        before,
+        {name: now[name] for name in before},
+        "some of the rows would be seen twice and others never: train on the same ones, with the same "
+        "per_device_train_batch_size x gradient_accumulation_steps x processes, or into another folder",
+    )
     return Clock(kept.get("seconds", 0.0), config.max_hours, rows, digest)
 
 

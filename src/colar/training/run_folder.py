@@ -6,9 +6,8 @@ checkpoints/          Trainer's resume state, of the last steps that were saved;
                       the SHA-256 of every other file, so that a checkpoint that was cut or damaged is known
 logs/                 TensorBoard
 history.json          everything logged, one row a log
-learning_curves.png   the same as a picture
 completions.jsonl     outputs to read, where a run samples (GRPO)
-inside.html, .json    what the model thinks (`run_page.py`), made of retrieval.jsonl and chains_before.json too
+inside.html, .json    what the model thinks (`recipe/run_page.py`)
 recipe.json           the recipe, and inputs.json: digests of the folders and files that it names (`recipe/run.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
@@ -20,15 +19,12 @@ import hashlib
 import json
 import math
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 
 from colar import files
-from colar.training import curves
 
 STATE = "trainer_state.json"
 DIGESTS = "digests.json"
@@ -44,20 +40,17 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.logs = self.path / "logs"
         self.history = self.path / "history.json"
-        self.curves = self.path / "learning_curves.png"
         self.completions = self.path / "completions.jsonl"
         self.page = self.path / "inside.html"
         self.numbers = self.path / "inside.json"
-        self.retrieval = self.path / "retrieval.jsonl"
-        self.before = self.path / "chains_before.json"
         self.finished = self.path / "finished.json"
 
     def clear(self) -> None:
         """Remove the files of a run, and nothing else that lies there."""
         for folder in (self.best, self.checkpoints, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        pictures = (self.curves, self.page, self.numbers, self.retrieval, self.before)
-        for file in (self.history, self.completions, self.finished, *pictures):
+        made = (self.history, self.completions, self.page, self.numbers, self.finished)
+        for file in made:
             file.unlink(missing_ok=True)
 
     def last_checkpoint(self) -> Path | None:
@@ -75,15 +68,13 @@ class RunFolder:
         for folder in self.newest_first()[number:]:
             shutil.rmtree(folder)
 
-    def write_history(self, history: list[dict[str, Any]], title: str) -> None:
-        """Write history.json and the picture; numbers that are not finite become null."""
+    def write_history(self, history: list[dict[str, Any]]) -> None:
+        """Write history.json; numbers that are not finite become null."""
         # JSON has no NaN.
         clean = []
         for row in history:
             clean.append({key: _finite(value) for key, value in row.items()})
         files.write_json(self.history, clean)
-        if curves.has_curves(clean):
-            curves.learning_curves(clean, self.curves, title)
 
     def newest_first(self) -> list[Path]:
         """The folders of all checkpoints, whole or not, by their step."""
@@ -107,55 +98,27 @@ def write_digests(folder: Path) -> None:
 def fault(folder: Path) -> str | None:
     """The name of the first file of a checkpoint that is missing, cut or damaged; None where the checkpoint is whole.
 
-    A checkpoint without digests, of an earlier version or of a save that was killed at its very end, is known by the
-    formats of its files: each of them notices when its end is missing.
+    Digests are the last file of a save: a checkpoint without them was never finished.
     """
-    if not (folder / DIGESTS).exists():
-        if _json(folder / STATE) is None:
-            return STATE
-        return next((path.name for path in sorted(folder.iterdir()) if not _is_readable(path)), None)
-    digests = _json(folder / DIGESTS)
-    if digests is None:
+    try:
+        digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return DIGESTS
     for name, digest in digests.items():
         path = folder / name
         if not path.is_file() or _sha256(path) != digest:
-            return name
+            return str(name)
     return None
 
 
 def was_finished(folder: Path) -> bool:
-    """Whether the save of a checkpoint came to its end: what is wrong with it now is damage, and no kill."""
-    return (folder / DIGESTS).exists() or _json(folder / STATE) is not None
+    """True where the save of a checkpoint came to its end: a fault in it now is damage, and no kill."""
+    return (folder / DIGESTS).exists()
 
 
 def _sha256(path: Path) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    """The keys and values of a JSON file; None where it is missing, cut, or holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) and value else None
-
-
-def _is_readable(path: Path) -> bool:
-    """Whether a file of a checkpoint can be opened by its format; True for a format that is not one of a checkpoint."""
-    if path.suffix in (".pt", ".pth"):
-        # PyTorch writes a zip archive, whose table of contents is at its end.
-        return zipfile.is_zipfile(path)
-    if path.suffix == ".safetensors":
-        try:
-            # Compares the file's size with the table of contents at its beginning.
-            with safe_open(path, "pt"):
-                return True
-        except (SafetensorError, OSError):
-            return False
-    return path.suffix != ".json" or _json(path) is not None
 
 
 def read_state(folder: Path) -> TrainerState:

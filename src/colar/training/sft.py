@@ -20,10 +20,10 @@ from colar.data.example import Example
 from colar.methods.base import Method
 from colar.model import sharded
 from colar.model.latent_lm import LatentLM
-from colar.training.batches import RowSchedule, TrainingRows
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.objective import Objective
+from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer, Validate

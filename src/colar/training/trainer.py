@@ -4,7 +4,7 @@
 |---|---|
 | rows counted instead of labels | the scale of accumulation: every row weighs the same |
 | an own schedule of rows | draws and order survive a resume |
-| batches in parts of `tokens_per_batch` | memory, whatever the longest rows are |
+| batches in parts of `tokens_per_batch` | memory, also with the longest rows |
 | a learning rate for the method's modules | they start from nothing, the backbone does not |
 | weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |
 | validation by generation | as at test time |
@@ -12,12 +12,12 @@
 | each term of the loss in the logs | |
 | a stop at a loss or gradient that is not finite | before it reaches the weights |
 
-Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state.
+Everything else is Trainer's: loop, accumulation, DDP, autocast, resume state. Its public methods and events are used
+wherever they suffice; `PRIVATE_NAMES` lists what has none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence, Sized
@@ -27,17 +27,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from colar import processes
 from colar.engine.request import NonFiniteError
 from colar.methods.base import Batch, Method, Row
-from colar.model import added_rows, checkpoint, sharded
+from colar.model import added_rows, sharded, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
-from colar.training.batches import (
+from colar.training.curriculum import Curriculum
+from colar.training.layers import decoder_layers
+from colar.training.objective import LossTermSums, Objective
+from colar.training.rows import (
     Schedule,
     TrainingRows,
     collate,
@@ -47,58 +50,30 @@ from colar.training.batches import (
     part_indices,
     take,
 )
-from colar.training.compiled_layers import decoder_layers
-from colar.training.objective import Objective
+
+PRIVATE_NAMES = {
+    "_get_grad_norm": "Trainer: the only place between the gradients and the optimiser that knows their norm",
+    "_load_from_checkpoint": "Trainer: it would look for the weights of the module that it wraps",
+    "_save_optimizer_and_scheduler": "Trainer: with training.fsdp each process would save its own share",
+    "_load_optimizer_and_scheduler": "Trainer: with training.fsdp each card would read the moments of all weights",
+    "_internal_call": "Trainer: a parameter of save_model, which is public",
+    "_attn_implementation": "transformers' configs: the attention that was loaded has no public name",
+    "_is_stateful": "transformers' models: a recurrent state has no public name",
+    "_pre_quantization_dtype": "transformers' configs: left by a GGUF file, and refused by save_pretrained",
+}
+"""Names of transformers, accelerate and peft that begin with an underscore, as far as colar overrides, calls or reads
+them, and why no public one does. A release may change them: a test compares this list with the code."""
 
 Validate = Callable[[LatentLM, Method], dict[str, float]]
 """Model and method -> metrics, with `accuracy` among them."""
 
 
-class LossTermSums:
-    """Sums of the loss's terms since the last log, kept on the device: no synchronisation at a step."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin anew, after a log."""
-        self.sums: dict[str, Tensor] = {}
-        self.rows = 0
-        self.started: float | None = None
-        self.paused_seconds = 0.0
-
-    def start(self) -> None:
-        """Start the time at the first update after a log; an evaluation or a save between the two does not count."""
-        if self.started is None:
-            self.started = time.monotonic()
-            self.paused_seconds = 0.0
-
-    def add(self, means: dict[str, Tensor], rows: int) -> None:
-        """Add the means of each term over the rows of a batch."""
-        self.rows += rows
-        for name, mean in means.items():
-            if name != "loss":
-                self.sums[name] = self.sums.get(name, 0) + mean * rows
-
-    def means(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> dict[str, float]:
-        """Mean of each term over the summed rows of all processes, and rows a second."""
-        # One vector [sum of term 1, sum of term 2, ..., rows] and one gather, for every gather waits for all processes.
-        parts = [devices.wide(value).reshape(()) for value in self.sums.values()]
-        parts.append(torch.tensor(float(self.rows), dtype=devices.widest(device), device=device))
-        local = torch.stack(parts)
-        *totals, rows = gather(local[None]).sum(0).tolist()
-        rows = max(rows, 1)
-        means = {name: total / rows for name, total in zip(self.sums, totals, strict=True)}
-        seconds = time.monotonic() - (self.started or 0.0) - self.paused_seconds
-        means["rows_per_second"] = rows / max(seconds, 1e-9)
-        return means
-
-
 class LatentTrainer(Trainer):  # type: ignore[misc]
-    """Trainer over an `Objective`.
+    """Trainer over an `Objective` that is on its device already.
 
     `validate` is called at each evaluation by all processes together, which may divide the work; the numbers of the
-    main process count. The loss on the rows `held_out` is logged beside them.
+    main process count. The loss on the rows `held_out` is logged beside them. With `shards` weights are split between
+    the processes when training begins.
     """
 
     loss_is_scaled_for_ga = True
@@ -115,68 +90,44 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         tokens_per_batch: int | None = None,
         shards: bool = False,
     ) -> None:
-        # Before Trainer's own: it would move the whole model to the device.
-        self.shards = shards
         super().__init__(model=objective, args=args, train_dataset=rows, data_collator=self._collate)
+        # Trainer's name for a model that places its weights itself: it is not wrapped into DDP.
+        self.is_distributed_loading_by_transformers = shards
         self.objective = objective
         self.schedule = schedule
         self.modules_learning_rate = modules_learning_rate
         self.validate = validate
         self.held_out = held_out
         self.tokens_per_batch = tokens_per_batch
+        self.shards = shards
         self.term_sums = LossTermSums()
         self.last_terms: dict[str, Tensor] = {}
-
-    # Weights that are split
-
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        if not self.shards:
-            super()._move_model_to_device(model, device)
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        if self.shards and not sharded.is_sharded(self.objective):
-            layers = decoder_layers(self.objective.lm)
-            sharded.shard(self.objective, layers, self.args.device)
-            # Trainer's word for a model that is placed already: it is not wrapped into DDP.
-            self.is_distributed_loading_by_transformers = True
-        return super()._prepare_for_training(*args, **kwargs)
-
-    def _defer_fsdp_gradient_reduction(self) -> contextlib.AbstractContextManager[None]:
-        # Gradients are split batch by batch: until an update's last batch they would be there whole, in each process.
-        return contextlib.nullcontext()
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.shards:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        # Whole, as one process saves it: a run may resume on another number of them.
-        state = sharded.whole_state(self.optimizer.state_dict())
-        if self.args.should_save:
-            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self.shards or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True, mmap=True)
-        self.optimizer.load_state_dict(sharded.share_state(state, self.optimizer))
-        schedule = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
-        self.lr_scheduler.load_state_dict(schedule)
 
     # Data
 
     def _collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         return {name: devices.narrow(column, self.args.device) for name, column in collate(rows).items()}
 
-    def _prepare_input(self, data: Any) -> Any:
-        # Tensors of a generation come this way.
-        if isinstance(data, Tensor):
-            data = devices.narrow(data, self.args.device)
-        return super()._prepare_input(data)
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The rows in the order of the schedule, divided between the processes by accelerate."""
+        loader: DataLoader[Any] = DataLoader(
+            self.train_dataset,
+            batch_size=self.args.train_batch_size,
+            sampler=self.schedule,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Schedule:
-        return self.schedule
+    def curriculum(self) -> Curriculum:
+        """The stages of this trainer's updates."""
+        # Trainer's own arithmetic: it knows accumulation, several processes and ragged last updates.
+        loader = self.get_train_dataloader()
+        _, steps_per_epoch, *_, max_steps = self.set_initial_training_values(self.args, loader)
+        method, applies = self.objective.method, self.objective.has_curriculum
+        return Curriculum(method, steps_per_epoch, max_steps, applies)
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -216,6 +167,11 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         found = part_indices(self.positions(inputs), self.tokens_per_batch)
         return [inputs] if len(found) == 1 else [take(inputs, index) for index in found]
 
+    def on_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a batch on the device, float64 as what that has instead."""
+        device = self.args.device
+        return {name: devices.narrow(column, device).to(device) for name, column in inputs.items()}
+
     # Loss
 
     def training_step(
@@ -231,8 +187,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         for part in earlier:
             # Processes have different numbers of parts: their gradients meet at the last.
             with self.accelerator.no_sync(model):
-                total = total + super().training_step(model, part, num_items_in_batch)
-        loss: Tensor = total + super().training_step(model, last, num_items_in_batch)
+                total = total + super().training_step(model, self.on_device(part), num_items_in_batch)
+        loss: Tensor = total + super().training_step(model, self.on_device(last), num_items_in_batch)
         return loss
 
     def compute_loss(
@@ -258,7 +214,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         # The norm alone is not enough: a term may be infinite where its gradient is 0.
         terms = [term.detach().float().reshape(()) for term in self.last_terms.values()]
         numbers = torch.stack([torch.as_tensor(norm, dtype=torch.float32, device=terms[0].device), *terms])
-        # One look, of which a GPU waits for each: an update may not begin before it is known to be sound.
+        # One synchronisation for all of them: an update may not begin before it is known to be sound.
         if not bool(torch.isfinite(numbers).all()):
             values = ", ".join(f"{name} {float(value.detach()):g}" for name, value in self.last_terms.items())
             raise NonFiniteError(
@@ -281,7 +237,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     # Optimiser
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW over `parameter_groups`."""
+        """AdamW over `parameter_groups`; with `shards` the weights are split before it sees them."""
+        if self.shards and not sharded.is_sharded(self.objective):
+            sharded.shard(self.objective, decoder_layers(self.objective.lm), self.args.device)
         if self.optimizer is None:
             target = self.model if model is None else model
             cls, options = self.get_optimizer_cls_and_kwargs(self.args, target)
@@ -335,10 +293,10 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         was_training = lm.training
         lm.eval()
         # Training continues with the random numbers that it would have had without an evaluation.
-        devices = [lm.device] if lm.device.type == "cuda" else []
+        cuda = [lm.device] if lm.device.type == "cuda" else []
         # Compiled layers would be compiled anew for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices), torch.no_grad(), eager:
+        with torch.random.fork_rng(cuda), torch.no_grad(), eager:
             metrics = self._held_out_losses()
             # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
             with lm.merged():
@@ -367,7 +325,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
             for part in self.parts(tensors):
                 # In the precision of training: the two losses are compared.
                 with self.accelerator.autocast():
-                    means = self.objective(**self._prepare_inputs(part))
+                    means = self.objective(**self.on_device(part))
                 for name, mean in means.items():
                     sums[name] = sums.get(name, 0.0) + float(mean) * int(count_rows([part]))
         totals: dict[str, float] = {}
@@ -378,19 +336,34 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     # Resume state
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        started = time.monotonic()
-        super()._save_checkpoint(model, trial)
-        self.term_sums.paused_seconds += time.monotonic() - started
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the trained weights; the base class would save the whole model, frozen weights included."""
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         lm = self.objective.lm
+        # All processes gather; one writes.
         gathered = sharded.gathered(lm) if sharded.is_sharded(lm) else None
-        # One process writes. The base class would save the whole model, frozen weights included.
         if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.save_weights(lm, folder, gathered=gathered)
+            weights.save(lm, folder, gathered=gathered)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        checkpoint.load_weights(self.objective.lm, Path(resume_from_checkpoint))
+        weights.load(self.objective.lm, Path(resume_from_checkpoint))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.shards:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        # Whole, as one process saves it: a run may resume on another number of them.
+        state = sharded.whole_state(self.optimizer.state_dict())
+        if self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.shards or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True, mmap=True)
+        self.optimizer.load_state_dict(sharded.share_state(state, self.optimizer))
+        schedule = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
+        self.lr_scheduler.load_state_dict(schedule)

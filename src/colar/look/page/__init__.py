@@ -25,7 +25,7 @@ from colar.look.page.calibration import calibration_section
 from colar.look.page.causal import causal_section
 from colar.look.page.cost import cost_section
 from colar.look.page.embedded import data_text
-from colar.look.page.reading import CAUSES, causes_section, retrieval_section, steps_section
+from colar.look.page.reading import CAUSES, causes_section, retrieval_section
 from colar.look.page.states import attention_section, layers_section, probes_section
 
 FOLDER = Path(__file__).parent
@@ -57,7 +57,6 @@ def render(
     return environment.get_template("page.html").render(
         title=_title(whole),
         cost=cost_section(whole),
-        steps=steps_section(whole),
         sections=[section for section in shown if not section.is_empty],
         causes=CAUSES,
         n_questions=len(questions),

@@ -1,4 +1,4 @@
-"""Sections about what thoughts say: what goes wrong first, retrieval of tokens, and retrieval over a run's steps."""
+"""Sections about what thoughts say: what goes wrong first, and retrieval of tokens."""
 
 from __future__ import annotations
 
@@ -113,29 +113,3 @@ def _retrieval_table(retrieval: Mapping[str, Any], name: str) -> Table:
         rows.append(row)
     head = ["token", "tokens", *MEASURES.values(), "own chain: in set", "ceiling: in set"]
     return Table(head, rows, name)
-
-
-def steps_section(whole: Mapping[str, Any]) -> Section:
-    """Retrieval over the steps of a training run; empty for anything else."""
-    rows = whole.get("steps") or []
-    if not rows:
-        return Section("steps", "", "")
-    figures = []
-    for factor in dict.fromkeys(row["compression_factor"] for row in rows):
-        mine = [row for row in rows if row["compression_factor"] == factor]
-        series = []
-        for i, (kind, words) in enumerate(KINDS.items()):
-            points = [Point(row["step"], row[kind]) for row in mine if row.get(kind) is not None]
-            series.append(Series(words, points, i))
-        figures.append(
-            line_figure(
-                "Over steps" if factor is None else f"c = {factor:g}",
-                "Share of tokens found in the thoughts that stand for them (in set), after a right prefix.",
-                series,
-                "step",
-                charts.shares("tokens"),
-            )
-        )
-    return Section(
-        "steps", "What the run has learnt", "Retrieval by kind of token at each validation.", figures
-    )

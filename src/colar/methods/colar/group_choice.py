@@ -19,7 +19,7 @@ from torch import Tensor
 from colar.methods.colar.config import ThresholdOn
 from colar.methods.colar.group_decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT, NOTHING, without
 from colar.methods.colar.units import PLAIN, Extents, Units
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unlikely_logps
 

@@ -38,7 +38,7 @@ from colar.methods.colar.actions import go_on_logps
 from colar.methods.colar.units import PLAIN, Units
 from colar.methods.losses import chosen_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops.ragged import row_mean
 

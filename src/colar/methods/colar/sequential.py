@@ -38,7 +38,7 @@ from colar.methods.colar.group_choice import Rules
 from colar.methods.colar.group_decoder import NOTHING, GroupDecoder
 from colar.methods.colar.units import Units
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
-from colar.model.head_rows import HeadRows
+from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
 from colar.ops import groups, noise
 from colar.ops.sampling import probability

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,13 +14,11 @@ from colar.training.config import TrainingConfig
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo"]
 Level = Literal["token", "sequence"]
 Scale = Literal["group", "batch", "none"]
-Draw = Literal["group", "sample"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": get_args(LossType),
     "importance_sampling_level": get_args(Level),
     "scale_rewards": get_args(Scale),
     "latent_logprob": get_args(LatentLogprob),
-    "factor_drawn_per": get_args(Draw),
 }
 
 
@@ -36,7 +33,7 @@ class GrpoConfig:
     """Batches that the outputs of one generation are divided into; null: gradient_accumulation_steps, one update."""
     num_iterations: int = 1
     """Times that the outputs of one generation are learnt from."""
-    # How outputs are drawn, and where they are cut.
+    # Temperatures and limits of the outputs.
     max_latents: int = 128
     """Most latents of an output; thinking is then cut."""
     max_completion_length: int = 64
@@ -48,25 +45,20 @@ class GrpoConfig:
     """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored. The
     sequential head's thoughts are tokens: it divides their logits; 0: the likeliest, not scored."""
     compression_factors: tuple[float, ...] | None = None
-    """Factors drawn from; null: the method's default."""
-    factor_drawn_per: Draw = "group"
-    """group: a question's outputs share one factor and one threshold; sample: each output has its own."""
+    """Factors drawn from, one for all outputs of a question; null: the method's default."""
     confidence_thresholds: tuple[float, ...] | None = None
     """Thresholds drawn from, as factors are: a group of the sequential head ends before a token that is less likely.
     Each is 0 (none) or above 0.5; null: the method's default."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)
-    """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their weighted sum counts."""
-    reward_weights: tuple[float, ...] | None = None
-    """One for each of reward_funcs; null: 1 each."""
+    """accuracy: 1 or 0 by the evaluation's judge; length_penalty: -#L / max_latents. Their sum counts."""
     scale_rewards: Scale = "group"
     """Divisor of the advantages: the standard deviation of the group's rewards, of the generation's, or none."""
     # The loss (`loss.py` has the formula).
     loss_type: LossType = "grpo"
-    """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average");
-    dapo: mean over all actions of an update; bnpo: over those of a batch."""
-    dr_grpo_length: float | None = None
-    """dr_grpo's constant; null: the mean number of actions of the first generation's outputs."""
+    """grpo: mean over an output's actions (the paper's "averaged"); dr_grpo: sum over a constant ("w/o average"), the
+    mean number of actions of the first generation's outputs; dapo: mean over all actions of an update; bnpo: over those
+    of a batch."""
     importance_sampling_level: Level = "token"
     """Ratio of new to old probability: token, of each action; sequence, one for an output (GSPO's mean)."""
     epsilon: float = 0.2
@@ -93,8 +85,6 @@ class GrpoConfig:
     # The run.
     early_stopping_patience: int | None = None
     """Stop after N validations without a new best; null: never."""
-    log_completions: int = 2
-    """Outputs of each generation written to completions.jsonl, latents read as tokens."""
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -102,42 +92,28 @@ class GrpoConfig:
         checks.check_number("grpo.num_generations", self.num_generations, 2, whole=True)
         for name in ("num_iterations", "max_batch"):
             checks.check_number(f"grpo.{name}", getattr(self, name), 1, whole=True)
-        for name in ("dynamic_sampling", "log_completions"):
-            checks.check_number(f"grpo.{name}", getattr(self, name), 0, whole=True)
+        checks.check_number("grpo.dynamic_sampling", self.dynamic_sampling, 0, whole=True)
         checks.check_number("grpo.beta", self.beta, 0)
         checks.check_holds("grpo.epsilon", 0 < self.epsilon < 1, self.epsilon, "between 0 and 1")
         for name in ("steps_per_generation", "early_stopping_patience"):
             value = getattr(self, name)
             checks.check_holds(f"grpo.{name}", value is None or value >= 1, value, "1 or more, or null")
-        for name in ("epsilon_high", "dr_grpo_length"):
-            value = getattr(self, name)
-            checks.check_holds(f"grpo.{name}", value is None or value > 0, value, "above 0 or null")
+        high = self.epsilon_high
+        checks.check_holds("grpo.epsilon_high", high is None or high > 0, high, "above 0 or null")
         factors = self.compression_factors
         wanted = "a list of at least one factor, or null for the method's default"
         checks.check_holds("grpo.compression_factors", factors is None or len(factors) > 0, factors, wanted)
-        self._check_thresholds()
-        self._check_rewards()
-        self._check_decoding()
-
-    def _check_thresholds(self) -> None:
-        thresholds = self.confidence_thresholds
-        if thresholds is None:
-            return
+        thresholds = self.confidence_thresholds or ()
         # Below a half several tokens may be likely enough, and the score of a group that ends would need them all.
         scorable = all(threshold == 0 or 0.5 < threshold <= 1 for threshold in thresholds)
+        given = self.confidence_thresholds is None or len(thresholds) > 0
         wanted = "a list of at least one value, each 0 or above 0.5 and at most 1, or null for the method's default"
-        checks.check_holds("grpo.confidence_thresholds", scorable and len(thresholds) > 0, thresholds, wanted)
-
-    def _check_rewards(self) -> None:
+        checks.check_holds(
+            "grpo.confidence_thresholds", scorable and given, self.confidence_thresholds, wanted
+        )
         funcs = self.reward_funcs
         checks.check_holds("grpo.reward_funcs", len(funcs) > 0, funcs, "a list of at least one reward")
-        weights = self.reward_weights
-        if weights is None:
-            return
-        each = f"one value for each of {', '.join(funcs)}"
-        checks.check_holds("grpo.reward_weights", len(weights) == len(funcs), weights, each)
-        finite = all(math.isfinite(weight) for weight in weights)
-        checks.check_holds("grpo.reward_weights", finite, weights, "finite numbers")
+        self._check_decoding()
 
     def _check_decoding(self) -> None:
         # Two values are narrower here than for the engine: greedy outputs of a group would all be the same, and
@@ -162,7 +138,7 @@ class GrpoConfig:
 
     @property
     def decoding(self) -> Decoding:
-        """How outputs are drawn, and where they are cut."""
+        """Temperatures and limits of the outputs."""
         return Decoding(
             temperature=self.temperature,
             latent_temperature=self.latent_temperature,
@@ -172,7 +148,7 @@ class GrpoConfig:
 
     @property
     def drawn(self) -> dict[str, tuple[float, ...]]:
-        """What each of the method's values is drawn from, by its name; a value that is not here is its default."""
+        """Choices from which the method's values are drawn, by name; a value without any is its default."""
         choices = {
             "compression_factor": self.compression_factors,
             "confidence_threshold": self.confidence_thresholds,
@@ -184,10 +160,7 @@ class GrpoConfig:
         """epsilon_high, or epsilon where it is not given."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
-    def weights(self) -> tuple[float, ...]:
-        return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
-
-    def plan(self, training: TrainingConfig, processes: int = 1) -> Plan:
+    def plan(self, training: TrainingConfig, processes: int = 1) -> GenerationPlan:
         """The sizes of a generation, its updates and batches. ValueError where they do not fit into each other.
 
         With N processes there are N times as many batches of an update and of a generation.
@@ -212,13 +185,13 @@ class GrpoConfig:
                 f"{outputs} outputs of a generation must be a multiple of grpo.num_generations "
                 f"({self.num_generations})"
             )
-        return Plan(
+        return GenerationPlan(
             batch, accumulate * processes, steps * processes, self.num_iterations, self.num_generations
         )
 
 
 @dataclass(frozen=True)
-class Plan:
+class GenerationPlan:
     """The sizes of a generation. The fields are kept in checkpoints (`grpo.json`) under these names.
 
     generation    batch x steps outputs, in groups

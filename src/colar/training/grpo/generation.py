@@ -1,27 +1,117 @@
-"""One generation: the outputs that were sampled for its questions, as tensors to learn from and as text to read."""
+"""Generations: the outputs that a run learns from, sampled when they are due, rewarded and laid out as tensors.
+
+    epoch         every question once, shuffled
+                  |-- generation 0 --|-- generation 1 --| ... | rest (left out) |
+    generation    q1: o1 .. oG | q2: o1 .. oG | q3: o1 .. oG | q4: o1 .. oG        the slots of its outputs, 0, 1, 2 ...
+    updates       '-------- update 1 --------'-------- update 2 --------'          then once more for each iteration
+    batches       '-- batch --'-- batch --'   '-- batch --'-- batch --'
+
+    questions -> G outputs each -> rewards -> advantages and weights -> tensors
+       ^             |
+       '-- dynamic sampling: groups without spread are replaced by those of other questions
+
+The outputs of a question are neighbours, so that an update holds whole groups wherever sizes allow.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from colar import processes
+from colar.data.example import Example
 from colar.look import retrieval
+from colar.methods.base import Method
+from colar.methods.rollouts import Rollouts, require_scorable
 from colar.model.latent_lm import LatentLM
-from colar.training.grpo.loss import has_spread, length_metrics, reward_metrics
+from colar.ops.noise import seed_from
+from colar.training.grpo import rewards, rollout
+from colar.training.grpo.config import GenerationPlan, GrpoConfig
+from colar.training.grpo.loss import advantages, has_spread, output_weights
 from colar.training.grpo.rollout import Output
+from colar.training.rows import RowSchedule, Schedule
 
 NEAREST = 3
 """Tokens that a latent is read as in completions.jsonl."""
+LOGGED = 2
+"""Outputs of each generation that are written there."""
+
+SlotKey = tuple[int, int]
+"""(number of the generation, slot of the output in it)."""
+
+
+class QuestionSchedule(Schedule):
+    """One epoch's keys: each question once, in generations of `plan.questions`; a rest that fills none is left out.
+
+    Questions are shuffled without regard to length, unlike the rows of SFT. Questions of like length are of like
+    difficulty, and a generation that is all easy or all hard teaches nothing.
+    """
+
+    def __init__(self, examples: Sequence[Example], seed: int, plan: GenerationPlan) -> None:
+        self.examples = examples
+        self.plan = plan
+        self.epoch = 0
+        self.generations_per_epoch = len(examples) // plan.questions
+        if not self.generations_per_epoch:
+            raise ValueError(f"{len(examples)} questions do not fill a generation of {plan.questions}")
+        # With all lengths equal, sorting by length leaves the shuffle as it is.
+        equal_lengths = [0] * len(examples)
+        self._shuffle = RowSchedule(examples, equal_lengths, seed, plan.questions)
+        self.digest = self._shuffle.digest
+        self._shuffled_epoch = -1
+        self._shuffled: list[int] = []
+
+    def __len__(self) -> int:
+        return self.generations_per_epoch * self.plan.outputs * self.plan.iterations
+
+    def __iter__(self) -> Iterator[SlotKey]:
+        first = self.epoch * self.generations_per_epoch
+        for number in range(first, first + self.generations_per_epoch):
+            for _ in range(self.plan.iterations):
+                for slot in range(self.plan.outputs):
+                    yield number, slot
+
+    def questions(self, number: int) -> list[int]:
+        """Indices of the questions of a generation."""
+        epoch, place = divmod(number, self.generations_per_epoch)
+        if self._shuffled_epoch != epoch:
+            self._shuffled_epoch = epoch
+            self._shuffled = self._shuffle.permutation(epoch)
+        start = place * self.plan.questions
+        return self._shuffled[start : start + self.plan.questions]
+
+
+class Slots(Dataset[SlotKey]):
+    """Keys as they are: an output is sampled when its turn comes, by the weights of that moment."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: SlotKey) -> SlotKey:
+        return key
+
+
+def collate_slots(keys: Sequence[SlotKey]) -> dict[str, Tensor]:
+    """The keys of a batch as two columns, (B,) int64 each."""
+    generations, slots = torch.tensor(keys, dtype=torch.int64).T
+    return {"generations": generations, "slots": slots}
 
 
 @dataclass(frozen=True)
 class Group:
-    """The G outputs of one question, their rewards by each of F functions (G, F), and the weighted sum (G,)."""
+    """The G outputs of one question, their rewards by each of F functions (G, F), and the sum of these (G,)."""
 
     outputs: list[Output]
     rewards_GF: Tensor
@@ -29,7 +119,7 @@ class Group:
 
     @property
     def spread(self) -> bool:
-        """Whether the rewards differ: without spread there is nothing to learn from the group."""
+        """True where the rewards differ: without spread there is nothing to learn from the group."""
         return bool(has_spread(self.total_G[None]))
 
 
@@ -51,12 +141,126 @@ class Generation:
         return {name: column[slots] for name, column in self.tensors.items()}
 
 
+class RolloutSampler:
+    """Makes generations: a pure function of the weights, the run's seed and the generation's number.
+
+    `dr_grpo_length` is dr_grpo's constant, measured on the first generation.
+    """
+
+    def __init__(
+        self,
+        lm: LatentLM,
+        method: Method,
+        config: GrpoConfig,
+        schedule: QuestionSchedule,
+        seed: int,
+        reward_funcs: Mapping[str, rewards.Reward],
+    ) -> None:
+        self.lm = lm
+        self.method = method
+        self.config = config
+        self.schedule = schedule
+        self.seed = seed
+        self.reward_funcs = dict(reward_funcs)
+        self.dr_grpo_length: float | None = None
+
+    def generate(self, number: int) -> Generation:
+        """NonFiniteError where the model's numbers are not finite; ValueError where a reward's are not."""
+        started = time.monotonic()
+        groups, sampled = self._groups(number)
+        seconds = time.monotonic() - started
+
+        outputs = all_outputs(groups)
+        rollouts = rollout.collate(outputs, self.lm.width)
+        total_R = torch.cat([group.total_G for group in groups])
+        advantages_R = advantages(total_R, self.config.num_generations, self.config.scale_rewards)
+        tensors = rollouts.tensors()
+        tensors.update(self._columns(outputs, rollouts, advantages_R))
+
+        names = list(self.reward_funcs)
+        # Over all that was sampled: the chosen groups alone would hide how many questions are too easy or too hard.
+        metrics = sampling_metrics(sampled, names)
+        metrics["rollout/seconds"] = seconds
+        metrics["rollout/completions_per_second"] = len(all_outputs(sampled)) / max(seconds, 1e-9)
+        return Generation(number, tensors, metrics, records_to_read(self.lm, groups, names, advantages_R))
+
+    def _columns(
+        self, outputs: Sequence[Output], rollouts: Rollouts, advantages_R: Tensor
+    ) -> dict[str, Tensor]:
+        """The columns that the loss needs beside the outputs themselves."""
+        n_actions_R = rollouts.n_actions()
+        truncated_R = torch.tensor([output.completion.truncated for output in outputs])
+        kept_R = torch.ones_like(truncated_R)
+        if self.config.mask_truncated_completions:
+            kept_R = ~truncated_R
+        if self.dr_grpo_length is None:
+            self.dr_grpo_length = float(n_actions_R.double().mean())
+        # An output that is left out has no actions to average over.
+        counted_R = n_actions_R * kept_R
+        plan = self.schedule.plan
+        weights_R = output_weights(self.config.loss_type, counted_R, plan, self.dr_grpo_length)
+        # Only logged: how far the engine that sampled is from the trainer that scores.
+        method = require_scorable(self.method)
+        engine_logps_RN = rollout.engine_logps(method, outputs, rollouts, self.config.latent_logprob)
+        return {
+            "advantages": advantages_R,
+            "weights": weights_R,
+            "kept": kept_R,
+            "engine_logps": engine_logps_RN,
+        }
+
+    def _groups(self, number: int) -> tuple[list[Group], list[Group]]:
+        """The groups to learn from, and all that were sampled (more of them with dynamic sampling)."""
+        asked = self.schedule.questions(number)
+        groups = self._sample(asked, number)
+        sampled = list(groups)
+        for _ in range(self.config.dynamic_sampling):
+            flat = [place for place, group in enumerate(groups) if not group.spread]
+            more = self._others(number, asked, len(flat))
+            if not more:
+                break
+            found = self._sample(more, number)
+            asked = asked + more
+            sampled += found
+            # A group with spread takes the very place of one without: no update of the generation is left without.
+            with_spread = [group for group in found if group.spread]
+            for place, group in zip(flat, with_spread, strict=False):
+                groups[place] = group
+        return groups, sampled
+
+    def _others(self, number: int, asked: Sequence[int], n: int) -> list[int]:
+        """N questions beside those already asked, or fewer where no more are left."""
+        # Sorted, for a draw must not depend on the order of a set.
+        left = sorted(set(range(len(self.schedule.examples))) - set(asked))
+        rng = Random(seed_from(self.seed, "more", number, len(asked)))
+        return rng.sample(left, min(n, len(left)))
+
+    def _sample(self, questions: Sequence[int], number: int) -> list[Group]:
+        """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
+        share = processes.mine(questions)
+        groups = self._sample_share(share, number) if share else []
+        return processes.in_order(processes.everyones(groups))
+
+    def _sample_share(self, questions: Sequence[int], number: int) -> list[Group]:
+        """The groups of the questions that this process samples."""
+        examples = [self.schedule.examples[index] for index in questions]
+        outputs = rollout.roll_out(self.lm, self.method, self.config, examples, self.seed, number)
+        for output in outputs:
+            # The engine ends a request whose numbers are not finite; it cannot be rewarded.
+            output.completion.require_finite(f"generation {number}")
+        rewards_RF = rewards.apply(self.reward_funcs, outputs)
+        total_R = rewards_RF.nansum(1)
+        groups = []
+        G = self.config.num_generations
+        for start in range(0, len(outputs), G):
+            rows = slice(start, start + G)
+            groups.append(Group(outputs[rows], rewards_RF[rows], total_R[rows]))
+        return groups
+
+
 def all_outputs(groups: Sequence[Group]) -> list[Output]:
     """The outputs of all groups, group by group."""
-    outputs: list[Output] = []
-    for group in groups:
-        outputs += group.outputs
-    return outputs
+    return [output for group in groups for output in group.outputs]
 
 
 def sampling_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict[str, float]:
@@ -65,45 +269,58 @@ def sampling_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> di
     metrics = reward_metrics(
         torch.cat([group.rewards_GF for group in groups]),
         list(reward_names),
-        torch.cat([group.total_G for group in groups]),
-        num_generations=len(groups[0].outputs),
+        torch.stack([group.total_G for group in groups]),
     )
-
-    answer_lengths = torch.tensor([len(output.token_ids) for output in outputs])
-    answer_cut = [output.completion.reason == "length" for output in outputs]
-    metrics.update(length_metrics(answer_lengths, "completions"))
-    metrics["completions/clipped_ratio"] = sum(answer_cut) / len(outputs)
-
-    thought_counts = torch.tensor([output.completion.length for output in outputs])
-    thinking_cut = [output.cut for output in outputs]
-    metrics.update(length_metrics(thought_counts, "latents"))
-    metrics["latents/clipped_ratio"] = sum(thinking_cut) / len(outputs)
+    answer_lengths = [len(output.token_ids) for output in outputs]
+    answers_cut = [output.completion.reason == "length" for output in outputs]
+    metrics.update(length_metrics("completions", answer_lengths, answers_cut))
+    thought_counts = [output.completion.length for output in outputs]
+    metrics.update(length_metrics("latents", thought_counts, [output.cut for output in outputs]))
     return metrics
 
 
+def length_metrics(name: str, counts: Sequence[int], cut: Sequence[bool]) -> dict[str, float]:
+    """Mean, smallest and largest length, and the share that was cut, under TRL's names."""
+    return {
+        f"{name}/mean_length": sum(counts) / len(counts),
+        f"{name}/min_length": float(min(counts)),
+        f"{name}/max_length": float(max(counts)),
+        f"{name}/clipped_ratio": sum(cut) / len(cut),
+    }
+
+
+def reward_metrics(rewards_RF: Tensor, names: Sequence[str], groups_QG: Tensor) -> dict[str, float]:
+    """TRL's: the sum's mean, the groups' mean spread, the share of groups without any; each function's own."""
+    metrics = {
+        "reward": float(groups_QG.mean()),
+        "reward_std": float(groups_QG.std(1).mean()),
+        "frac_reward_zero_std": float((~has_spread(groups_QG)).double().mean()),
+    }
+    for f, name in enumerate(names):
+        values = rewards_RF[:, f]
+        values = values[~values.isnan()]  # nan: the function has no value for the output
+        if len(values):
+            metrics[f"rewards/{name}/mean"] = float(values.mean())
+        if len(values) > 1:
+            metrics[f"rewards/{name}/std"] = float(values.std())
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
 def records_to_read(
-    lm: LatentLM, groups: Sequence[Group], reward_names: Sequence[str], advantages_R: Tensor, limit: int
+    lm: LatentLM, groups: Sequence[Group], reward_names: Sequence[str], advantages_R: Tensor
 ) -> list[dict[str, Any]]:
-    """The first `limit` outputs as a person reads them, with their rewards and advantages."""
-    # All advantages, group by group, as the loop below meets the outputs.
-    advantages = iter(advantages_R.tolist())
-    records: list[dict[str, Any]] = []
-    for group in groups:
-        for i, output in enumerate(group.outputs):
-            if len(records) == limit:
-                return records
-            record = _record(lm, output)
-            record["rewards"] = _given(reward_names, group.rewards_GF[i])
-            record["reward"] = group.total_G[i].item()
-            record["advantage"] = next(advantages)
-            records.append(record)
+    """The first `LOGGED` outputs as a person reads them, with their rewards and advantages."""
+    rewards_RF = torch.cat([group.rewards_GF for group in groups])
+    total_R = torch.cat([group.total_G for group in groups])
+    records = []
+    for row, output in enumerate(all_outputs(groups)[:LOGGED]):
+        record = _record(lm, output)
+        given = dict(zip(reward_names, rewards_RF[row].tolist(), strict=True))
+        record["rewards"] = {name: value for name, value in given.items() if not math.isnan(value)}
+        record["reward"] = total_R[row].item()
+        record["advantage"] = advantages_R[row].item()
+        records.append(record)
     return records
-
-
-def _given(names: Sequence[str], rewards_F: Tensor) -> dict[str, float]:
-    """An output's rewards by the functions that had one for it (nan: none)."""
-    silent_F = rewards_F.isnan()
-    return {name: rewards_F[f].item() for f, name in enumerate(names) if not silent_F[f]}
 
 
 def _record(lm: LatentLM, output: Output) -> dict[str, Any]:

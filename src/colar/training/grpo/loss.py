@@ -19,13 +19,11 @@ Departures from the paper: the ratio is an action's (or GSPO's length-normalised
 output's; the stop is an action like a token. From TRL: |o| counts latents and the stop; docs/grpo.md has the rest.
 Outputs without spread in their group have advantage exactly 0, so that their gradient is 0 to the last bit.
 
-Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, F reward functions, B outputs of a batch,
-N actions.
+Shape suffixes: R outputs of a generation, Q questions, G outputs of a group, B outputs of a batch, N actions.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,7 +33,7 @@ from torch import Tensor
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, Scores
 from colar.model.latent_lm import LatentLM
-from colar.training.grpo.config import GrpoConfig, Level, LossType, Plan, Scale
+from colar.training.grpo.config import GenerationPlan, GrpoConfig, Level, LossType, Scale
 from colar.training.objective import Objective
 
 EPSILON_STD = 1e-4
@@ -64,7 +62,7 @@ def has_spread(groups_QG: Tensor) -> Tensor:
     return groups_QG.amax(1) - groups_QG.amin(1) > SAME
 
 
-def output_weights(loss_type: LossType, lengths_R: Tensor, plan: Plan, constant: float) -> Tensor:
+def output_weights(loss_type: LossType, lengths_R: Tensor, plan: GenerationPlan, constant: float) -> Tensor:
     """c_i of the formula above, (R,) float64, from the outputs' numbers of unmasked actions (R,).
 
     `constant` is dr_grpo's.
@@ -82,7 +80,7 @@ def output_weights(loss_type: LossType, lengths_R: Tensor, plan: Plan, constant:
 
 @dataclass(frozen=True)
 class Clip:
-    """Where ratios are clipped, 1 - low and 1 + high, and whether they are an action's or an output's."""
+    """The bounds of ratios, 1 - low and 1 + high, and their level: an action's or an output's."""
 
     low: float
     high: float
@@ -184,34 +182,3 @@ def row_mean(values_B: Tensor) -> Tensor:
     """Mean over the rows that have the quantity (nan elsewhere), detached; 0 where none has."""
     values_B = values_B.detach()
     return masked_mean(values_B, ~values_B.isnan())
-
-
-def length_metrics(lengths: Tensor, name: str) -> dict[str, float]:
-    """Mean, smallest and largest under TRL's names (`completions/mean_length`)."""
-    lengths = lengths.double()
-    return {
-        f"{name}/mean_length": float(lengths.mean()),
-        f"{name}/min_length": float(lengths.min()),
-        f"{name}/max_length": float(lengths.max()),
-    }
-
-
-def reward_metrics(
-    rewards_RF: Tensor, names: list[str], total_R: Tensor, num_generations: int
-) -> dict[str, float]:
-    """TRL's: the sum's mean, the groups' mean spread, the share of groups without any; each function's own."""
-    groups_QG = total_R.view(-1, num_generations)
-    metrics = {
-        "reward": float(total_R.mean()),
-        "reward_std": float(groups_QG.std(1).mean()),
-        "frac_reward_zero_std": float((~has_spread(groups_QG)).double().mean()),
-    }
-    for f, name in enumerate(names):
-        values = rewards_RF[:, f]
-        values = values[~values.isnan()]  # nan: the function has nothing to say of the output
-        if len(values) == 0:
-            continue
-        metrics[f"rewards/{name}/mean"] = float(values.mean())
-        if len(values) > 1:
-            metrics[f"rewards/{name}/std"] = float(values.std())
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -3,7 +3,7 @@
 `completions` are the answers' texts. The columns are lists of the same length: of the example `id`, `question`,
 `answer`, `answer_type`; of the output `length` (#L), `max_latents`, `truncated`, `completion_ids`, and the
 per-request values (`compression_factor`). A function takes the columns it needs and swallows the rest with
-`**columns`. None means that it has nothing to say of an output (TRL's convention).
+`**columns`. None means that it has no value for an output (TRL's convention).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def named(names: Sequence[str]) -> dict[str, Reward]:
 
 
 def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tensor:
-    """(R outputs, F functions) float64; nan where a function has nothing to say.
+    """(R outputs, F functions) float64; nan where a function has no value.
 
-    ValueError where a function returns another number of values, one that is infinite or NaN, or where none says
-    anything of an output.
+    ValueError where a function returns another number of values, one that is infinite or NaN, or where none has a value
+    for an output.
     """
     texts = [output.completion.text for output in outputs]
     columns = columns_of(outputs)
@@ -77,14 +77,8 @@ def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tens
     return rewards_RF
 
 
-def combine(rewards_RF: Tensor, weights: Sequence[float]) -> Tensor:
-    """Weighted sum of the functions' values, (R,); a missing value adds nothing."""
-    return (rewards_RF * torch.tensor(weights, dtype=torch.float64)).nansum(1)
-
-
 def columns_of(outputs: Sequence[Output]) -> dict[str, list[Any]]:
     """The columns that reward functions may ask for."""
-    # Of the example, of the output, of the request: lists of one length, whatever the function asks for.
     columns: dict[str, list[Any]] = {}
     for name in ("id", "question", "answer", "answer_type"):
         columns[name] = [getattr(output.example, name) for output in outputs]
@@ -93,7 +87,6 @@ def columns_of(outputs: Sequence[Output]) -> dict[str, list[Any]]:
     columns["max_latents"] = [completion.request.decoding.max_latents for completion in completions]
     columns["truncated"] = [completion.truncated for completion in completions]
     columns["completion_ids"] = [completion.token_ids for completion in completions]
-    params = [dataclasses.asdict(completion.request.params) for completion in completions]
-    for name in params[0]:
-        columns[name] = [values[name] for values in params]
+    for name in dataclasses.asdict(completions[0].request.params):
+        columns[name] = [getattr(completion.request.params, name) for completion in completions]
     return columns

@@ -46,12 +46,12 @@ class Output:
 
     @property
     def stopped(self) -> bool:
-        """Whether the method chose to end the thinking: neither cut at the limit, nor of a fixed number of thoughts."""
+        """True where the method chose to end the thinking: not cut at the limit, and not of a fixed length."""
         return bool(self.completion.stop_info)
 
     @property
     def cut(self) -> bool:
-        """Whether the thinking met `max_latents`."""
+        """True where the thinking met `max_latents`."""
         return self.completion.length >= self.completion.request.decoding.max_latents
 
     @property
@@ -87,11 +87,12 @@ def requests(
     for example in examples:
         # One seed for a question: the number of the sample tells the draws of its outputs apart.
         question_seed = seed_from(seed, "rollout", generation, example.id)
+        params = draw_params(method, config, question_seed)
         for sample in range(config.num_generations):
             request = Request(
                 example.id,
                 example.question,
-                draw_params(method, config, question_seed, sample),
+                params,
                 config.decoding,
                 question_seed,
                 sample,
@@ -101,17 +102,13 @@ def requests(
     return made
 
 
-def draw_params(method: Method, config: GrpoConfig, question_seed: int, sample: int) -> Any:
-    """The per-request values of an output: its factor and threshold are the group's, or its own."""
+def draw_params(method: Method, config: GrpoConfig, question_seed: int) -> Any:
+    """The per-request values of a question's outputs: its factor and threshold, drawn."""
     values = {}
     for name, choices in config.drawn.items():
         # Each has a draw of its own. The factor's keeps its first name, so that older runs' draws stay as they were.
         which = "factor" if name == "compression_factor" else name
-        if config.factor_drawn_per == "group":
-            rng = Random(seed_from(question_seed, which))
-        else:
-            rng = Random(seed_from(question_seed, which, sample))
-        values[name] = rng.choice(choices)
+        values[name] = Random(seed_from(question_seed, which)).choice(choices)
     return registry.make_params(method, values)
 
 
@@ -136,13 +133,13 @@ def roll_out(
 
 def _on_cpu(completion: Completion) -> Completion:
     """The completion with its tensors on the CPU, from where they can be sent to other processes."""
-    info: list[Mapping[str, Tensor]] = [_columns_on_cpu(columns) for columns in completion.info]
+
+    def moved(columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: column.cpu() for name, column in columns.items()}
+
     latents = None if completion.latents is None else completion.latents.cpu()
-    return replace(completion, latents=latents, info=info, stop_info=_columns_on_cpu(completion.stop_info))
-
-
-def _columns_on_cpu(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: column.cpu() for name, column in columns.items()}
+    info = [moved(columns) for columns in completion.info]
+    return replace(completion, latents=latents, info=info, stop_info=moved(completion.stop_info))
 
 
 def collate(outputs: Sequence[Output], width: int) -> Rollouts:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from colar import files, processes, progress
 from colar.data.example import Example
@@ -30,17 +30,18 @@ from colar.model.latent_lm import LatentLM
 from colar.training import run_folder
 from colar.training.config import TrainingConfig
 from colar.training.grpo import rewards
-from colar.training.grpo.callbacks import Collapse, EarlyStopping
 from colar.training.grpo.config import GrpoConfig
+from colar.training.grpo.generation import QuestionSchedule, RolloutSampler
 from colar.training.grpo.loss import GrpoObjective
-from colar.training.grpo.sampler import RolloutSampler
-from colar.training.grpo.schedule import QuestionSchedule
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
 from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import Validate
 
 __all__ = ["GrpoConfig", "train"]
+
+LOGS = 5
+"""Successive logs that must all show a collapse before there is a warning."""
 
 
 def train(
@@ -110,10 +111,6 @@ def make_trainer(
         )
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
     funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
-    if len(funcs) != len(grpo.weights()):
-        raise ValueError(
-            f"grpo.reward_weights has {len(grpo.weights())} values for {len(funcs)} reward functions"
-        )
     args = arguments(config, folder)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
@@ -164,3 +161,65 @@ def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
         step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
         records = files.resume_jsonl(folder.completions)
         files.write_jsonl(folder.completions, [record for record in records if record["step"] < step])
+
+
+class EarlyStopping(TrainerCallback):  # type: ignore[misc]
+    """Stops after `patience` validations without a new best.
+
+    It reads them off the history: a resumed run stops where an uninterrupted one does.
+    """
+
+    def __init__(self, patience: int | None) -> None:
+        self.patience = patience
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.out_of_patience(state):
+            progress.say(
+                f"no better validation in {self.patience}: the run stops at step {state.global_step}"
+            )
+            # The checkpoint holds the history, by which a resumed run finds that it has ended.
+            control.should_training_stop = True
+            control.should_save = True
+
+    def out_of_patience(self, state: TrainerState) -> bool:
+        """True where the last `patience` validations were no better than one before them."""
+        # The validation before the first step counts too.
+        found = [row["eval_accuracy"] for row in state.log_history if "eval_accuracy" in row]
+        if self.patience is None or len(found) <= self.patience:
+            return False
+        return bool(max(found[-self.patience :]) <= max(found[: -self.patience]))
+
+
+class Collapse(TrainerCallback):  # type: ignore[misc]
+    """Warns, once each, when nothing can be learnt any more or the thinking has gone to an end of its range."""
+
+    def __init__(self) -> None:
+        self.warned: set[str] = set()
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # A collapse stays: without this set there would be a warning at every log.
+        for text in collapsed(state.log_history):
+            if text not in self.warned:
+                self.warned.add(text)
+                progress.say(f"step {state.global_step}: warning: {text}")
+
+
+def collapsed(history: Sequence[dict[str, Any]]) -> list[str]:
+    """The collapses that the last `LOGS` logs of generations show, each as a sentence; empty where all is well."""
+    rows = [row for row in history if "frac_reward_zero_std" in row][-LOGS:]
+    if len(rows) < LOGS:
+        return []
+    found = []
+    if all(row["frac_reward_zero_std"] == 1 for row in rows):
+        found.append(
+            f"no group has had spread in its rewards for {LOGS} logs, so nothing is learnt: questions are all too easy "
+            "or too hard, or sampling has no noise left (latents/sigma, entropy)"
+        )
+    if all(row["latents/clipped_ratio"] > 0.95 for row in rows):
+        found.append(
+            f"thinking has met max_latents in nearly all outputs for {LOGS} logs: the length has run away; "
+            "a lower learning_rate, a length_penalty or a larger max_latents may help"
+        )
+    if all(row["latents/max_length"] == 0 for row in rows):
+        found.append(f"no output has had a latent for {LOGS} logs: the thinking is gone")
+    return found

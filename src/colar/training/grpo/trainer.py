@@ -1,7 +1,7 @@
 """Trainer for GRPO: `LatentTrainer` whose batches are taken from a generation that is sampled when it is due.
 
     schedule      (generation 7, slot 0), (7, 1), ...          which outputs a batch holds
-    _prepare_inputs    is it a new generation? -> sample it, reward it, score it; then take the batch's rows
+    get_batch_samples    is it a new generation? -> sample it, reward it, score it; then take the batches' rows
     objective     loss of the rows -> gradient
     optimiser     after `accumulate` batches: one update; the weights are no longer those that sampled
 
@@ -30,11 +30,8 @@ from transformers import TrainingArguments
 from colar import checks, files, processes
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
-from colar.training.batches import part_indices
-from colar.training.grpo.generation import Generation
+from colar.training.grpo.generation import Generation, RolloutSampler, Slots, collate_slots
 from colar.training.grpo.loss import GrpoObjective
-from colar.training.grpo.sampler import RolloutSampler
-from colar.training.grpo.schedule import Slots, collate_slots
 from colar.training.trainer import LatentTrainer, Validate
 
 STATE = "grpo.json"
@@ -81,34 +78,35 @@ class GrpoTrainer(LatentTrainer):
 
     # Outputs
 
-    def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """From the keys of a batch to its tensors on the device; a new generation is sampled first."""
-        batch: dict[str, Tensor] = super()._prepare_inputs(self._rows(inputs))
-        return batch
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor]:
+        """The outputs of one update, and their number; a new generation is sampled first."""
+        keys, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return [self._rows(batch) for batch in keys], count
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Positions of each output of a batch of keys, (B,)."""
-        return fed_positions(self._rows(inputs))
+        """Positions that are fed for each output, (B,)."""
+        return fed_positions(inputs)
 
     def longest_sampled(self) -> dict[str, Tensor]:
         """Of generation 0, which is sampled here and cached: the first update learns from it."""
-        was_training = self.objective.training
-        self.objective.train()
         if self.generation is None:
             self.generation = self._generate(0)
-        self.objective.train(was_training)
-        slots = fed_positions(self.generation.tensors).argsort(descending=True)[: self.plan.batch]
-        return {"generations": torch.full_like(slots, self.generation.number), "slots": slots}
+        positions_R = fed_positions(self.generation.tensors)
+        return self.generation.take(positions_R.argsort(descending=True)[: self.plan.batch])
 
-    def _rows(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _rows(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """The outputs that a batch's keys stand for."""
-        number = int(inputs["generations"][0])
+        number = int(keys["generations"][0])
         if self.generation is None or self.generation.number != number:
             self.generation = self._generate(number)
-        return self.generation.take(inputs["slots"].cpu())
+        return self.generation.take(keys["slots"].cpu())
 
     def _generate(self, number: int) -> Generation:
         """Sample a generation, score it where a later update will need that, and write some outputs down."""
+        # Outputs are scored in the mode of the updates.
+        self.objective.train()
         # Compiled layers would be compiled anew for every shape of a decode step.
         with torch.compiler.set_stance("force_eager"):
             generation = self.sampler.generate(number)
@@ -140,12 +138,13 @@ class GrpoTrainer(LatentTrainer):
         for start in processes.mine(starts):
             rows = slice(start, start + self.plan.batch)
             batch = {name: column[rows] for name, column in tensors.items()}
-            for index in part_indices(fed_positions(batch), self.tokens_per_batch):
-                part = {name: column[index] for name, column in batch.items()}
+            batch["places"] = torch.arange(R)[rows]
+            for part in self.parts(batch):
+                places = part.pop("places")
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
-                    logps_BN = self.policy.score(super()._prepare_inputs(part)).logps
-                scored.append((start + index.cpu(), logps_BN.float().cpu()))
+                    logps_BN = self.policy.score(self.on_device(part)).logps
+                scored.append((places, logps_BN.float().cpu()))
         for share in processes.everyones(scored):
             for index, logps_BN in share:
                 # A part may be shorter than the generation: its longest output decides.
@@ -167,8 +166,9 @@ class GrpoTrainer(LatentTrainer):
 
     # Resume state
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the trained weights, and the generation that is in use."""
+        super().save_model(output_dir, _internal_call)
         # Every process has the whole generation; one writes.
         if not self.args.should_save:
             return

@@ -106,7 +106,7 @@ class TrainingRows(Dataset[Row]):
         # All rows, before the first step: a wrong one must not stop a run after hours.
         def lengths_of(indices: Sequence[int]) -> Iterator[int]:
             for index in progress.track(indices, "check rows"):
-                # A row may grow from stage to stage. Its texts are tokenised once: the template remembers them.
+                # A row may grow from stage to stage. Its texts are tokenised once: the template caches them.
                 found = [self._length(epoch, index) for epoch in epochs]
                 yield found[0]
 
@@ -130,7 +130,7 @@ class Schedule(Sampler[Any]):
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """16 hex digits of the examples' ids, questions, chains and answers, in whatever order they stand."""
+    """16 hex digits of the examples' ids, questions, chains and answers, in any order."""
     digest = hashlib.sha256()
     for example in sorted(examples, key=lambda example: example.id):
         digest.update(repr((example.id, example.question, example.steps, example.answer)).encode())

@@ -1,4 +1,4 @@
-"""The LM head at a few ids: what `lm.logits(hidden)[..., ids]` gives, without the products of all other rows.
+"""The LM head: logits of hidden states as the backbone's own forward makes them, of all ids or of a few.
 
 Shape suffixes: D width, V vocabulary, S ids asked for.
 """
@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from colar.model.added_rows import adapter_rows
+from colar.model import added_rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class HeadRows:
     def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> HeadRows:
         """The head's rows at these ids. Gradients go through them to the head."""
         ids_S = torch.tensor(ids, device=device)
-        added = adapter_rows(head)
+        added = added_rows.adapter_rows(head)
         base = head if added is None else added.base
         if not is_linear(base):
             return cls(ids_S)
@@ -42,11 +43,36 @@ class HeadRows:
         return cls(ids_S, weight_SD, None if base.bias is None else base.bias[ids_S])
 
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each of some ids stands among the rows, and whether it does, both of the shape of `ids`."""
+        """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
         place = torch.searchsorted(self.ids_S, ids).clamp(max=len(self.ids_S) - 1)
         return place, self.ids_S[place] == ids
 
 
 def is_linear(head: nn.Module) -> bool:
-    """Whether a module computes x W^T + b, and nothing else: no adapter on it, no quantised weight."""
+    """True where a module computes x W^T + b, and nothing else: no adapter on it, no quantised weight."""
     return type(head) is nn.Linear or bool(getattr(head, "computes_linear", False))
+
+
+def head_logits(
+    lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None, own: Tensor | None = None
+) -> Tensor:
+    """The LM head, or some of its rows, and the scaling that some families do after it.
+
+    Cohere and Granite scale, Gemma 2 caps. `own` are logits of rows in an adapter, where they are made already.
+    """
+    config = lm.config.get_text_config()
+    logits: Tensor
+    if rows is None:
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own).float()
+    elif rows.weight_SD is None:
+        logits = added_rows.logits(lm.get_output_embeddings(), hidden, own)[..., rows.ids_S].float()
+    else:
+        logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
+    if getattr(config, "logit_scale", None) is not None:
+        logits = logits * config.logit_scale
+    if getattr(config, "logits_scaling", None) is not None:
+        logits = logits / config.logits_scaling
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits

@@ -1,7 +1,8 @@
-"""Regional compilation: the backbone's decoder layers, each compiled in place, which all share one graph.
+"""The backbone's decoder layers in training: each compiled in place, or recomputed in the backward pass.
 
-Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer
-sees one (rows, positions, width) tensor; its lengths are symbolic, so later batches need no new graph.
+Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer sees
+one (rows, positions, width) tensor, and all layers share one graph; its lengths are symbolic, so later batches need no
+new graph. A layer that is recomputed (gradient checkpointing) keeps its input only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -28,8 +30,21 @@ def decoder_layers(lm: LatentLM) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def compiled_layers(lm: LatentLM) -> Iterator[None]:
-    """Compile inside the block; the model is as before after it, its state dict throughout."""
+def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) -> Iterator[None]:
+    """Compile or recompute the layers inside the block; the model is as before after it, its state dict throughout."""
+    if recomputed:
+        _checkpointing(lm, "enable", {"use_reentrant": False})
+    layers = _compile(lm) if compiled else []
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
+        if recomputed:
+            _checkpointing(lm, "disable")
+
+
+def _compile(lm: LatentLM) -> list[nn.Module]:
     layers = decoder_layers(lm)
     # torch would fail on this at the first update, with a traceback of its own.
     compilers = [os.environ.get("CXX"), "g++", "clang++"]
@@ -39,8 +54,10 @@ def compiled_layers(lm: LatentLM) -> Iterator[None]:
     for layer in layers:
         # In place: a wrapper module would change the names in the state dict.
         layer.compile(dynamic=True)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._compiled_call_impl = None
+    return layers
+
+
+def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:
+    # Its name differs between releases of transformers 5.
+    new = getattr(lm.causal_lm, f"activation_checkpointing_{verb}", None)
+    (new or getattr(lm.causal_lm, f"gradient_checkpointing_{verb}"))(*options)

@@ -1,0 +1,63 @@
+"""The page of a run, inside.html in its folder: what the published weights think of a few validation questions.
+
+It is made as `colar inspect` makes it, without what takes long: controls and changed thoughts. Of several processes the
+main one makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from colar import files, progress
+from colar.data.example import Example
+from colar.engine.request import DECODINGS
+from colar.look.inspection import Inspection, key_of, system_of
+from colar.methods import registry
+from colar.methods.base import Method
+from colar.model.latent_lm import LatentLM
+from colar.recipe.schema import ValidationConfig
+from colar.training.run_folder import RunFolder
+
+LOOK = 8
+"""Questions whose layers and attention are measured."""
+
+
+def write(
+    settings: ValidationConfig, folder: RunFolder, lm: LatentLM, method: Method, held_out: Sequence[Example]
+) -> None:
+    """Write the page and its numbers for the per-request values of validation; a failure is reported and harmless."""
+    examples = list(held_out[: settings.page_size])
+    if not examples:
+        return
+    decoding = replace(
+        DECODINGS[settings.decoding],
+        max_latents=settings.limits.max_latents,
+        max_completion_length=settings.limits.max_completion_length,
+    )
+    run = folder.path.resolve().name
+    eager = torch.compiler.set_stance("force_eager")
+    with progress.harmless("the page"), torch.no_grad(), eager, lm.merged():
+        systems = []
+        for values in settings.params:
+            params = registry.make_params(method, values)
+            systems.append(
+                system_of(
+                    key_of(run, params),
+                    lm,
+                    method,
+                    examples,
+                    params,
+                    decoding,
+                    look=LOOK,
+                    controls=False,
+                    causal=False,
+                )
+            )
+        asked = {"limit": len(examples), "look": LOOK}
+        inspection = Inspection(examples, systems, {"title": run, "asked": asked})
+        files.write_json(folder.numbers, inspection.to_json())
+        inspection.save(folder.page)
+        progress.say(f"thoughts of the published weights: {folder.page}")
