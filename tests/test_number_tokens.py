@@ -601,7 +601,7 @@ def test_a_recipe_passes_the_key_on(tmp_path):
     assert lm.template.number_tokens == 99
     with pytest.raises(ValueError, match="model.number_tokens must be 99, 999 or null, got 50"):
         recipe.load(tmp_path / "recipe.yaml", ["--model.number_tokens", "50"])
-    with pytest.raises(ValueError, match="model.number_tokens must be a whole number or null, got many"):
+    with pytest.raises(ValueError, match="model.number_tokens must be a whole number or null, got 'many'"):
         recipe.load(tmp_path / "recipe.yaml", ["--model.number_tokens", "many"])
     plain = recipe.load(tmp_path / "recipe.yaml", ["--model.number_tokens", "null"])
     assert recipe.load_model(plain)[0].template.number_tokens is None
