@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import socket
 import threading
 import time
@@ -22,9 +20,6 @@ from colar.methods.base import Method, ThinkState, Thought
 from colar.methods.cot import Cot, CotConfig
 from colar.model.latent_lm import LatentLM
 from colar.serve import app, server
-from colar.serve.keys import Keys
-from colar.serve.limits import Limits, Visitors
-from colar.serve.logs import Log
 from colar.serve.served import Served
 
 DECODING = Decoding(max_latents=8, max_completion_length=8)
@@ -73,30 +68,19 @@ def serve_model(
     **engine: Any,
 ) -> Served:
     lm, method = model
-    return Served(name, lm, method, Engine(lm, method, slots, **engine), decoding, waiting)
+    return Served(name, lm, method, Engine(lm, method, slots, max_waiting=waiting, **engine), decoding)
 
 
 class Running:
     """A server that has started."""
 
     def __init__(
-        self,
-        served: list[Served],
-        url: str,
-        log: io.StringIO,
-        address: tuple[str, int],
-        uvicorn: uvicorn.Server,
+        self, served: list[Served], url: str, address: tuple[str, int], uvicorn: uvicorn.Server
     ) -> None:
         self.served = {each.name: each for each in served}
         self.url = url
-        self.log = log
         self.address = address
         self.uvicorn = uvicorn
-
-    def lines(self, event: str = "request") -> list[dict[str, Any]]:
-        """What was logged."""
-        lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
-        return [line for line in lines if line["event"] == event]
 
     @property
     def connections(self) -> int:
@@ -106,41 +90,17 @@ class Running:
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=20)
 
-    def connect_small(self) -> socket.socket:
-        """A connection of which the kernel keeps little that is not read."""
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(20)
-        sock.connect(self.address)
-        return sock
-
 
 @contextlib.contextmanager
-def running(
-    *served: Served,
-    limits: Limits | None = None,
-    keys: tuple[str, ...] = (),
-    prompts: bool = False,
-    small_buffers: bool = False,
-    visitors: Visitors | None = None,
-) -> Iterator[Running]:
-    """A server for the block. It drains at the end. `small_buffers`: the kernel takes little that nobody reads.
-
-    It answers any Host unless it has `visitors`.
-    """
-    limits = limits or Limits()
-    stream = io.StringIO()
-    log = Log(prompts, stream)
+def running(*served: Served, keys: tuple[str, ...] = (), hosts: tuple[str, ...] = ()) -> Iterator[Running]:
+    """A server for the block. It drains at the end."""
     bound = server.bind("127.0.0.1", 0)
-    if small_buffers:
-        # Those of its connections are as large.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    started = server.make(app.build(served, limits, Keys(list(keys)), log, visitors), limits, log)
+    started = server.make(app.build(served, keys, hosts))
     thread = threading.Thread(target=started.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     until(lambda: started.started)
     try:
-        yield Running(list(served), server.url(bound), stream, bound.getsockname()[:2], started)
+        yield Running(list(served), server.url(bound), bound.getsockname()[:2], started)
     finally:
         started.should_exit = True
         thread.join(30)

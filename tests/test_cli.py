@@ -570,7 +570,7 @@ def test_evaluate_refuses_answers_to_other_questions(checkpoints, tmp_path, caps
     assert "questions" not in files.read_json(tmp_path / "out" / "report.json")["provenance"]
 
 
-def test_of_several_processes_the_first_speaks_and_errors_come_from_any(checkpoints, monkeypatch, capsys):
+def test_of_several_processes_the_first_warns_and_errors_come_from_any(checkpoints, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
     assert capsys.readouterr().err == ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import PartialState
 from launch import Group, together
 
 from colar import processes
@@ -37,16 +38,12 @@ def grid(asked: EvaluatedModel) -> list[GridPoint]:
     return evaluate.make_grid(asked, DATASETS, params, ["greedy", "sampled"], [4, 5])
 
 
-def answer_all(
-    folder: Path, own_disks: bool = False, control: bool = False, dies: tuple[int, int] | None = None
-) -> int:
+def answer_all(folder: Path, control: bool = False, dies: tuple[int, int] | None = None) -> int:
     """Evaluate in `folder`; `dies` is (rank, answer at which it is killed)."""
     processes.join(120)
-    if own_disks:
-        folder = folder / f"disk{processes.rank()}"
     folder.mkdir(exist_ok=True)
     asked = model()
-    if dies is not None and processes.rank() == dies[0]:
+    if dies is not None and PartialState().process_index == dies[0]:
         make_record = evaluate.make_record
         answered = Counter[str]()
 
@@ -90,24 +87,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_records_are_those_of_one_process(tmp_path: Path, alone: list[str]) -> None:
-    """Each process has a folder of its own, as on three machines."""
-    assert together(3, tmp_path / "group", answer_all, tmp_path, True) == [len(alone)] * 3
-    assert lines(tmp_path / "disk0") == alone
+    assert together(3, tmp_path / "group", answer_all, tmp_path) == [len(alone)] * 3
+    assert lines(tmp_path) == alone
     assert [path.name for path in tmp_path.rglob("*records*")] == ["records.jsonl"], "no parts are left"
 
 
 def test_a_killed_evaluation_goes_on_with_any_number_of_processes(tmp_path: Path, alone: list[str]) -> None:
-    """In one folder that all see: three processes are killed, two go on."""
-    outcomes = Group(3, tmp_path / "group", answer_all, tmp_path, False, False, (1, 20)).wait()
+    group = Group(3, tmp_path / "group", answer_all, tmp_path, False, (1, 20))
+    outcomes = group.wait()
     assert outcomes[1].code == -9
     assert outcomes[0].code == outcomes[2].code == 1, "they end, too"
     assert "Connection" in outcomes[0].stderr
-    # All that was answered is on some disk, and is not asked again.
+    # All that was answered is in some file, and is not asked again.
     here = [path for path in tmp_path.rglob("records*.jsonl") if path.stat().st_size]
     kept = sum(len(path.read_text().splitlines()) for path in here)
     assert len(here) == 3
     assert kept > 60
-    assert together(2, tmp_path / "again", answer_all, tmp_path, False) == [len(alone) - kept] * 2
+    assert together(2, tmp_path / "again", answer_all, tmp_path) == [len(alone) - kept] * 2
     assert lines(tmp_path) == alone
 
 
@@ -119,12 +115,12 @@ def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, a
         (tmp_path / name).write_text(share[:-5] if rank == 2 else share)
     assert together(1, tmp_path / "group", answer_all, tmp_path) == [len(alone) - 89]
     assert lines(tmp_path) == alone
-    assert not parts.found_here(tmp_path / "records.jsonl")
+    assert not parts.unfinished(tmp_path / "records.jsonl")
 
 
 def test_controls_are_those_of_one_process(tmp_path: Path) -> None:
     for n in (1, 2):
-        together(n, tmp_path / f"group{n}", answer_all, tmp_path / str(n), False, True)
+        together(n, tmp_path / f"group{n}", answer_all, tmp_path / str(n), True)
     assert lines(tmp_path / "1") == lines(tmp_path / "2")
     assert len(lines(tmp_path / "1")) == 2 * 23
 

@@ -11,6 +11,7 @@ import pytest
 import test_grpo as reinforced
 import test_training as supervised
 import torch
+from accelerate import PartialState
 from launch import Group, Outcome, together
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
@@ -65,15 +66,13 @@ def begin() -> None:
     processes.join(120)
 
 
-def sft(
-    folder: Path, own_disks: bool, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]
-) -> Any:
+def sft(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]) -> Any:
     """A run in `folder`. Returns its curve, its validations and its weights at the end."""
     begin()
-    if own_disks:
-        folder = folder / f"disk{processes.rank()}"
     method = (
-        Killed(ColarConfig()) if dies is not None and dies[0] == processes.rank() else Colar(ColarConfig())
+        Killed(ColarConfig())
+        if dies is not None and dies[0] == PartialState().process_index
+        else Colar(ColarConfig())
     )
     Killed.left = 0 if dies is None else dies[1]
     settings = supervised.LoraSettings(r=4, lora_alpha=8) if lora else None
@@ -83,14 +82,10 @@ def sft(
     return ended(lm, result)
 
 
-def grpo(
-    folder: Path, own_disks: bool, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]
-) -> Any:
+def grpo(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]) -> Any:
     """The same by reinforcement; killed in the N-th score of a batch."""
     begin()
-    if own_disks:
-        folder = folder / f"disk{processes.rank()}"
-    if dies is not None and dies[0] == processes.rank():
+    if dies is not None and dies[0] == PartialState().process_index:
         Killed.left = dies[1]
         whole = GrpoTrainer.training_step
 
@@ -154,14 +149,14 @@ class Case:
         self.one = one
         self.two = two
 
-    def run(self, folder: Path, n: int, own_disks: bool = False) -> list[Any]:
+    def run(self, folder: Path, n: int) -> list[Any]:
         """What each of N processes returns."""
         config = self.one if n == 1 else self.two
-        return together(n, folder / "group", self.call, folder, own_disks, self.lora, None, config)
+        return together(n, folder / "group", self.call, folder, self.lora, None, config)
 
-    def killed(self, folder: Path, own_disks: bool, dies: tuple[int, int]) -> list[Outcome]:
+    def killed(self, folder: Path, dies: tuple[int, int]) -> list[Outcome]:
         """What becomes of two processes one of which is killed."""
-        return Group(2, folder / "group", self.call, folder, own_disks, self.lora, dies, self.two).wait()
+        return Group(2, folder / "group", self.call, folder, self.lora, dies, self.two).wait()
 
 
 REINFORCED = {"max_steps": 4, "save_steps": 3, "eval_steps": 2, "grpo": {"num_iterations": 2}}
@@ -196,12 +191,11 @@ def test_two_processes_are_one(tmp_path: Path, case: Case, whole: list[Any]) -> 
 
 
 def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path, case: Case, whole: list[Any]) -> None:
-    """Each process has a folder of its own, as on two machines."""
-    killed, other = reversed(case.killed(tmp_path, True, (1, 4)))
+    killed, other = reversed(case.killed(tmp_path, (1, 4)))
     assert killed.code == -9
     assert other.code == 1, "it does not go on alone"
     assert "Connection" in other.stderr
-    for mine, theirs in zip(case.run(tmp_path, 2, True), whole, strict=True):
+    for mine, theirs in zip(case.run(tmp_path, 2), whole, strict=True):
         assert_equal(mine, theirs)
 
 

@@ -21,14 +21,11 @@ from serving import (
     until,
 )
 
-from colar.cli import serve as serve_command
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.look import retrieval
 from colar.methods import pretrained, registry
-from colar.serve.keys import Keys
-from colar.serve.limits import Limits, Visitors
-from colar.serve.schema import ChatRequest, parse
+from colar.serve.schema import ChatRequest
 from colar.serve.text import TokenText
 
 MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
@@ -454,7 +451,7 @@ def test_the_likeliest_tokens_beside_each_of_the_answer(client, model):
 
 
 def test_no_prompt_at_all_is_refused(client):
-    with pytest.raises(openai.BadRequestError, match="a list of at least one"):
+    with pytest.raises(openai.BadRequestError, match="prompt: .* at least 1 item"):
         client.completions.create(model="colar", prompt=[])
 
 
@@ -567,7 +564,7 @@ def test_the_manuals_python_runs(capsys):
     assert "->" in capsys.readouterr().out
     [(command, body)] = re.findall(r"(curl .*?) -d '(.*?)'", text, re.DOTALL)
     assert "application/json" in command
-    parse(ChatRequest, body.encode(), registry.param_names())
+    assert ChatRequest.model_validate(json.loads(body)).params == {"compression_factor": 2}
 
 
 # What is refused
@@ -595,8 +592,8 @@ REFUSED = [
     ({"messages": [{"role": "assistant", "content": "2"}]}, 400, "messages", "the last message must be of role user"),
     ({"messages": user("  ")}, 400, "messages", "the question is empty"),
     ({"messages": user("word " * 100)}, 400, "messages", "the model's context is 128"),
-    ({"messages": user("x" * 40000)}, 400, "messages", "the limit is 32768"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}, 400, "messages.0.content", "only text parts are read"),
+    ({"messages": user("x" * 40000)}, 400, "messages", "the model's context is 128"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}, 400, "messages.0.content", "only text parts are supported"),
     ({"temperature": -1}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got -1"),
     ({"temperature": True}, 400, "temperature", "temperature"),
     ({"temperature": 1e300}, 400, "temperature", "temperature must be 0, or from 1e-06 to 100, got 1e+300"),
@@ -612,17 +609,17 @@ REFUSED = [
     ({"seed": -(2**63) - 1}, 400, "seed", "greater than or equal to -9223372036854775808"),
     ({"seed": 1.5}, 400, "seed", "valid integer"),
     ({"n": 0}, 400, "n", "greater than or equal to 1"),
-    ({"n": 17}, 400, "n", "16 or less"),
-    ({"stop": ["a"] * 17}, 400, "stop", "up to 16 texts"),
-    ({"stop": ""}, 400, "stop", "of 1 to 256 characters"),
+    ({"n": 17}, 400, "n", "less than or equal to 16"),
+    ({"stop": ["a"] * 17}, 400, "stop", "at most 16 items"),
+    ({"stop": ""}, 400, "stop.0", "at least 1 character"),
     ({"thinking_token_budget": -1}, 400, "thinking_token_budget", "greater than or equal to 0"),
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens", "greater than or equal to 1"),
     ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "less than or equal to 20"),
     ({"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs", "greater than or equal to 0"),
     ({"top_logprobs": 3}, 400, "top_logprobs", "top_logprobs needs logprobs: true"),
-    ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "frequency_penalty must be 0"),
-    ({"tools": [{"type": "function"}]}, 400, "tools", "tools must be []"),
-    ({"response_format": {"type": "json_object"}}, 400, "response_format", "this server does nothing else"),
+    ({"frequency_penalty": 0.5}, 400, "frequency_penalty", "less than or equal to 0"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", "tools: List should have at most 0 items"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format.type", "Input should be 'text'"),
 ]  # fmt: skip
 
 
@@ -701,114 +698,64 @@ def test_keys_are_asked_for():
         with pytest.raises(openai.AuthenticationError) as raised:
             openai.OpenAI(base_url=f"{live.url}/v1", api_key="wrong").models.list()
         assert raised.value.code == "invalid_api_key"
-        assert "right" not in live.log.getvalue()
-
-
-HERE = ["127.0.0.1", "localhost", "LOCALHOST:80", "[::1]:9000", "127.0.0.2:8000", "box"]
-ELSEWHERE = [
-    "evil.example",
-    "evil.example:8000",
-    "10.0.0.7:8000",
-    "localhost.evil.example",
-    "",
-    "null",
-    "[::1",
-]
 
 
 def test_pages_of_other_sites_are_refused():
     """A site whose name was made to point here is this server to a browser, but for the Host that it sends."""
-    with running(serve_model("cot", cot_model()), visitors=Visitors("box")) as live:
+    with running(serve_model("cot", cot_model()), hosts=("localhost", "127.0.0.1", "[::1]", "box")) as live:
         assert openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused").models.list().data[0].id == "cot"
-        for host in HERE:
-            for origin in ("", f"Origin: http://{host}\r\n"):
-                assert "owned_by" in fetch(live, "/v1/models", origin, host=host)
+        for host in ("127.0.0.1", "LOCALHOST:80", "[::1]:9000", "box"):
+            assert "owned_by" in fetch(live, "/v1/models", host=host)
         for path in ("/", "/health", "/metrics", "/static/page.js", "/v1/models", "/v1/models/cot"):
-            assert "foreign_host" in fetch(live, path, host="evil.example")
-        for host in ELSEWHERE:
-            assert "foreign_host" in fetch(live, "/v1/models", host=host)
-        for origin in ("null", *(f"https://{host}" for host in ELSEWHERE)):
-            found = fetch(live, "/v1/chat/completions", f"Origin: {origin}\r\n", "POST", "localhost")
-            error = json.loads(found)["error"]
-            assert (error["code"], error["type"]) == ("foreign_host", "permission_error")
-            assert repr(origin) in error["message"]
-        assert {line["status"] for line in live.lines()} == {200, 403}
-
-
-def test_who_is_checked_for_where_they_come_from():
-    """Whoever needs a key has shown it, and of other machines nobody is at home."""
-    assert serve_command._visitors("box", "127.0.1.1", Keys([])).names == {"localhost", "box"}
-    assert serve_command._visitors("::1", "::1", Keys([])) is not None
-    assert serve_command._visitors("127.0.0.1", "127.0.0.1", Keys(["k"])) is None
-    assert serve_command._visitors("0.0.0.0", "0.0.0.0", Keys([])) is None
+            assert fetch(live, path, host="evil.example") == "Invalid host header"
+        for host in ("10.0.0.7:8000", "localhost.evil.example", "", "null", "[::1"):
+            assert fetch(live, "/v1/models", host=host) == "Invalid host header"
 
 
 @pytest.fixture
 def slow():
     """A server of one slot whose model thinks for two seconds, and its method."""
     method = Slow()
-    limits = Limits(deadline=60, body_seconds=1)
     served = serve_model(
         "slow", (tiny_lm("gpt2"), method), Decoding(max_latents=100, max_completion_length=1), 1, 1
     )
-    with running(served, limits=limits) as live:
+    with running(served) as live:
         yield live, method, openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
 
 
 def test_a_full_queue_is_429_with_a_time(slow):
     live, _, client = slow
-    streams = [chat(client, "slow", "x?", stream=True)]
-    until(lambda: live.served["slow"].admission.samples == 1)
-    with pytest.raises(openai.RateLimitError) as raised:
+    stream = chat(client, "slow", "x?", stream=True)
+    next(stream)
+    with pytest.raises(openai.RateLimitError, match="the queue is full") as raised:
         chat(client, "slow", "x?", n=2)
-    assert int(raised.value.response.headers["retry-after"]) >= 1
+    assert raised.value.response.headers["retry-after"] == "1"
     assert raised.value.code == "queue_full"
-    with pytest.raises(openai.BadRequestError, match="more than this server takes at once"):
-        chat(client, "slow", "x?", n=3)
-    streams[0].close()
-    until(lambda: live.served["slow"].admission.samples == 0)
+    # The sample that did find a place has given it back.
+    engine = live.served["slow"].engine.engine
+    until(lambda: len(engine.scheduler) == 0)
+    stream.close()
+    until(lambda: not engine.busy)
 
 
 def test_a_client_that_leaves_cancels_its_request(slow):
     live, method, client = slow
+    engine = live.served["slow"].engine.engine
     for leave_after in (1, 3):
         stream = chat(client, "slow", "x?", stream=True)
         for _, _chunk in zip(range(leave_after), stream, strict=False):
             pass
         stream.close()
-        until(lambda: live.served["slow"].admission.samples == 0)
-        until(lambda: not live.served["slow"].engine.engine.busy)
+        until(lambda: not engine.busy)
     # Before its first piece, too; and an answer of one piece.
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).chat.completions.create(model="slow", messages=user("x?"))
-    until(lambda: not live.served["slow"].engine.engine.busy)
+    until(lambda: not engine.busy)
     assert method.steps < 100
-    until(lambda: len(live.lines()) == 3)
-    assert [line["status"] for line in live.lines()] == [499, 499, 499]
+    until(lambda: 'colar_requests_total{model="slow",status="499"} 3.0' in fetch(live, "/metrics"))
 
 
-def test_a_deadline_ends_an_answer():
-    method = Slow()
-    served = serve_model(
-        "slow", (tiny_lm("gpt2"), method), Decoding(max_latents=100, max_completion_length=1), 1
-    )
-    with running(served, limits=Limits(deadline=0.5)) as live:
-        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
-        with pytest.raises(openai.InternalServerError) as raised:
-            chat(client, "slow", "x?")
-        assert raised.value.status_code == 504
-        assert raised.value.code == "deadline"
-        with pytest.raises(openai.APIError, match="longer than its deadline"):
-            list(chat(client, "slow", "x?", stream=True))
-        until(lambda: not served.engine.engine.busy)
-        assert method.steps < 100
-        # The stream's status was sent long before: the log has the one that is true.
-        until(lambda: len(live.lines()) == 2)
-        assert [line["status"] for line in live.lines()] == [504, 504]
-        assert "longer than its deadline" in live.lines()[1]["error"]
-
-
-def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside():
+def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside(capsys):
     class Broken(Slow):
         def think(self, lm, state):
             raise KeyError("secret")
@@ -820,10 +767,10 @@ def test_a_request_that_fails_is_500_and_says_nothing_of_the_inside():
                 chat(client, "broken", "x?", stream=stream)
             assert "secret" not in raised.value.response.text
             assert raised.value.code == "engine_error"
-        assert "secret" in live.lines()[0]["cause"]
+        assert "secret" in capsys.readouterr().err
 
 
-def test_a_defect_inside_a_stream_is_told_and_logged():
+def test_an_error_inside_a_stream_is_its_last_event():
     served = serve_model("colar", colar_model())
 
     class SoonUnreadable:
@@ -843,37 +790,10 @@ def test_a_defect_inside_a_stream_is_told_and_logged():
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
         with pytest.raises(openai.APIError, match="failed to answer"):
             list(chat(client, stream=True, compression_factor=1))
-        until(lambda: any(line["event"] == "request" for line in live.lines()))
-        (line,) = [line for line in live.lines() if line["event"] == "request"]
-        assert line["status"] == 500
-        assert "secret" in line["cause"]
+        until(lambda: 'status="500"} 1.0' in fetch(live, "/metrics"))
 
 
-# Logs, metrics, page
-
-
-def test_logs_are_json_lines_without_prompts(live, client):
-    before = len(live.lines())
-    chat(client, question="Where is Wally?")
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("no\nsuch")
-    until(lambda: len(live.lines()) == before + 2)
-    good, bad = live.lines()[before:]
-    assert (good["path"], good["status"], good["model"]) == ("/v1/chat/completions", 200, "colar")
-    assert good["prompt_tokens"] > 0
-    assert good["ms"] > 0
-    assert bad["status"] == 404
-    assert "Wally" not in live.log.getvalue()
-
-
-def test_logs_have_prompts_where_they_are_asked_for():
-    with running(serve_model("cot", cot_model()), prompts=True) as live:
-        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
-        got = chat(client, "cot", "Where is Wally?")
-        until(lambda: len(live.lines()) == 1)
-        (line,) = live.lines()
-        assert line["prompts"] == ["Where is Wally?"]
-        assert line["answers"] == [got.choices[0].message.content]
+# Metrics, page
 
 
 def test_metrics_count(live, client):
@@ -883,18 +803,16 @@ def test_metrics_count(live, client):
     before = fetch(live, "/metrics")
     got = chat(client)
     after = fetch(live, "/metrics")
-    served = '{endpoint="/v1/chat/completions",model="colar",status="200"}'
+    served = '{model="colar",status="200"}'
     assert value(after, f"colar_requests_total{served}") == value(before, f"colar_requests_total{served}") + 1
     kind = 'colar_tokens_total{kind="reasoning",model="colar"}'
     thoughts = got.usage.completion_tokens_details.reasoning_tokens
     assert value(after, kind) == value(before, kind) + thoughts
     assert value(after, 'colar_samples_running{model="colar"}') == 0
-    # A path that a client makes up is no label.
-    fetch(live, "/v1/made-up")
+    # A model that a client makes up is no label.
+    with pytest.raises(openai.NotFoundError):
+        chat(client, "made-up")
     assert "made-up" not in fetch(live, "/metrics")
-    # One label for all models.
-    fetch(live, "/v1/models/colar")
-    assert 'endpoint="/v1/models/{name:path}"' in fetch(live, "/metrics")
 
 
 def fetch(live, path, headers="", method="GET", host="x"):

@@ -414,7 +414,7 @@ def real():
     }
     served = [serving.serve_model(name, model) for name, model in models.items()]
     # As the command serves without keys: the page is of this machine.
-    with serving.running(*served, visitors=serving.Visitors("127.0.0.1")) as running:
+    with serving.running(*served, hosts=("127.0.0.1",)) as running:
         yield running
 
 

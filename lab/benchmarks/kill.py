@@ -119,7 +119,7 @@ def kills(
             early += 1
             shutil.rmtree(folder)
             continue
-        lines = [line for line in outcomes[1 - rank].stderr.splitlines() if "error" in line]
+        lines = [line for line in outcomes[1 - rank].stderr.splitlines() if line.startswith("colar ")]
         found.append(
             {
                 "rank": rank,

@@ -239,16 +239,12 @@ def serve(system: str, args: argparse.Namespace) -> None:
         return
     from colar.engine.async_engine import apart
     from colar.serve import app, server
-    from colar.serve.keys import Keys
-    from colar.serve.limits import Limits
-    from colar.serve.logs import Log
     from colar.serve.served import Served
 
     made, method, decoding = apart(partial(engine, system, args))
-    limits, log = Limits(), Log()
-    served = Served("model", made.lm, Fixed(method), made, decoding, limits.max_waiting)
+    served = Served("model", made.lm, Fixed(method), made, decoding)
     bound = server.bind("127.0.0.1", args.port)
-    server.run(server.make(app.build([served], limits, Keys([]), log), limits, log), bound)
+    server.run(server.make(app.build([served])), bound)
 
 
 def _serve_llama_cpp(args: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ def console() -> Console:
 
 
 def is_main() -> bool:
-    """Whether this process prints: the first of those that torchrun started, or the only one."""
+    """True in the process that prints: the first of those that torchrun started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 

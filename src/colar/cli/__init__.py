@@ -11,6 +11,7 @@ import gc
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from colar import __version__, checks, progress
@@ -75,25 +76,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(command: str, error: Exception) -> int:
-    """Say an error in one line and return the exit code; raise it again where it is no one's mistake but ours.
+    """Print an error in one line and return the exit code; raise it again where it is a defect of ours.
 
-    Of several processes the first that fails says why. The others fail after it, because it is gone.
+    Of several processes each prints its own error, but for one that only repeats another's.
     """
     # Loaded already by every command that can have several processes.
     processes = sys.modules.get("colar.processes")
-    alone = processes is None or processes.launched() == 1
-    lost = not alone and processes is not None and processes.is_lost(error)
-    if isinstance(error, RuntimeError) and not lost:
+    several = processes is not None and processes.launched() > 1
+    if isinstance(error, RuntimeError) and not several:
         raise error
-    # Not `progress.say`: an error is shown whichever process it comes from.
-    if alone or processes is None or processes.first_to_say():
-        text = processes.explain(error) if lost and processes is not None else str(error)
+    code, text = 2, str(error)
+    if isinstance(error, RuntimeError):
+        code, text = 1, ""
+        if processes is not None and not isinstance(error, processes.OtherProcessError):
+            # A group that has lost a process raises plain RuntimeErrors, as a defect of ours may.
+            traceback.print_exception(error)
+            rank = os.environ.get("RANK")
+            text = f"process {rank} stopped; if another one was killed or hangs, the same command resumes"
+    if text:
         # Libraries explain themselves in paragraphs.
         line = " ".join(part.strip() for part in text.splitlines() if part.strip())
         print(f"colar {command}: error: {line}", file=sys.stderr, flush=True)
-    code = 1 if lost else 2
-    if not alone:
-        # What a lost group leaves behind may wait for it for ever.
+    if several:
+        # The rest of a broken group may be waited for without end.
         sys.stdout.flush()
         os._exit(code)
     return code

@@ -86,14 +86,16 @@ def run(args: argparse.Namespace) -> None:
 
     output = files.require_writable(args.output)
     processes.join(args.timeout)
-    # One process writes for each disk; on one machine that is the main process.
-    owner = processes.owns(output)
-    with files.alone(output) if owner else contextlib.nullcontext():
-        _evaluate(args, output, owner)
+    # Under torchrun the main process holds the lock for all.
+    with contextlib.ExitStack() as lock:
+        processes.from_main(lambda: lock.enter_context(files.alone(output)))
+        _evaluate(args, output)
     processes.leave()
 
 
-def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
+def _evaluate(args: argparse.Namespace, output: Path) -> None:
+    from accelerate import PartialState
+
     from colar import processes
     from colar.evaluation import controls, evaluate
     from colar.evaluation.claim import claim
@@ -119,10 +121,8 @@ def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
     check_backbone(folders.values(), args)
-    if owner:
-        claim(output, settings, datasets, folders)
-    # Nobody looks for records before they are known to be of this evaluation.
-    processes.wait()
+    # No process reads records before they are known to be of this evaluation.
+    processes.from_main(lambda: claim(output, settings, datasets, folders))
 
     models = []
     for name, path in checkpoints.items():
@@ -141,7 +141,7 @@ def _evaluate(args: argparse.Namespace, output: Path, owner: bool) -> None:
         controls.evaluate_controls(grid, args.control, datasets, records, limits)
     else:
         evaluate.evaluate(grid, datasets, records, limits)
-    if processes.is_main():
+    if PartialState().is_main_process:
         write_report([records], output)
 
 

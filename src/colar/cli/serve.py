@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import ipaddress
 from functools import partial
 from typing import Any
 
@@ -21,25 +22,13 @@ from colar.cli.shared import (
     named,
 )
 
-LIMITS = {
-    "max_body": (int, "bytes of a request's body"),
-    "max_prompt": (int, "characters of a question"),
-    "max_samples": (int, "choices of one request"),
-    "max_waiting": (int, "samples that wait for a slot; more are refused with 429"),
-    "max_connections": (int, "open connections"),
-    "max_unsent": (int, "bytes that wait for a slow reader before its request is cancelled"),
-    "deadline": (float, "seconds that a request may take"),
-    "drain": (float, "seconds that requests have to finish after SIGTERM"),
-}
-"""Options that are fields of `serve.limits.Limits`, whose defaults they have."""
-
 
 def add_parser(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve checkpoints behind the OpenAI API",
         description="Serve one or more checkpoints: /v1/chat/completions, /v1/completions, /v1/responses, a page to "
-        "watch thoughts, /metrics. Logs are JSON lines on stderr. Needs the extra `serve` (docs/serve.md).",
+        "watch thoughts, /metrics. Logs go to stderr. Needs the extra `serve` (docs/serve.md).",
     )
     checkpoint_options(serve)
     serve.add_argument(
@@ -49,15 +38,21 @@ def add_parser(commands: Any) -> None:
     serve.add_argument(
         "--api_key_file", help="file with API keys, one a line (else those of $COLAR_API_KEYS, else none)"
     )
-    serve.add_argument("--log_prompts", action="store_true", help="log questions and answers too")
+    serve.add_argument(
+        "--log_config", help="JSON, YAML or INI file for Python's logging (uvicorn's --log-config)"
+    )
     serve.add_argument(
         "--decoding", default="greedy", choices=["greedy", "sampled"], help=f"default; {DECODING_HELP}"
     )
     limit_options(serve, max_completion_length=64)
     batching_options(serve)
     serve.add_argument("--token_budget", type=int, help="positions of the cache in all (default: no limit)")
-    for name, (kind, about) in LIMITS.items():
-        serve.add_argument(f"--{name}", type=kind, help=about)
+    serve.add_argument(
+        "--max_waiting", type=int, default=256, help="samples that wait for a slot; more are refused with 429"
+    )
+    serve.add_argument(
+        "--drain", type=float, default=60, help="seconds that requests have to finish after SIGTERM"
+    )
     model_options(serve)
     serve.set_defaults(run=run)
 
@@ -72,40 +67,31 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(
             f"colar serve needs {error.name}: from your clone of colar, pip install '.[serve]'"
         ) from error
-    from colar.serve.keys import Keys
-    from colar.serve.limits import Limits
-    from colar.serve.logs import Log
 
-    # Wrong options are found before a model is loaded.
-    given = {name: getattr(args, name) for name in LIMITS}
-    # The system would take the port modulo 2^16.
+    # Wrong options are found before a model is loaded. The system would take the port modulo 2^16.
     checks.check_number("port", args.port, 0, 2**16 - 1, whole=True)
-    limits = Limits(**{name: value for name, value in given.items() if value is not None})
-    keys = Keys.read(args.api_key_file)
+    checks.check_number("max_waiting", args.max_waiting, 1, whole=True)
+    checks.check_number("drain", args.drain, 0.001)
+    keys = app.read_keys(args.api_key_file)
     models = _named(args.checkpoints)
     # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
-    try:
+    with bound:
         check_backbone([checkpoint.resolve(path) for path in models.values()], args)
-        visitors = _visitors(args.host, bound.getsockname()[0], keys)
-        if not keys and visitors is None:
+        alone = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+        if not keys and not alone:
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
-        log = Log(args.log_prompts)
-        # Apart: else this thread's OpenMP threads would be in the way of the engine's.
-        served = [apart(partial(_serve, name, path, args, limits)) for name, path in models.items()]
-
-        def say() -> None:
-            log.write("started", url=server.url(bound), models=list(models), keys=bool(keys))
-            # With --port 0 this is how a caller learns the port.
-            print(server.url(bound), flush=True)
-
-        server.run(server.make(app.build(served, limits, keys, log, visitors), limits, log, say), bound)
-        log.write("stopped")
-    finally:
-        bound.close()
+        # In threads that end: else this thread's OpenMP threads would be in the way of the engine's.
+        served = [apart(partial(_serve, name, path, args)) for name, path in models.items()]
+        # Without a key, a site that a browser on this machine visits could have its name point here.
+        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
+        made = server.make(app.build(served, keys, hosts), args.drain, args.log_config)
+        # With --port 0 this is how a caller learns the port.
+        print(server.url(bound), flush=True)
+        server.run(made, bound)
 
 
-def _serve(name: str, path: str, args: argparse.Namespace, limits: Any) -> Any:
+def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     """Load a checkpoint and start its engine."""
     from colar.engine.engine import Engine
     from colar.engine.request import DECODINGS
@@ -113,23 +99,16 @@ def _serve(name: str, path: str, args: argparse.Namespace, limits: Any) -> Any:
 
     lm, method, _ = load(path, args)
     decoding = dataclasses.replace(DECODINGS[args.decoding], **limits_of(args))
-    # The queue is bounded by the server, which counts all samples of a request at once.
     engine = Engine(
         lm,
         method,
         args.batch_size,
         args.token_budget,
+        args.max_waiting,
         compile=args.compile,
         cuda_graphs=args.cuda_graphs,
     )
-    return Served(name, lm, method, engine, decoding, limits.max_waiting)
-
-
-def _visitors(host: str, address: str, keys: Any) -> Any:
-    """Whom a server on this address answers; None for all who reach it: those who have a key, or other machines."""
-    from colar.serve.limits import Visitors, is_loopback
-
-    return Visitors(host) if is_loopback(address) and not keys else None
+    return Served(name, lm, method, engine, decoding)
 
 
 def _named(checkpoints: list[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ def claim(
     path = output / "evaluation.json"
     records = output / "records.jsonl"
     answered = [
-        file for file in (records, *parts.found_here(records)) if file.exists() and file.stat().st_size > 0
+        file for file in (records, *parts.unfinished(records)) if file.exists() and file.stat().st_size > 0
     ]
     if path.exists() and answered:
         earlier = files.read_json(path)

@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.data.judge.answers import judge
@@ -146,7 +149,9 @@ def evaluate(
     # A question that does not fit must stop the evaluation now, not after hours of answers.
     processes.split(asked, _check_fit)
     if asked:
-        _answer_mine(processes.mine(asked), records, limits)
+        # Every N-th one: neighbours in the grid take about as long as each other.
+        state = PartialState()
+        _answer_mine(asked[state.process_index :: state.num_processes], records, limits)
     parts.settle(records, [question.key for question in questions])
     return len(asked)
 
@@ -290,11 +295,10 @@ def score(
         point = GridPoint(model, "validation", param, decoding, seed=0)
         questions = [Question(point, example, make_request(point, example, limits)) for example in examples]
         # The same path as in an evaluation: the best checkpoint is chosen by what will be measured.
-        mine = []
-        for record in answer(model, processes.mine(questions), limits):
-            mine.append((record["correct"], record["length"]))
+        with PartialState().split_between_processes(questions) as share:
+            mine = [(record["correct"], record["length"]) for record in answer(model, share, limits)]
         # Sums of whole numbers: the same however they were divided.
-        graded = processes.in_order(processes.everyones(mine))
+        graded = gather_object(mine)
         suffix = metric_suffix(param, several=len(params) > 1)
         accuracies[suffix] = sum(correct for correct, _ in graded) / len(graded)
         lengths[suffix] = sum(length for _, length in graded) / len(graded)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 
 from colar import files, processes, progress, recipes
 from colar.data.example import Example
@@ -51,18 +52,15 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
     output = files.require_writable(recipe.output)
     check_start(recipe)
-    # Joined first: which process owns the folder is settled among all of them.
     processes.join(recipe.training.ddp_timeout)
-    # One lock for a run on each disk: under torchrun one process holds it for all.
-    owner = processes.owns(output)
-    with files.alone(output) if owner else nullcontext():
-        if owner:
-            claim(recipe, output)
+    # Under torchrun the main process holds the lock for all.
+    with ExitStack() as lock:
+        processes.from_main(lambda: lock.enter_context(files.alone(output)))
+        processes.from_main(lambda: claim(recipe, output))
         result = _run(recipe, output, resume)
-        if owner:
-            files.write_json(
-                RunFolder(output).finished, {"steps": result.steps, "seconds": round(result.seconds, 1)}
-            )
+        if PartialState().is_main_process:
+            finished = {"steps": result.steps, "seconds": round(result.seconds, 1)}
+            files.write_json(RunFolder(output).finished, finished)
         return result
 
 
@@ -92,7 +90,7 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     if recipe.training.report_to == "tensorboard" and folder.logs.exists():
         written.append(f"{folder.logs} (TensorBoard)")
     progress.say(f"wrote {', '.join(written)}")
-    if processes.is_main():
+    if PartialState().is_main_process:
         run_page.write(recipe.validation, folder, lm, method, held_out)
     return result
 

@@ -1,250 +1,358 @@
-"""The application: paths, and what happens to a request on its way to the engine and back.
+"""The application: paths, keys, errors, metrics, and the way of a request.
 
 POST /v1/chat/completions   /v1/completions   /v1/responses        GET /v1/models   /v1/models/NAME
 GET  /health   /metrics   /   /static/NAME
 
-body (limits.py) -> fields (schema.py) -> ask (ask.py) -> pieces (answering.py) -> choices.py, responses.py
+fields (schema.py) -> ask (served.py) -> pieces (answer.py, text.py) -> OpenAI's formats (formats.py)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from colar import __version__
-from colar.methods import registry
-from colar.serve import choices, responses
-from colar.serve.answering import failed
-from colar.serve.ask import Ask, ask, question_of
-from colar.serve.choices import Form
-from colar.serve.delivery import Delivery, Shape
-from colar.serve.errors import ApiError, json_response
-from colar.serve.keys import Keys
-from colar.serve.limits import Limits, Visitors, read_body
-from colar.serve.logs import Log, Observed
-from colar.serve.metrics import Metrics
-from colar.serve.page_files import Page
-from colar.serve.schema import ChatRequest, CompletionRequest, ResponseRequest, Sampled, parse
-from colar.serve.served import Served
-from colar.serve.streaming import data_frame, named_frame
+from colar import __version__, files
+from colar.look.page import viewer
+from colar.serve import formats
+from colar.serve.answer import Piece, Sample, pieces
+from colar.serve.schema import (
+    MAX_BODY,
+    ApiError,
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    ResponseRequest,
+    first_mistake,
+)
+from colar.serve.served import Ask, Served, ask
 
+KEYS_VARIABLE = "COLAR_API_KEYS"
+LEFT = 499
+"""The status in the metrics where the client has left (nginx's)."""
+PAGE = {path.name: path for path in [*(Path(__file__).parent / "page").iterdir(), *viewer.FILES]}
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The page needs nothing from other sites, and no other site may frame it."""
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""The second one keeps nginx from collecting events."""
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
-class Api:
-    """The endpoints over some models."""
-
-    def __init__(self, served: Sequence[Served], limits: Limits, log: Log) -> None:
-        self.served = {each.name: each for each in served}
-        self.limits = limits
-        self.metrics = Metrics(served)
-        self.delivery = Delivery(limits, self.metrics, log.prompts)
-        self.page = Page()
-
-    # POST
-
-    async def chat(self, request: Request) -> Response:
-        asked, params = parse(ChatRequest, await self._body(request), registry.param_names())
-        served = self._served(request, asked.model)
-        # max_tokens is OpenAI's old name for the same limit: the new name goes before it.
-        most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-        made = ask(
-            served,
-            asked,
-            params,
-            [question_of(asked.messages, asked.question_field)],
-            self.limits,
-            _id("chatcmpl-"),
-            max_answer=most,
-            effort=asked.reasoning_effort,
-            n=asked.n,
-            stop=asked.stop,
-            logprobs=asked.logprobs,
-            top_logprobs=asked.top_logprobs,
-        )
-        return await self._choices(request, choices.Chat(), asked, made)
-
-    async def completions(self, request: Request) -> Response:
-        asked, params = parse(CompletionRequest, await self._body(request), registry.param_names())
-        served = self._served(request, asked.model)
-        made = ask(
-            served,
-            asked,
-            params,
-            asked.prompt,
-            self.limits,
-            _id("cmpl-"),
-            max_answer=asked.max_tokens,
-            effort=asked.reasoning_effort,
-            n=asked.n,
-            stop=asked.stop,
-            logprobs=asked.logprobs is not None,
-            top_logprobs=asked.logprobs or 0,
-        )
-        return await self._choices(request, choices.Completions(), asked, made)
-
-    async def responses(self, request: Request) -> Response:
-        asked, params = parse(ResponseRequest, await self._body(request), registry.param_names())
-        served = self._served(request, asked.model)
-        if asked.instructions and asked.instructions.strip():
-            raise ApiError(400, "instructions: these models read a question alone", param="instructions")
-        made = ask(
-            served,
-            asked,
-            params,
-            [question_of(asked.input, asked.question_field)],
-            self.limits,
-            _id("resp_"),
-            max_answer=asked.max_output_tokens,
-            effort=asked.effort,
-        )
-
-        shape = Shape(
-            whole=lambda samples: responses.whole(asked, made, samples[0]),
-            stream=lambda found: responses.events(asked, made, found),
-            frame=named_frame,
-        )
-        return await self.delivery.answer(request, made, shape, asked.stream)
-
-    async def _choices(self, request: Request, form: Form, asked: Sampled, made: Ask) -> Response:
-        include_usage = asked.stream_options.include_usage
-        shape = Shape(
-            whole=lambda samples: choices.whole(form, made, samples),
-            stream=lambda found: choices.chunks(form, made, found, include_usage),
-            frame=data_frame,
-        )
-        return await self.delivery.answer(request, made, shape, asked.stream)
-
-    # What all of them share
-
-    async def _body(self, request: Request) -> bytes:
-        # Set before the body is read: a body that comes slowly spends its request's time.
-        request.state.deadline = asyncio.get_running_loop().time() + self.limits.deadline
-        return await read_body(request, self.limits)
-
-    def _served(self, request: Request, name: str | None) -> Served:
-        """The model of that name; the only one, where none is named."""
-        if name is None and len(self.served) == 1:
-            (name,) = self.served
-        if name is None:
-            raise ApiError(400, f"model is missing: one of {', '.join(self.served)}", param="model")
-        if name not in self.served:
-            known = ", ".join(self.served)
-            raise ApiError(
-                404, f"no model {name!r}; there are {known}", param="model", code="model_not_found"
-            )
-        # Noted once it is known to exist: the name becomes a label of the metrics.
-        request.state.noted["model"] = name
-        return self.served[name]
-
-    # GET
-
-    async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [each.card() for each in self.served.values()]})
-
-    async def model(self, request: Request) -> Response:
-        return json_response(self._served(request, request.path_params["name"]).card())
-
-    async def health(self, request: Request) -> Response:
-        # An engine that has stopped never starts again: 503 from then on, for as long as the process lives.
-        closed = [name for name, each in self.served.items() if each.engine.closed]
-        if closed:
-            return json_response({"status": "failed", "models": closed}, 503)
-        return json_response({"status": "ok", "models": list(self.served), "version": __version__})
-
-    async def metrics_text(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def index(self, request: Request) -> Response:
-        return self.page.response("index.html")
-
-    async def static(self, request: Request) -> Response:
-        return self.page.response(request.path_params["name"])
+Pieces = AsyncGenerator[Piece, None]
+T = TypeVar("T")
 
 
-def build(
-    served: Sequence[Served], limits: Limits, keys: Keys, log: Log, visitors: Visitors | None = None
-) -> Observed:
-    """The ASGI application. `visitors`: whom it answers; None for everybody who reaches it."""
-    api = Api(served, limits, log)
+def build(models: Sequence[Served], keys: Sequence[str] = (), hosts: Sequence[str] = ()) -> FastAPI:
+    """The ASGI application. `keys`: one is required, where there are any. `hosts`: the only Host names it answers."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         # Reached when all answers are sent or the drain is over: streams still open end with an error.
-        for each in served:
+        for each in models:
             await each.engine.close()
 
-    # The pages of FastAPI's own load scripts from elsewhere.
-    app = FastAPI(title="colar", version=__version__, lifespan=lifespan, openapi_url=None)
-    guarded = {
-        "/v1/chat/completions": ("POST", api.chat),
-        "/v1/completions": ("POST", api.completions),
-        "/v1/responses": ("POST", api.responses),
-        "/v1/models": ("GET", api.models),
-        # `path`, because NAME=CHECKPOINT may give a name with slashes.
-        "/v1/models/{name:path}": ("GET", api.model),
-        "/metrics": ("GET", api.metrics_text),
-    }
-    # The page holds nothing that needs a key; what it asks does.
-    free = {
-        "/health": ("GET", api.health),
-        "/": ("GET", api.index),
-        "/static/{name}": ("GET", api.static),
-    }
-    for path, (method, endpoint) in guarded.items():
-        app.add_route(path, _behind(visitors, keys, endpoint), methods=[method])
-    for path, (method, endpoint) in free.items():
-        app.add_route(path, _behind(visitors, None, endpoint), methods=[method])
-    app.add_exception_handler(ApiError, _told)
-    app.add_exception_handler(HTTPException, _told_by_http)
-    app.add_exception_handler(Exception, _told_nothing)
-    return Observed(app, log, api.metrics, {*guarded, *free}, lambda: _id("req_"))
+    api = Api(models)
+    # The pages of FastAPI's own load scripts from other sites.
+    app = FastAPI(
+        title="colar", version=__version__, lifespan=lifespan, openapi_url=None, max_body_size=MAX_BODY
+    )
+    guard = [Depends(_guard(keys))] if keys else []
+    app.post("/v1/chat/completions", dependencies=guard)(api.chat)
+    app.post("/v1/completions", dependencies=guard)(api.completions)
+    app.post("/v1/responses", dependencies=guard)(api.responses)
+    app.get("/v1/models", dependencies=guard)(api.list_models)
+    # `path`, because NAME=CHECKPOINT may give a name with slashes.
+    app.get("/v1/models/{name:path}", dependencies=guard)(api.model)
+    app.get("/metrics", dependencies=guard)(api.metrics_text)
+    # The page holds nothing that needs a key; its requests do.
+    app.get("/health")(api.health)
+    app.get("/")(api.index)
+    app.get("/static/{name}")(api.static)
+    for kind, handler in HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    if hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return app
 
 
-def _behind(
-    visitors: Visitors | None, keys: Keys | None, endpoint: Callable[[Request], Any]
-) -> Callable[[Request], Any]:
-    async def checked(request: Request) -> Response:
-        if visitors is not None:
-            visitors.check(request.headers)
-        if keys is not None:
-            keys.check(request.headers)
-        response: Response = await endpoint(request)
-        return response
+class Api:
+    """The endpoints over some models."""
 
-    return checked
+    def __init__(self, models: Sequence[Served]) -> None:
+        self.models = {each.name: each for each in models}
+        self.metrics = Metrics(models)
+
+    async def chat(self, asked: ChatRequest, request: Request) -> Response:
+        return await self._answer(asked, request, "chatcmpl-")
+
+    async def completions(self, asked: CompletionRequest, request: Request) -> Response:
+        return await self._answer(asked, request, "cmpl-")
+
+    async def responses(self, asked: ResponseRequest, request: Request) -> Response:
+        return await self._answer(asked, request, "resp_")
+
+    async def _answer(self, asked: Asked, request: Request, prefix: str) -> Response:
+        made = ask(self._served(asked.model), asked, prefix + secrets.token_hex(12))
+        samples = [Sample(index) for index in range(len(made.requests))]
+        form = formats.of(made)
+        found = self.metrics.observed(made, samples)
+        try:
+            # Awaited before any header is sent: a full queue is still a 429.
+            first = await _unless_gone(request, anext(found))
+            if asked.stream:
+                return EventStream(_events(form, first, found, samples))
+            await _unless_gone(request, _finish(found))
+            return JSONResponse(form.whole(samples))
+        except BaseException:
+            # A generator that is not closed would cancel the engine's requests only when it is collected.
+            await found.aclose()
+            raise
+
+    def _served(self, name: str | None) -> Served:
+        """The model of that name; the only one, where none is named."""
+        known = ", ".join(self.models)
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if name is None:
+            raise ApiError(400, f"model is missing: one of {known}", "model")
+        if name not in self.models:
+            raise ApiError(404, f"no model {name!r}; there are {known}", "model", "model_not_found")
+        return self.models[name]
+
+    async def list_models(self) -> Response:
+        return JSONResponse({"object": "list", "data": [each.card() for each in self.models.values()]})
+
+    async def model(self, name: str) -> Response:
+        return JSONResponse(self._served(name).card())
+
+    async def health(self) -> Response:
+        # An engine that has stopped never starts again: 503 from then on, for as long as the process lives.
+        closed = [name for name, each in self.models.items() if each.engine.closed]
+        if closed:
+            return JSONResponse({"status": "failed", "models": closed}, 503)
+        return JSONResponse({"status": "ok", "models": list(self.models), "version": __version__})
+
+    async def metrics_text(self) -> Response:
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def index(self) -> Response:
+        return await self.static("index.html")
+
+    async def static(self, name: str) -> Response:
+        if name not in PAGE:
+            raise ApiError(404, f"the page has no file {name!r}", code="not_found")
+        return FileResponse(PAGE[name], headers=PAGE_HEADERS)
 
 
-async def _told(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    noted = getattr(request.state, "noted", {})
-    noted["error"] = str(error)
-    if error.__cause__ is not None and error.status >= 500:
-        noted["cause"] = repr(error.__cause__)
-    return error.response()
+# Keys
 
 
-async def _told_by_http(request: Request, error: Exception) -> Response:
-    """What Starlette refuses: a path, or a method."""
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    text = f"{request.method} {request.url.path}: {error.detail}"
+def read_keys(path: str | None) -> list[str]:
+    """The keys of a file, one a line (lines that begin with # are left out), else those of the environment.
+
+    ValueError for a file without any: everyone could use the server.
+    """
+    if path is None:
+        return os.environ.get(KEYS_VARIABLE, "").split()
+    lines = [line.strip() for line in files.read_text(path).splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ValueError(f"{path} has no API key")
+    return keys
+
+
+def _guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
+    """The dependency that asks for a key."""
+    bearer = Depends(HTTPBearer(auto_error=False))
+
+    async def check(given: HTTPAuthorizationCredentials | None = bearer) -> None:
+        # Starlette decodes headers as Latin-1: encoded so again, a key is the bytes that were sent.
+        sent = given.credentials.encode("latin-1") if given else b""
+        if not any(secrets.compare_digest(sent, key.encode()) for key in keys):
+            words = "no valid API key: send it as Authorization: Bearer KEY"
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, words, code="invalid_api_key", type="authentication_error", headers=headers)
+
+    return check
+
+
+# Errors
+
+
+async def _api_error(request: Request, error: Any) -> Response:
+    response: Response = error.response()
+    return response
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    return first_mistake(error.errors()).response()
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    """A path, a method or a body that Starlette or FastAPI rejects."""
+    words = f"{request.method} {request.url.path}: {error.detail}"
     code = "not_found" if error.status_code == 404 else None
-    return ApiError(error.status_code, text, code=code, headers=headers).response()
+    return ApiError(error.status_code, words, code=code, headers=error.headers).response()
 
 
-async def _told_nothing(request: Request, error: Exception) -> Response:
-    """A defect of ours: the log has it, the client is told that it is none of its own."""
-    # Starlette raises the error again behind this answer, and uvicorn logs it with its traceback.
-    return failed().response()
+async def _defect(request: Request, error: Any) -> Response:
+    """The client learns nothing of a defect of ours; uvicorn logs it with its traceback."""
+    return ApiError(500, "the server failed", code="engine_error", type="server_error").response()
 
 
-def _id(prefix: str) -> str:
-    return prefix + secrets.token_hex(12)
+HANDLERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {
+    ApiError: _api_error,
+    RequestValidationError: _invalid,
+    HTTPException: _http_error,
+    Exception: _defect,
+}
+
+
+# Streams and clients that leave
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events, whose generator is closed when the client has left."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self.events):
+            await super().__call__(scope, receive, send)
+
+
+async def _events(
+    form: formats.Format, first: Piece, rest: Pieces, samples: Sequence[Sample]
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; an error is the last one."""
+    async with contextlib.aclosing(rest):
+        try:
+            for event in form.events(first):
+                yield event
+            async for piece in rest:
+                for event in form.events(piece):
+                    yield event
+            for event in form.end(samples):
+                yield event
+        except ApiError as error:
+            yield formats.event(error.body())
+
+
+async def _finish(rest: Pieces) -> None:
+    async for _ in rest:
+        pass
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves (ApiError 499, which nobody reads)."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(LEFT, "the client closed the connection")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        # The caller closes the generator next, which must not run any more.
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+# Metrics
+
+
+class Metrics:
+    """The numbers of /metrics. No label comes from a client."""
+
+    def __init__(self, models: Sequence[Served]) -> None:
+        # Its own: the global registry refuses the metrics of a second server in one process.
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "colar_requests", "Requests that reached a model, by status (499: the client left)",
+            ["model", "status"], registry=self.registry,
+        )  # fmt: skip
+        self.seconds = Histogram(
+            "colar_request_seconds", "Seconds to the end of the answer",
+            ["model"], registry=self.registry, buckets=BUCKETS,
+        )  # fmt: skip
+        self.first = Histogram(
+            "colar_first_event_seconds", "Seconds to the first thought or token",
+            ["model"], registry=self.registry, buckets=BUCKETS,
+        )  # fmt: skip
+        self.tokens = Counter(
+            "colar_tokens",
+            "Tokens: prompt, reasoning (thoughts), answer",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        running = Gauge(
+            "colar_samples_running", "Samples that run in the engine", ["model"], registry=self.registry
+        )
+        waiting = Gauge(
+            "colar_samples_waiting", "Samples that wait for a slot", ["model"], registry=self.registry
+        )
+        for each in models:
+            engine = each.engine.engine
+            running.labels(each.name).set_function(partial(len, engine.core.batch))
+            waiting.labels(each.name).set_function(partial(len, engine.scheduler))
+
+    async def observed(self, made: Ask, samples: Sequence[Sample]) -> Pieces:
+        """The pieces of an ask, counted when it ends."""
+        name = made.served.name
+        started = time.perf_counter()
+        status = LEFT
+        begun = False
+        try:
+            async with contextlib.aclosing(pieces(made, samples)) as found:
+                async for piece in found:
+                    if not begun:
+                        self.first.labels(name).observe(time.perf_counter() - started)
+                        begun = True
+                    yield piece
+            status = 200
+        except ApiError as error:
+            status = error.status
+            raise
+        finally:
+            self.requests.labels(name, str(status)).inc()
+            self.seconds.labels(name).observe(time.perf_counter() - started)
+            self.tokens.labels(name, "prompt").inc(made.prompt_tokens)
+            self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
+            self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))

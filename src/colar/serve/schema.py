@@ -1,39 +1,75 @@
-"""The requests that the server takes: their fields, checked by name and type. docs/serve.md has the table.
+"""The requests of the API, checked by pydantic, and the error object of those that are rejected (OpenAI's schema).
 
-Values that a checkpoint's method takes (`compression_factor`, `ratio`, ...) are fields too. They differ from method to
-method, so `parse` returns them apart. OpenAI fields that ask for what this server does not do are accepted where
-their value asks for nothing (`NEUTRAL`).
+Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields too: they differ from method to method
+and are found in `params`. OpenAI fields for features that this server does not have are accepted at their neutral
+value only. docs/serve.md has the table.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from starlette.responses import Response
 
 from colar.checks import check_text, did_you_mean
 from colar.engine.request import INT64_MAX, INT64_MIN, MOST_TOP
-from colar.serve.errors import ApiError
+from colar.methods import registry
+
+MAX_BODY = 2**20
+"""Bytes of a request's body."""
+MAX_CHOICES = 16
+"""Samples of one question, questions of one request, and stop strings."""
+
+
+class ApiError(Exception):
+    """A response other than 2xx: the HTTP status, and the fields of OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        type: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.type = type
+        self.headers = dict(headers or {})
+
+    def body(self) -> str:
+        """JSON in ASCII: a name that a client sent may hold half of a surrogate pair."""
+        fields = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": fields})
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+PartType = Literal["text", "input_text", "output_text"]
+Empty = Annotated[list[Any], Field(max_length=0)]
+Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class Strict(BaseModel):
-    """Unknown fields are refused, and a number is no text."""
+    """Rejects unknown fields, numbers in place of texts, and NaN."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-# Where a value may have two forms, the short one is made the long one first. As a union of both, errors would name
-# pydantic's branches: `messages.0.content.list[TextPart].0`.
-
-PartType = Literal["text", "input_text", "output_text"]
+# A value of two forms is brought into the long one before it is checked. The errors of a union would name pydantic's
+# branches: `messages.0.content.list[TextPart].0`.
 
 
 class TextPart(Strict):
-    """A part of a message: text, and nothing else."""
+    """A part of a message. Only text is supported."""
 
     type: PartType
     text: str
@@ -49,7 +85,7 @@ def _parts(content: Any) -> Any:
         raise ValueError("must be a text, or a list of text parts")
     for part in content:
         if isinstance(part, dict) and part.get("type", "text") not in get_args(PartType):
-            raise ValueError("only text parts are read")
+            raise ValueError("only text parts are supported")
     return content
 
 
@@ -72,7 +108,7 @@ def _texts(given: Any) -> Any:
         return [given]
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         return given
-    raise ValueError("only a text, or a list of texts, is read")
+    raise ValueError("must be a text, or a list of texts")
 
 
 def _turns(given: Any) -> Any:
@@ -84,16 +120,30 @@ def _turns(given: Any) -> Any:
     raise ValueError("must be a text, or a list of messages")
 
 
-Texts = Annotated[list[str], BeforeValidator(_texts)]
+Prompts = Annotated[list[str], BeforeValidator(_texts), Field(min_length=1, max_length=MAX_CHOICES)]
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    BeforeValidator(_texts),
+    Field(max_length=MAX_CHOICES),
+]
+
+KWARGS = "chat_template_kwargs"
+OURS = (
+    "return_thoughts",
+    "latent_temperature",
+    "thinking_token_budget",
+    "reasoning_effort",
+    "include_reasoning",
+)
+"""Fields that may also lie in `chat_template_kwargs`, as a method's values may."""
 
 
 class Asked(Strict):
     """The fields of all three endpoints."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields whose only accepted values ask for nothing."""
-    ignored: ClassVar[tuple[str, ...]] = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-    """Fields that are for the client's own books."""
+    # Extra fields are the values of a method: `_flatten` has rejected all others.
+    model_config = ConfigDict(extra="allow")
+
     question_field: ClassVar[str]
     """The field that has the question."""
 
@@ -108,6 +158,72 @@ class Asked(Strict):
     include_reasoning: bool = True
     return_thoughts: bool = False
 
+    # Accepted and ignored.
+    user: Any = None
+    metadata: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flatten(cls, given: Any) -> Any:
+        """Move the fields of `chat_template_kwargs` beside the others. A field that is null counts as missing."""
+        if not isinstance(given, dict):
+            raise ApiError(400, "the body must be a JSON object, sent as Content-Type: application/json")
+        inner = given.get(KWARGS)
+        inner = {} if inner is None else inner
+        if not isinstance(inner, dict):
+            raise ApiError(400, f"{KWARGS} must be an object", KWARGS)
+        params = registry.param_names()
+        found: dict[str, Any] = {}
+        for prefix, fields, known in (
+            ("", given, [*cls.model_fields, *params, KWARGS]),
+            (f"{KWARGS}.", inner, [*OURS, *params]),
+        ):
+            for name, value in fields.items():
+                place = prefix + name
+                if name not in known:
+                    near = did_you_mean(name, known)
+                    raise ApiError(400, f"unknown field {place!r}{near}", place, "unknown_parameter")
+                if value is None or name == KWARGS:
+                    continue
+                if name in found and found[name] != value:
+                    raise ApiError(400, f"{name} is given twice: {found[name]!r} and {value!r}", place)
+                found[name] = value
+        return found
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The values of the method."""
+        return dict(self.model_extra or {})
+
+    @property
+    def questions(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    @property
+    def max_answer(self) -> int | None:
+        """Most tokens of the answer."""
+        raise NotImplementedError
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning_effort
+
+    @property
+    def samples(self) -> int:
+        """Answers for each question."""
+        return 1
+
+    @property
+    def stops(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def likeliest(self) -> int | None:
+        """Number of likeliest tokens that are shown beside each; None without log-probs."""
+        return None
+
 
 class StreamOptions(Strict):
     include_usage: bool = False
@@ -117,64 +233,88 @@ class StreamOptions(Strict):
 class Sampled(Asked):
     """The fields of the two endpoints that give several choices."""
 
-    n: int = Field(default=1, ge=1)
-    stop: Texts = []
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    stop: Stops = []
     max_tokens: int | None = Field(default=None, ge=1)
     stream_options: StreamOptions = StreamOptions()
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] = {}
+
+    @property
+    def samples(self) -> int:
+        return self.n
+
+    @property
+    def stops(self) -> Sequence[str]:
+        return self.stop
+
+
+class TextFormat(Strict):
+    type: Literal["text"] = "text"
 
 
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-        "tools": ([],),
-        "functions": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "verbosity": ("medium",),
-    }
     question_field: ClassVar[str] = "messages"
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP)
+    tools: Empty = []
+    functions: Empty = []
+    tool_choice: Literal["none", "auto"] = "none"
+    parallel_tool_calls: bool = False
+    response_format: TextFormat = TextFormat()
+    modalities: list[Literal["text"]] = ["text"]
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    verbosity: Literal["medium"] = "medium"
 
     @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> ChatRequest:
-        # Pydantic collects ValueErrors and AssertionErrors; an ApiError passes through it as it is.
+    def _check_logprobs(self) -> ChatRequest:
+        # An ApiError, because the error of a validator of the whole model has no field.
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+            raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
         return self
+
+    @property
+    def questions(self) -> Sequence[str]:
+        return [_question(self.messages, "messages")]
+
+    @property
+    def max_answer(self) -> int | None:
+        # max_tokens is OpenAI's old name of the same limit.
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
 
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
-        "echo": (False,),
-        "suffix": ("",),
-        "best_of": (1,),
-    }
     question_field: ClassVar[str] = "prompt"
-    prompt: Texts
+    prompt: Prompts
     logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP)
-    """How many of the likeliest tokens each token has beside it."""
+    """Number of likeliest tokens that are shown beside each."""
+    echo: Literal[False] = False
+    suffix: Literal[""] = ""
+    best_of: Annotated[int, Field(ge=1, le=1)] = 1
 
-    @model_validator(mode="after")
-    def _asks_something(self) -> CompletionRequest:
-        if not self.prompt:
-            raise ApiError(400, "prompt must have a text, or a list of at least one", param="prompt")
-        return self
+    @property
+    def questions(self) -> Sequence[str]:
+        return self.prompt
+
+    @property
+    def max_answer(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
 
 
 class Reasoning(Strict):
@@ -184,134 +324,87 @@ class Reasoning(Strict):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-FORMAT = {"format": {"type": "text"}}
-VERBOSITY = {"verbosity": "medium"}
-"""OpenAI's own default: it asks for nothing."""
+def _sendable(text: str) -> str:
+    check_text("this text", text)
+    return text
+
+
+Echoed = Annotated[str, AfterValidator(_sendable)]
+"""A text that can be sent back: half of a surrogate pair cannot."""
+
+
+class TextOptions(Strict):
+    format: TextFormat = TextFormat()
+    verbosity: Literal["medium"] = "medium"
 
 
 class ResponseRequest(Asked):
     """POST /v1/responses."""
 
-    ignored: ClassVar[tuple[str, ...]] = ("user", "safety_identifier", "prompt_cache_key")
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "text": ({}, FORMAT, VERBOSITY, {**FORMAT, **VERBOSITY}),
-        "include": ([],),
-        "store": (False,),
-        "background": (False,),
-        "service_tier": ("auto", "default"),
-        "truncation": ("disabled",),
-        "top_logprobs": (0,),
-        "stream_options": ({},),
-    }
     question_field: ClassVar[str] = "input"
     input: Annotated[list[Message], BeforeValidator(_turns)]
-    instructions: str | None = None
+    instructions: Literal[""] = ""
     max_output_tokens: int | None = Field(default=None, ge=1)
     reasoning: Reasoning = Reasoning()
-    metadata: dict[str, str] = {}
-    """For the client's own books: the answer has it again."""
+    metadata: dict[Echoed, Echoed] = {}
+    """Not used: the response has it again."""
+    tools: Empty = []
+    tool_choice: Literal["none", "auto"] = "none"
+    parallel_tool_calls: bool = False
+    text: TextOptions = TextOptions()
+    include: Empty = []
+    store: Literal[False] = False
+    background: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    truncation: Literal["disabled"] = "disabled"
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] = 0
+    stream_options: dict[str, Any] = Field(default={}, max_length=0)
+
+    @property
+    def questions(self) -> Sequence[str]:
+        return [_question(self.input, "input")]
+
+    @property
+    def max_answer(self) -> int | None:
+        return self.max_output_tokens
 
     @property
     def effort(self) -> Effort | None:
         return self.reasoning.effort if self.reasoning_effort is None else self.reasoning_effort
 
 
-T = TypeVar("T", bound=Asked)
+def _question(messages: Sequence[Message], field: str) -> str:
+    """The question of a conversation: its one user message. ApiError 400 for anything else.
 
-TEMPLATE_KWARGS = "chat_template_kwargs"
-OURS = (
-    "return_thoughts",
-    "latent_temperature",
-    "thinking_token_budget",
-    "reasoning_effort",
-    "include_reasoning",
-)
-"""Fields that may lie in `chat_template_kwargs` as well, as a method's values may."""
-
-
-def parse(kind: type[T], body: bytes, param_names: Collection[str]) -> tuple[T, dict[str, Any]]:
-    """A request, and the values in it that belong to some method. ApiError 400 names the field that is wrong."""
-    given = _flattened(_object(body), param_names)
-    params = {name: given.pop(name) for name in param_names if name in given}
-    for name in kind.ignored:
-        given.pop(name, None)
-    for name, allowed in kind.neutral.items():
-        _check_neutral(name, given.pop(name, allowed[0]), allowed)
-    try:
-        return kind.model_validate(given), params
-    except ValidationError as error:
-        known = [*kind.model_fields, *kind.neutral, *kind.ignored, *param_names, TEMPLATE_KWARGS]
-        raise _first(error, known) from error
+    The template has one place, for a question: a model would not see the other messages.
+    """
+    written = [message for message in messages if message.text.strip()]
+    for message in written:
+        if message.role in ("system", "developer"):
+            raise ApiError(400, f"{field}: these models have no place for a {message.role} message", field)
+    if not messages or messages[-1].role != "user":
+        raise ApiError(400, f"{field}: the last message must be of role user", field)
+    if len(written) > 1:
+        raise ApiError(
+            400,
+            f"{field}: these models answer one question without earlier turns, got {len(written)} messages",
+            field,
+        )
+    return messages[-1].text
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body."""
-    try:
-        # By itself Python's parser takes NaN and Infinity, which are no JSON.
-        given = json.loads(body.decode(), parse_constant=_no_constant)
-        if not isinstance(given, dict):
-            raise ApiError(400, "the body must be a JSON object")
-        # Text that could not be read, sent back or logged.
-        for name, value in given.items():
-            check_text(ascii(name), json.dumps({name: value}, ensure_ascii=False))
-    except RecursionError as error:
-        raise ApiError(400, "the body is nested too deeply") from error
-    except ValueError as error:
-        # UnicodeDecodeError and JSONDecodeError among others.
-        raise ApiError(400, f"the body must be JSON in UTF-8: {error}") from error
-    return given
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _flattened(given: dict[str, Any], param_names: Collection[str]) -> dict[str, Any]:
-    """The fields with those of `chat_template_kwargs` among them. A field that is null is one that is not there."""
-    inner = given.pop(TEMPLATE_KWARGS, None)
-    if inner is None:
-        inner = {}
-    if not isinstance(inner, dict):
-        raise ApiError(400, f"{TEMPLATE_KWARGS} must be an object", param=TEMPLATE_KWARGS)
-    allowed = [*param_names, *OURS]
-    flat = {name: value for name, value in given.items() if value is not None}
-    for name, value in inner.items():
-        place = f"{TEMPLATE_KWARGS}.{name}"
-        if name not in allowed:
-            raise ApiError(400, f"unknown field {place!r}{did_you_mean(name, allowed)}", param=place)
-        if value is None:
-            continue
-        if name in flat and flat[name] != value:
-            raise ApiError(400, f"{name} is given twice: {flat[name]!r} and {value!r}", param=place)
-        flat[name] = value
-    return flat
-
-
-def _check_neutral(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Reject a field that asks for what this server does not do."""
-    # 0 == False, and a penalty is no truth value.
-    fits = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
-    if not fits:
-        words = " or ".join(json.dumps(each) for each in allowed)
-        raise ApiError(400, f"{name} must be {words}: this server does nothing else", param=name)
-
-
-def _first(error: ValidationError, known: Collection[str]) -> ApiError:
-    """The first mistake, as one line with the field's name."""
-    # A field that is unknown explains others that are missing.
-    mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
-    mistake = mistakes[0]
-    place = ".".join(str(part) for part in mistake["loc"])
-    if mistake["type"] == "extra_forbidden":
-        last = str(mistake["loc"][-1])
-        # Inside a message or an option other names are allowed than `known` has.
-        near = did_you_mean(last, known) if len(mistake["loc"]) == 1 else ""
-        return ApiError(400, f"unknown field {place!r}{near}", param=place, code="unknown_parameter")
-    if mistake["type"] == "missing":
-        return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
-    # Our own checks' words without "Value error, ".
-    words = mistake["ctx"]["error"] if mistake["type"] == "value_error" else mistake["msg"]
-    return ApiError(400, f"{place}: {words}", param=place)
+def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """One line for the first of pydantic's errors, with the name of the field."""
+    mistake = errors[0]
+    kind = mistake["type"]
+    if kind == "json_invalid":
+        return ApiError(400, f"the body must be JSON: {mistake['ctx']['error']}")
+    # FastAPI's places begin with "body".
+    place = ".".join(str(part) for part in mistake["loc"][1:])
+    if kind == "extra_forbidden":
+        return ApiError(400, f"unknown field {place!r}", place, "unknown_parameter")
+    if kind == "missing":
+        return ApiError(400, f"{place or 'the body'} is missing", place or None, "missing_required_parameter")
+    # Our own checks' words without pydantic's "Value error, ".
+    words = mistake["ctx"]["error"] if kind == "value_error" else mistake["msg"]
+    return ApiError(400, f"{place}: {words}", place)

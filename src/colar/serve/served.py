@@ -1,88 +1,72 @@
-"""A checkpoint that is served: its engine, its place in the queue, and what /v1/models says of it."""
+"""A checkpoint that is served, and an `Ask`: the engine's requests for one request of the API."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import docstring_parser
 
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.engine import Engine
-from colar.engine.request import Decoding
+from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.serve.errors import ApiError, refused
-from colar.serve.limits import Admission
-from colar.serve.nearest import Nearest
+from colar.serve.schema import ApiError, Asked
+from colar.serve.text import Nearest
 
 DEFAULT_EFFORT = "medium"
-"""Whose values are taken where a method's own defaults were not trained."""
-NO_THOUGHT: Mapping[str, Any] = {"thinking_token_budget": 0}
-"""What the effort "none" means, for every method."""
+"""Its values are the defaults where a method's own were not trained."""
 
 
 class Served:
     """One checkpoint under one name. `decoding` has the defaults of a request, and the most of its limits."""
 
-    def __init__(
-        self, name: str, lm: LatentLM, method: Method, engine: Engine, decoding: Decoding, max_waiting: int
-    ) -> None:
+    def __init__(self, name: str, lm: LatentLM, method: Method, engine: Engine, decoding: Decoding) -> None:
         self.name = name
         self.lm = lm
         self.method = method
         self.decoding = decoding
         self.engine = AsyncEngine(engine)
-        self.admission = Admission(engine.scheduler.slots, max_waiting)
-        # By the engine's worker: a second thread that computes would slow its steps (`async_engine.py`).
+        # In the engine's thread: a second thread that computes would slow its steps (`async_engine.py`).
         self.nearest = Nearest(lm, self.engine.run)
         self.created = int(time.time())
         self.defaults = _defaults(method)
-        self.efforts: dict[str, dict[str, Any]] = {"none": dict(NO_THOUGHT)}
+        self.efforts: dict[str, dict[str, Any]] = {"none": {"thinking_token_budget": 0}}
         self.efforts.update({name: dict(values) for name, values in method.efforts().items()})
 
-    @property
-    def running(self) -> int:
-        return len(self.engine.engine.core.batch)
-
-    @property
-    def waiting(self) -> int:
-        # Samples whose client has left give their place back before the engine's worker has heard of it.
-        return max(0, self.admission.samples - self.running)
-
     def effort(self, effort: str) -> dict[str, Any]:
-        """The fields that an effort stands for. ApiError 400 where this checkpoint does not know it."""
+        """The fields that an effort stands for. ApiError 400 where this checkpoint does not have it."""
         if effort not in self.efforts:
             known = ", ".join(self.efforts)
-            raise ApiError(
-                400,
-                f"reasoning_effort {effort!r}: model {self.name} (method {self.method.name}) takes {known}",
-                param="reasoning_effort",
+            words = (
+                f"reasoning_effort {effort!r}: model {self.name} (method {self.method.name}) takes {known}"
             )
-        return self.efforts[effort]
+            raise ApiError(400, words, "reasoning_effort")
+        return dict(self.efforts[effort])
 
-    def params(self, values: Mapping[str, Any]) -> Any:
-        """The method's per-request values, its defaults where none are given. ApiError 400 for others."""
+    def params(self, values: Mapping[str, Any]) -> tuple[Any, str | None]:
+        """The method's values for a request, and a warning where they were not trained. ApiError 400 for wrong ones."""
         try:
             params = registry.make_params(self.method, {**self.defaults, **values})
-            self.method.trained(params)
+            return params, self.method.trained(params)
         except ValueError as error:
-            # The checks' messages have the field's name in them: it becomes `param` of the error object.
+            # The checks' messages have the name of the field in them.
             named = [name for name in values if name in str(error)]
-            raise refused(error, named[0] if named else None) from error
-        return params
+            raise ApiError(400, str(error), named[0] if named else None) from error
 
     def card(self) -> dict[str, Any]:
         """The model as /v1/models lists it."""
-        choices = self.method.choices()
         own = {
             "method": self.method.name,
             "params": _params_card(self.method, self.defaults),
-            "factors": list(choices.get("compression_factor", ())),
+            "factors": list(self.method.choices().get("compression_factor", ())),
             "efforts": self.efforts,
             "max_latents": self.decoding.max_latents,
             "max_completion_length": self.decoding.max_completion_length,
@@ -102,19 +86,22 @@ def _defaults(method: Method) -> dict[str, Any]:
     choices = method.choices()
     middle = method.efforts().get(DEFAULT_EFFORT, {})
     values = {}
-    for field in dataclasses.fields(params):
-        value = getattr(params, field.name)
-        offered = choices.get(field.name, [value])
+    for each in dataclasses.fields(params):
+        value = getattr(params, each.name)
+        offered = choices.get(each.name, [value])
         if value not in offered:
-            value = middle.get(field.name, offered[0])
-        values[field.name] = value
+            value = middle.get(each.name, offered[0])
+        values[each.name] = value
     return values
 
 
 def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Each value that a request may choose: its default, what was trained, and a sentence about it."""
+    """Each value that a request may choose: its default, the trained ones, and the docstring of its field."""
     choices = method.choices()
-    about = _field_docs(method.Params)
+    about = {}
+    if inspect.getdoc(method.Params):
+        parsed = docstring_parser.parse_from_object(method.Params)
+        about = {each.arg_name: " ".join((each.description or "").split()) for each in parsed.params}
     card = {}
     for name, default in defaults.items():
         offered = choices.get(name)
@@ -126,9 +113,80 @@ def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
     return card
 
 
-def _field_docs(cls: type) -> dict[str, str]:
-    """The docstrings below a dataclass's fields."""
-    if not inspect.getdoc(cls):
-        return {}
-    parsed = docstring_parser.parse_from_object(cls)
-    return {each.arg_name: " ".join((each.description or "").split()) for each in parsed.params}
+@dataclass(frozen=True)
+class Ask:
+    """Samples of one or several questions: the choices of one response."""
+
+    id: str
+    served: Served
+    asked: Asked
+    requests: list[Request]
+    prompt_tokens: int
+    warning: str | None
+    """Values beyond those that were trained."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def seed(self) -> int:
+        return self.requests[0].seed
+
+
+def ask(served: Served, asked: Asked, id: str) -> Ask:
+    """Check everything that can be checked before the engine has it. ApiError 400 names the field."""
+    values = served.effort(asked.effort) if asked.effort is not None else {}
+    # The effort "none" is a limit on thoughts, and no value of the method.
+    budget = values.pop("thinking_token_budget", None)
+    if asked.thinking_token_budget is not None:
+        budget = asked.thinking_token_budget
+    params, warning = served.params({**values, **asked.params})
+    decoding = _decoding(served.decoding, asked, budget)
+    # A method that thinks in tokens shows these as its reasoning: no embeddings need to be kept.
+    latent = asked.include_reasoning and served.method.latent
+    keep = asked.return_thoughts or asked.likeliest is not None or latent
+    # Without a seed, draws differ from request to request.
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    requests = []
+    prompt_tokens = 0
+    for question in asked.questions:
+        request = Request(
+            id, question, params, decoding, seed, keep_latents=keep, top_logprobs=asked.likeliest or 0
+        )
+        prompt_tokens += _length(served, request, asked.question_field)
+        # They share the seed: `sample` makes their draws differ.
+        requests += [dataclasses.replace(request, sample=sample) for sample in range(asked.samples)]
+    return Ask(id, served, asked, requests, prompt_tokens, warning)
+
+
+def _length(served: Served, request: Request, field: str) -> int:
+    """The number of tokens of a question. ApiError 400 where the engine could not run the request."""
+    if not request.question.strip():
+        raise ApiError(400, "the question is empty", field)
+    try:
+        check(served.method, request)
+        return len(prompt_ids(served.lm, served.method, request))
+    except ValueError as error:
+        # Without the name that the request has here: the client did not give it.
+        words = str(error).removeprefix(f"request {request.id}: ")
+        code = "context_length_exceeded" if isinstance(error, TooLong) else None
+        raise ApiError(400, words, field, code) from error
+
+
+def _decoding(default: Decoding, asked: Asked, budget: int | None) -> Decoding:
+    """The server's decoding with a request's values; limits are the lower of both."""
+    changes: dict[str, Any] = {}
+    if asked.temperature is not None:
+        # Latents are drawn as the tokens are, unless the request says otherwise.
+        changes["temperature"] = changes["latent_temperature"] = asked.temperature
+    if asked.latent_temperature is not None:
+        changes["latent_temperature"] = asked.latent_temperature
+    if asked.top_p is not None:
+        changes["top_p"] = asked.top_p
+    if budget is not None:
+        changes["max_latents"] = min(budget, default.max_latents)
+    if asked.max_answer is not None:
+        changes["max_completion_length"] = min(asked.max_answer, default.max_completion_length)
+    try:
+        return dataclasses.replace(default, **changes)
+    except ValueError as error:
+        # `Decoding` begins each of its messages with the name of the field.
+        raise ApiError(400, str(error), str(error).split()[0]) from error

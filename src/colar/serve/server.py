@@ -1,56 +1,28 @@
-"""uvicorn around the application: a socket, limits, signals.
+"""uvicorn around the application: a socket, logs, signals.
 
-SIGTERM or SIGINT: no new connections, requests that run or wait are answered (`drain` seconds), then the engines close.
+SIGTERM or SIGINT: no new connections, requests that run or wait are answered for up to `drain` seconds, then the
+engines close. Limits on slow or numerous clients are a reverse proxy's (docs/serve.md).
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
 import signal
 import socket
-from collections.abc import Callable
-from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import LOGGING_CONFIG
 
-from colar.serve.limits import Limits
-from colar.serve.logs import Log, Observed, take_over
-from colar.serve.protocol import HEAD_BYTES, protocol
-
-SPARE_FILES = 256
-"""Open files beside those of connections: models, libraries, pipes."""
+MAX_CONNECTIONS = 1000
+"""Open connections and running requests; more get 503. Shells often start processes with 1,024 files at most."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that nobody can connect to before the server listens. OSError where the address cannot be had."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, number, _, address = found[0]
-    bound = socket.socket(family, kind, number)
-    try:
-        # A server that is started again need not wait until the system forgets its old connections.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise the number of files that the process may have open, where that is below and the system allows it.
-
-    A connection is one. Shells often start processes with 1,024: one more could not even be told that it is too many.
-    """
-    # Not there on Windows.
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if hard != resource.RLIM_INFINITY:
-            wanted = min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    """A listening socket; clients that connect before `run` wait for it. OSError where the address is not free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
 
 
 def url(bound: socket.socket) -> str:
@@ -58,51 +30,27 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, which says when it listens."""
-
-    def __init__(self, config: uvicorn.Config, say: Callable[[], None]) -> None:
-        super().__init__(config)
-        self.say = say
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self.say()
-
-
-def make(app: Observed, limits: Limits, log: Log, say: Callable[[], None] = lambda: None) -> uvicorn.Server:
-    """The server; `say` is called once it listens."""
-    take_over(log)
-    _allow_files(limits.max_connections + SPARE_FILES)
+def make(app: FastAPI, drain: float = 60, log_config: str | None = None) -> uvicorn.Server:
+    """The server. `log_config`: a file for `logging.config`, in place of uvicorn's own lines on stderr."""
+    default = copy.deepcopy(LOGGING_CONFIG)
+    # Results alone go to stdout.
+    default["handlers"]["access"]["stream"] = "ext://sys.stderr"
     config = uvicorn.Config(
         app,
-        http=protocol(limits),
         ws="none",
         lifespan="on",
-        # `take_over` has set up the loggers: uvicorn's own configuration would undo that.
-        log_config=None,
-        access_log=False,
+        log_config=log_config or default,
         server_header=False,
-        # Whoever wants to know a client's address behind a proxy reads the proxy's log.
-        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
         # A whole number to uvicorn; 0 would cut what still runs.
-        timeout_graceful_shutdown=math.ceil(limits.drain),
-        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_graceful_shutdown=math.ceil(drain),
     )
-    return Server(config, say)
+    return uvicorn.Server(config)
 
 
 def run(server: uvicorn.Server, bound: socket.socket) -> None:
     """Serve until a signal, and drain."""
-    # uvicorn raises the signal again when all is done: nothing is left to be ended then.
-    before = {number: signal.signal(number, _nothing) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        server.run(sockets=[bound])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """Handle a signal that has been handled."""
+    # uvicorn raises the signal again when all is done, which would end the process with an error.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[bound])

@@ -1,38 +1,49 @@
-"""Tokens as text, piece by piece: whole characters only, outer white space and stop strings left out.
+"""An answer's tokens and a chain's thoughts as text.
 
 tokens    ' 3'   '6'   '\\xe2\\x82'   '\\xac'   ' '   '.'       a character may be several tokens
 pieces    '3'    '6'   ''           '€'      ''    ' .'      what is kept back comes with a later piece, or never
-offsets   0      1     2            2        3     4         a token begins where its character does
+
+thought                              text                     tokens in the object THOUGHT of docs/serve.md
+a token of a chain                   the token                itself
+a latent chosen token by token       these tokens             these, in their order ("ordered": true)
+any other latent                     its ceil(c) nearest      its nearest, nearest first ("ordered": false)
+
+Shape suffixes: K embeddings, V vocabulary, D width.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from colar.engine.request import Event
+from colar.look.chains import NEIGHBOURS, chosen_tokens, rounded, thought_object, token_object
+from colar.look.reference_chain import group_size
+from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
 BROKEN = "\ufffd"
-"""What a tokenizer writes for bytes that are no character (yet)."""
+"""A tokenizer's text for bytes that are no character (yet)."""
 FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 """A token of one byte, in the vocabularies of SentencePiece."""
+BYTE_LEVEL = {character: byte for byte, character in bytes_to_unicode().items()}
+MOST_NEAREST = 32
+"""Most tokens that a latent is shown as."""
 
 
-def _byte_level() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in visible]
-    table = {chr(byte): byte for byte in visible}
-    table.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return table
-
-
-BYTE_LEVEL = _byte_level()
+# Tokens
 
 
 def token_bytes(template: Template, token_id: int) -> bytes:
-    """What a token adds to a text, in UTF-8; part of a character where it is that. Special tokens add nothing."""
+    """A token's part of a text, in UTF-8; part of a character for some. Empty for special tokens."""
     # Behind another token: at the beginning of a text some tokenizers leave out a token's space.
     before = _decode(template.tokenizer, [template.separator_id])
     text = _decode(template.tokenizer, [template.separator_id, token_id])[len(before) :]
@@ -52,37 +63,33 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
 
 
 class TokenText:
-    """Ids in, text out, as soon as it is certain."""
+    """Token ids in, text out, as soon as the characters are complete."""
 
     def __init__(self, template: Template) -> None:
         self.tokenizer = template.tokenizer
         self.ids: list[int] = []
-        self.pending = ""
-        """Whole characters of the tokens that are kept back, since the last one of them ends inside a character."""
         self._start = 0
-        """Tokens from here to `_said` are said already; they are decoded again, since a token's text may depend on
+        """Tokens from here to `_sent` are sent already. They are decoded again, because a token's text may depend on
         its neighbour's."""
-        self._said = 0
+        self._sent = 0
 
     def add(self, ids: Sequence[int]) -> str:
         """The new text."""
         self.ids += ids
         new = self._new()
         if new.endswith(BROKEN):
-            self.pending = new.rstrip(BROKEN)
             return ""
-        self.pending = ""
-        self._start, self._said = self._said, len(self.ids)
+        self._start, self._sent = self._sent, len(self.ids)
         return new
 
     def end(self) -> str:
-        """What was kept back: bytes that have become no character."""
+        """The rest: bytes that have become no character."""
         new = self._new()
-        self._start = self._said = len(self.ids)
+        self._start = self._sent = len(self.ids)
         return new
 
     def _new(self) -> str:
-        before = _decode(self.tokenizer, self.ids[self._start : self._said])
+        before = _decode(self.tokenizer, self.ids[self._start : self._sent])
         return _decode(self.tokenizer, self.ids[self._start :])[len(before) :]
 
 
@@ -95,56 +102,146 @@ class AnswerText:
     def __init__(self, template: Template, stop: Sequence[str] = ()) -> None:
         self.stop = stop
         self.stopped = False
+        self.length = 0
+        """Characters of all tokens without the white space in front: where the next token begins in the text."""
         self._tokens = TokenText(template)
-        self._begun = False
-        self._length = 0
-        """Characters of all tokens, as in `offset`."""
         self._kept = ""
-        """Text that is not said yet: white space, or the beginning of a stop string."""
+        """Text that is not sent yet: white space, or what may be the beginning of a stop string."""
+        self._begun = False
 
     def add(self, token_id: int) -> str:
-        """What can be said now."""
+        """The text that can be sent now."""
         new = self._tokens.add([token_id])
-        self._length += len(self._counted(new))
-        return self._say(new, self._unsure)
-
-    @property
-    def offset(self) -> int:
-        """The place in the text where the next token begins, or the character does of which it is a part."""
-        return self._length + len(self._counted(self._tokens.pending))
-
-    def _counted(self, new: str) -> str:
-        """The new characters without the white space in front of the answer, which is stripped."""
-        return new if self._length else new.lstrip()
+        self.length += len(new if self.length else new.lstrip())
+        return self._send(new, max(map(len, self.stop), default=1) - 1)
 
     def end(self) -> str:
-        """What is left. Nothing, where a stop string has ended the answer."""
-        return "" if self.stopped else self._say(self._tokens.end(), lambda text: 0)
+        """The rest; nothing where a stop string has ended the answer."""
+        return "" if self.stopped else self._send(self._tokens.end(), 0)
 
-    def _say(self, new: str, unsure: Callable[[str], int]) -> str:
+    def _send(self, new: str, keep: int) -> str:
+        """The text but for its last `keep` characters and the white space in front of these."""
         text = self._kept + new
-        # `Template.decode` strips the whole answer: its front is stripped until something is said.
+        # `Template.decode` strips the whole answer: its front is stripped until something is sent.
         if not self._begun:
             text = text.lstrip()
-        at = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
-        if at:
-            self.stopped = True
-            said = text[: min(at)].rstrip()
-            self._kept = ""
-        else:
-            # White space at the end is kept back: it is said with the text behind it, or never.
-            sure = text[: len(text) - unsure(text)]
-            said = sure.rstrip()
-            self._kept = text[len(said) :]
-        self._begun = self._begun or bool(said)
-        return said
+        places = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
+        self.stopped = bool(places)
+        end = min(places) if places else max(0, len(text) - keep)
+        sent = text[:end].rstrip()
+        self._kept = text[len(sent) :]
+        self._begun = self._begun or bool(sent)
+        return sent
 
-    def _unsure(self, text: str) -> int:
-        """How many of the last characters may begin a stop string."""
-        most = 0
-        for stop in self.stop:
-            for n in range(min(len(stop) - 1, len(text)), most, -1):
-                if text.endswith(stop[:n]):
-                    most = n
-                    break
-        return most
+
+# Thoughts
+
+
+@dataclass(frozen=True)
+class Near:
+    """One embedding's nearest tokens, best first, and its cosines with tokens that were requested."""
+
+    ids: list[int]
+    cosines: list[float]
+    requested: list[float]
+
+
+Wanted = tuple[Tensor, int, list[int]]
+"""An embedding (D,), how many nearest tokens, and the tokens whose cosines are requested."""
+
+
+class Nearest:
+    """The tokens nearest to embeddings by cosine, as `look/retrieval.py` has them, for many callers at once.
+
+    One embedding costs as much as an LM head. All thoughts of one step are therefore computed together. `run` computes
+    in another thread; the model's embeddings must not change.
+    """
+
+    def __init__(self, lm: LatentLM, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self.lm = lm
+        self.run = run
+        self._norms_V: Tensor | None = None
+        self._wanted: list[Wanted] = []
+        self._task: asyncio.Task[list[Near]] | None = None
+
+    async def near(self, embed_D: Tensor, k: int, ids: list[int]) -> Near:
+        """The `k` nearest tokens of an embedding, and its cosine with each of `ids`."""
+        # A task begins after all callers that are ready now, which are those of the same step.
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        task, place = self._task, len(self._wanted)
+        self._wanted.append((embed_D, k, ids))
+        # Shielded: one caller may leave, the others still wait.
+        return (await asyncio.shield(task))[place]
+
+    async def _work(self) -> list[Near]:
+        wanted, self._wanted, self._task = self._wanted, [], None
+        found: list[Near] = await self.run(partial(self._find, wanted))
+        return found
+
+    @torch.no_grad()
+    def _find(self, wanted: Sequence[Wanted]) -> list[Near]:
+        vocabulary_VD = self.lm.vocabulary()
+        if self._norms_V is None:
+            norms_V = torch.linalg.vector_norm(vocabulary_VD, dim=-1, dtype=torch.float32)
+            self._norms_V = norms_V.clamp(min=1e-12)
+        latents_KD = torch.stack([embed_D.float() for embed_D, _, _ in wanted])
+        latents_KD = torch.nn.functional.normalize(latents_KD, dim=-1)
+        # Lengths are divided out afterwards: a normalised copy of the vocabulary would need as much memory again.
+        cosines_KV = (latents_KD.to(vocabulary_VD.dtype) @ vocabulary_VD.T).float() / self._norms_V
+        most = max(k for _, k, _ in wanted)
+        best = cosines_KV.topk(min(most, cosines_KV.shape[1]), dim=-1)
+        found = []
+        for row, (_, k, ids) in enumerate(wanted):
+            nearest, cosines = best.indices[row, :k].tolist(), best.values[row, :k].tolist()
+            found.append(Near(nearest, cosines, cosines_KV[row, ids].tolist()))
+        return found
+
+
+class ThoughtReader:
+    """Reads the thoughts of one answer, in their order. `detailed`: as THOUGHTs too, not as text alone."""
+
+    def __init__(self, lm: LatentLM, nearest: Nearest, params: Any, detailed: bool) -> None:
+        self.lm = lm
+        self.nearest = nearest
+        self.params = params
+        self.detailed = detailed
+        self.size = min(group_size(params), MOST_NEAREST)
+        self.count = 0
+        self._text = TokenText(lm.template)
+
+    async def read(self, event: Event) -> tuple[str, dict[str, Any] | None]:
+        """The text of the next thought, and the THOUGHT if details are wanted."""
+        template = self.lm.template
+        ids, logprobs = chosen_tokens(event.token_id, event.info, template.separator_id)
+        near = None
+        # Chosen tokens are their own text: without details nobody needs their cosines.
+        if event.embed is not None and (self.detailed or not ids):
+            k = max(NEIGHBOURS, self.size) if self.detailed else self.size
+            near = await self.nearest.near(event.embed, k, ids)
+        ordered = bool(ids)
+        if ordered:
+            text = self._text.add(ids)
+        else:
+            assert near is not None, "latents that are read are kept"
+            ids, logprobs = near.ids[: self.size], [None] * self.size
+            # One by one: nearest tokens have no order in which they could be decoded as a text.
+            text = "".join(map(template.token, ids))
+
+        index = self.count
+        self.count += 1
+        if not self.detailed or near is None:
+            return text, None
+        tokens = []
+        cosines = near.requested if ordered else near.cosines
+        for token_id, cosine, logprob in zip(ids, cosines, logprobs, strict=False):
+            tokens.append({**token_object(template, token_id, cosine), "logprob": rounded(logprob)})
+        nearest = zip(near.ids[:NEIGHBOURS], near.cosines, strict=False)
+        neighbours = [token_object(template, token_id, cosine) for token_id, cosine in nearest]
+        is_token = event.token_id >= 0
+        factor = getattr(self.params, "compression_factor", None)
+        return text, thought_object(index, text, is_token, ordered, tokens, neighbours, event.info, factor)
+
+    def end(self) -> str:
+        """The rest of the last tokens: bytes that have become no character."""
+        return self._text.end()

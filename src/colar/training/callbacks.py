@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
@@ -89,30 +89,19 @@ class LogAtSaves(TrainerCallback):  # type: ignore[misc]
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]
-    """Writes a checkpoint's digests, and only then deletes the oldest of more than `limit` checkpoints.
+    """Writes a checkpoint's digests, and only then deletes the oldest of more than `limit` checkpoints."""
 
-    `owner`: this process is the one that writes on its disk (`processes.owns`).
-    """
-
-    def __init__(self, folder: RunFolder, limit: int, owner: bool) -> None:
+    def __init__(self, folder: RunFolder, limit: int) -> None:
         self.folder = folder
         self.limit = limit
-        self.owner = owner
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         saved = self.folder.checkpoints / f"{PREFIX}{state.global_step}"
         # Every process has saved its random numbers.
-        processes.wait()
-        if self.owner and not processes.is_main():
-            self._finish(saved)
-        # The main process is the last: its digests show that the other disks have theirs.
-        processes.wait()
-        if processes.is_main():
-            self._finish(saved)
-
-    def _finish(self, saved: Path) -> None:
-        write_digests(saved)
-        self.folder.keep_newest(self.limit)
+        PartialState().wait_for_everyone()
+        if state.is_world_process_zero:
+            write_digests(saved)
+            self.folder.keep_newest(self.limit)
 
 
 class Clock(TrainerCallback, ExportableState):  # type: ignore[misc]

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from accelerate.utils import broadcast
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
@@ -69,10 +70,10 @@ class Publisher:
 
         `Trainer` would load them with a warning only where some do not fit; here that is an error.
         """
-        # `best/` is on the main process's disk, which another machine may not see.
         metrics = processes.from_main(self._load)
         trained = [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
-        processes.spread([*trained, *self.lm.extra.buffers()])
+        for tensor in (*trained, *self.lm.extra.buffers()):
+            broadcast(tensor.data)
         return metrics
 
     def _load(self) -> dict[str, float]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import logging
@@ -35,7 +36,7 @@ from colar.training.callbacks import Checkpoints, Clock, Epochs, Evaluations, Lo
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
 from colar.training.publish import KeepBest, Publisher
-from colar.training.run_folder import DIGESTS, RunFolder, fault, was_finished
+from colar.training.run_folder import RunFolder, fault, was_finished
 from colar.training.trainer import LatentTrainer
 
 OURS = {
@@ -100,21 +101,22 @@ def run_trainer(
     Publisher(
         objective.lm, objective.method, folder, info, _clock(trainer, TrainerState(), config)
     ).rehearse()
-    # One process for each disk: where the folder is shared, the main process alone.
-    owner = processes.owns(folder.path)
-    with files.alone(folder.path) if owner else contextlib.nullcontext():
+    writes = trainer.args.should_save
+    processes.require_shared(folder.path)
+    with contextlib.ExitStack() as lock:
+        processes.from_main(lambda: lock.enter_context(files.alone(folder.path)))
         # The folder is touched only now, when nothing is wrong with the call.
-        resume_from = _resume_point(folder, owner) if resume else None
-        if owner and not resume:
+        resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
+        if writes and not resume:
             folder.clear()
-        processes.wait()
+        PartialState().wait_for_everyone()
         saved = TrainerState() if resume_from is None else run_folder.read_state(resume_from)
         # A resumed run is not validated once more: its history has that row.
         trainer.args.eval_on_start &= resume_from is None and trainer.validate is not None
         clock = _clock(trainer, saved, config)
         publisher = Publisher(objective.lm, objective.method, folder, info, clock)
         # The first of them: what the others do at a save finds a checkpoint that is whole.
-        trainer.add_callback(Checkpoints(folder, config.save_total_limit, owner))
+        trainer.add_callback(Checkpoints(folder, config.save_total_limit))
         for callback in callbacks:
             trainer.add_callback(callback)
         curriculum = trainer.curriculum()
@@ -127,57 +129,30 @@ def run_trainer(
         return _finish(trainer, publisher, state, publish_last=not config.load_best_model_at_end)
 
 
-def _resume_point(folder: RunFolder, owner: bool) -> Path | None:
-    """The newest checkpoint that is whole on every disk, copied from the main process's to the others; None where there
-    is none.
+def _resume_point(folder: RunFolder) -> Path | None:
+    """The newest checkpoint that is whole; None where there is none. Drops the newer ones.
 
-    Drops the newer ones. ValueError where all that there are were damaged after they had been saved: to start again
-    would throw away the run.
+    ValueError where all that there are were damaged after they had been saved: to start again would throw away the run.
     """
-    # Paths may differ between machines; names do not.
-    names = processes.from_main(lambda: [path.name for path in folder.newest_first()])
-    torn: dict[str, str] = {}
-    for name in names:
-        here = folder.checkpoints / name
-        faults = [found for found in processes.everyones(_fault(here, owner)) if found is not None]
-        if faults:
-            torn[name] = faults[0]
-            continue
-        _drop(folder, torn, owner)
-        if owner and not processes.is_main():
-            folder.keep_only(name)
-        processes.mirror(here, owner)
-        return here
-    damaged = processes.from_main(lambda: [name for name in names if was_finished(folder.checkpoints / name)])
-    if damaged:
-        listed = ", ".join(f"{name}/{torn[name]}" for name in damaged)
+    torn: dict[Path, str] = {}
+    whole = None
+    for path in folder.newest_first():
+        file = fault(path)
+        if file is None:
+            whole = path
+            break
+        torn[path] = file
+    damaged = [path for path in torn if was_finished(path)]
+    if whole is None and damaged:
+        listed = ", ".join(f"{path.name}/{torn[path]}" for path in damaged)
         raise ValueError(
             f"{folder.checkpoints} has no whole checkpoint to resume from: {listed} cannot be used (missing, cut off "
             "or damaged); put back a copy of such a file, or train into another --output"
         )
-    _drop(folder, torn, owner)
-    if owner and not processes.is_main():
-        folder.keep_only(None)
-    return None
-
-
-def _fault(checkpoint: Path, owner: bool) -> str | None:
-    """The file of a checkpoint that is wrong on this process's disk; None where none is, or another process looks."""
-    if not owner:
-        return None
-    # What a disk lacks the main process sends; what it has of its own is known by digests.
-    if not processes.is_main() and not (checkpoint / DIGESTS).exists():
-        return None
-    return fault(checkpoint)
-
-
-def _drop(folder: RunFolder, torn: dict[str, str], owner: bool) -> None:
-    """Delete the checkpoints that have a file that is wrong, naming both."""
-    for name, file in torn.items():
-        here = folder.checkpoints / name
-        progress.say(f"dropped {here}, which is not whole: {file} is missing, cut off or damaged")
-        if owner:
-            shutil.rmtree(here, ignore_errors=True)
+    for path, file in torn.items():
+        progress.say(f"dropped {path}, which is not whole: {file} is missing, cut off or damaged")
+        shutil.rmtree(path, ignore_errors=True)
+    return whole
 
 
 def _train_or_load(

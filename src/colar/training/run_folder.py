@@ -57,12 +57,6 @@ class RunFolder:
         """The newest checkpoint that is whole; None where there is none."""
         return next((folder for folder in self.newest_first() if fault(folder) is None), None)
 
-    def keep_only(self, name: str | None) -> None:
-        """Delete all checkpoints but this one: what an earlier run left of them on a disk that is not the main one."""
-        for folder in self.newest_first():
-            if folder.name != name:
-                shutil.rmtree(folder)
-
     def keep_newest(self, number: int) -> None:
         """Delete all checkpoints but the newest `number` of them."""
         for folder in self.newest_first()[number:]:

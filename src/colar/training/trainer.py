@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
@@ -181,7 +182,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         parts = self.parts(inputs)
         if self.shards:
             # All gather weights together, part by part.
-            parts = divide(parts, max(processes.everyones(len(parts))), self.positions)
+            parts = divide(parts, max(gather_object([len(parts)])), self.positions)
         *earlier, last = parts
         total: Tensor | float = 0.0
         for part in earlier:
@@ -319,7 +320,8 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         epoch = self.state.epoch or 0.0
         size = self.args.train_batch_size
         sums: dict[str, float] = {}
-        for start in processes.mine(range(0, len(rows), size)):
+        state = self.accelerator.state
+        for start in range(size * state.process_index, len(rows), size * state.num_processes):
             end = min(start + size, len(rows))
             tensors = collate([rows.at(epoch, index) for index in range(start, end)])
             for part in self.parts(tensors):
@@ -329,7 +331,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
                 for name, mean in means.items():
                     sums[name] = sums.get(name, 0.0) + float(mean) * int(count_rows([part]))
         totals: dict[str, float] = {}
-        for share in processes.everyones(sums):
+        for share in gather_object([sums]):
             for name, total in share.items():
                 totals[name] = totals.get(name, 0.0) + total
         return {name: total / len(rows) for name, total in totals.items()}

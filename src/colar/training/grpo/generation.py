@@ -24,10 +24,11 @@ from random import Random
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from colar import processes
 from colar.data.example import Example
 from colar.look import retrieval
 from colar.methods.base import Method
@@ -237,9 +238,10 @@ class RolloutSampler:
 
     def _sample(self, questions: Sequence[int], number: int) -> list[Group]:
         """A group for each of these questions, rewarded. Processes divide the questions, and all get all groups."""
-        share = processes.mine(questions)
-        groups = self._sample_share(share, number) if share else []
-        return processes.in_order(processes.everyones(groups))
+        with PartialState().split_between_processes(list(questions)) as share:
+            groups = self._sample_share(share, number) if share else []
+        found: list[Group] = gather_object(groups)
+        return found
 
     def _sample_share(self, questions: Sequence[int], number: int) -> list[Group]:
         """The groups of the questions that this process samples."""

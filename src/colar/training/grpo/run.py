@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from colar import files, processes, progress
+from colar import files, progress
 from colar.data.example import Example
 from colar.engine.request import Request, prompt_ids
 from colar.methods import registry
@@ -71,7 +72,7 @@ def train(
     trainer = make_trainer(
         lm, method, examples, config, grpo, folder, reward_funcs=reward_funcs, validate=validate
     )
-    if processes.is_main():
+    if PartialState().is_main_process:
         _drop_later_completions(folder, resume)
     stopping = EarlyStopping(grpo.early_stopping_patience)
     info = {

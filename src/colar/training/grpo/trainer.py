@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from colar import checks, files, processes
+from colar import checks, files
 from colar.methods.rollouts import Rollouts
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.generation import Generation, RolloutSampler, Slots, collate_slots
@@ -117,7 +118,7 @@ class GrpoTrainer(LatentTrainer):
             with self.reference.in_model():
                 generation.tensors["ref_logps"] = self.score(generation.tensors)
         self.unlogged_metrics.append(generation.metrics)
-        if processes.is_main():
+        if self.is_world_process_zero():
             with files.append_jsonl(self.completions) as write:
                 for record in generation.records:
                     write({"step": self.state.global_step, "generation": number, **record})
@@ -133,10 +134,11 @@ class GrpoTrainer(LatentTrainer):
         rollouts = Rollouts.from_tensors(tensors)
         R = rollouts.token_lengths.shape[0]
         logps_RN = torch.zeros(R, int(rollouts.positions().max()))
-        starts = range(0, R, self.plan.batch)
+        size = self.plan.batch
+        state = self.accelerator.state
         scored = []
-        for start in processes.mine(starts):
-            rows = slice(start, start + self.plan.batch)
+        for start in range(size * state.process_index, R, size * state.num_processes):
+            rows = slice(start, start + size)
             batch = {name: column[rows] for name, column in tensors.items()}
             batch["places"] = torch.arange(R)[rows]
             for part in self.parts(batch):
@@ -145,10 +147,9 @@ class GrpoTrainer(LatentTrainer):
                 with self.accelerator.autocast():
                     logps_BN = self.policy.score(self.on_device(part)).logps
                 scored.append((places, logps_BN.float().cpu()))
-        for share in processes.everyones(scored):
-            for index, logps_BN in share:
-                # A part may be shorter than the generation: its longest output decides.
-                logps_RN[index, : logps_BN.shape[1]] = logps_BN
+        for index, logps_BN in gather_object(scored):
+            # A part may be shorter than the generation: its longest output decides.
+            logps_RN[index, : logps_BN.shape[1]] = logps_BN
         return logps_RN
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

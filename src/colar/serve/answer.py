@@ -1,0 +1,207 @@
+"""An ask becomes pieces: thoughts and text as they come, and how each sample ended.
+
+    engine     thought   thought   stop   token   token   EOS   finished
+    pieces     thought   thought          text    text          end
+
+Whole answers and streams are made of the same pieces (`formats.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from colar.engine.engine import QueueFull
+from colar.engine.request import Event
+from colar.serve.schema import ApiError
+from colar.serve.served import Ask
+from colar.serve.text import AnswerText, ThoughtReader, token_bytes
+from colar.template.template import Template
+
+RULED_OUT = -9999.0
+"""OpenAI's log-prob of a token of probability 0. JSON has no infinity."""
+
+log = logging.getLogger("uvicorn.error")
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of the answer, and its log-prob at the request's temperature, before top-p."""
+
+    text: str
+    logprob: float
+    utf8: bytes
+    """Its part of the answer: part of a character for some."""
+    offset: int = 0
+    """Its first character's place in the answer's text."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The likeliest tokens in its place, likeliest first."""
+
+
+@dataclass
+class Sample:
+    """One sample so far; complete with its last piece."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    thoughts: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    n_thoughts: int = 0
+    n_tokens: int = 0
+    forward_passes: int = 1
+    """One for the question, one for each embedding fed after it."""
+    finish: str = ""
+    """"stop", or "length" where the answer met its limit."""
+    cut: bool = False
+    """True where the answer or the thinking met its limit."""
+    started: float = field(default_factory=time.perf_counter)
+    answer_began: float | None = None
+    last_event: float = 0.0
+    """When the engine made its last event, on the clock of `started`."""
+
+    def details(self, ask: Ask) -> dict[str, Any]:
+        """The key `colar` of docs/serve.md."""
+        began = self.last_event if self.answer_began is None else self.answer_began
+        found = {
+            "thoughts": self.thoughts,
+            "forward_passes": self.forward_passes,
+            "thinking_ms": round(1000 * (began - self.started), 3),
+            "answer_ms": round(1000 * (self.last_event - began), 3),
+            "finish": "length" if self.cut else "stop",
+            "seed": ask.seed,
+        }
+        return found | ({"warning": ask.warning} if ask.warning else {})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The news of a sample: a thought, some text, or its end."""
+
+    sample: Sample
+    text: str = ""
+    reasoning: str = ""
+    thought: dict[str, Any] | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    last: bool = False
+    """True for the last piece. `sample` itself may be ahead of pieces that wait."""
+
+
+async def pieces(ask: Ask, samples: Sequence[Sample]) -> AsyncGenerator[Piece, None]:
+    """All samples' pieces as they come. ApiError where one fails.
+
+    Closing it, or cancelling its caller, cancels the engine's requests.
+    """
+    # Unbounded: the engine waits for no reader, and the limits of the requests bound what can pile up.
+    queue: asyncio.Queue[Piece | ApiError] = asyncio.Queue()
+    tasks = [asyncio.create_task(_run(ask, sample, queue.put_nowait)) for sample in samples]
+    try:
+        left = len(tasks)
+        while left:
+            found = await queue.get()
+            if isinstance(found, ApiError):
+                raise found
+            left -= found.last
+            yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(ask: Ask, sample: Sample, put: Callable[[Piece | ApiError], None]) -> None:
+    """Put the pieces of one sample, or the error that ends them."""
+    try:
+        await _answer(ask, sample, put)
+    except QueueFull as error:
+        words = f"the queue is full: {error}; try again later"
+        put(ApiError(429, words, code="queue_full", type="rate_limit_error", headers={"Retry-After": "1"}))
+    except Exception as error:
+        # Before the first event the engine rejects the request: it may need more positions than its budget has.
+        if isinstance(error, ValueError) and not sample.last_event:
+            put(ApiError(400, str(error)))
+            return
+        log.exception("request %s failed", ask.id)
+        words = "the model failed to answer this request"
+        put(ApiError(500, words, code="engine_error", type="server_error"))
+
+
+async def _answer(ask: Ask, sample: Sample, put: Callable[[Piece], None]) -> None:
+    served, asked = ask.served, ask.asked
+    request = ask.requests[sample.index]
+    reader = ThoughtReader(served.lm, served.nearest, request.params, asked.return_thoughts)
+    answer = AnswerText(served.lm.template, asked.stops)
+    async with contextlib.aclosing(served.engine.stream(request)) as events:
+        async for event in events:
+            sample.last_event = event.at
+            if event.kind == "thought":
+                put(await _thought(ask, sample, reader, event))
+                continue
+            # The thinking is over: bytes that are no character yet will not become one.
+            kept = reader.end()
+            if kept:
+                sample.reasoning += kept
+                put(Piece(sample, reasoning=kept))
+            if event.kind == "token":
+                put(_token(ask, sample, answer, event))
+                # Leaving this loop cancels the engine's request, so that its last event does not come. Thinking is cut
+                # where it has come to its limit (`engine/step.py`).
+                if answer.stopped:
+                    sample.finish = "stop"
+                    sample.cut = sample.n_thoughts >= request.decoding.max_latents
+                    break
+            elif event.kind == "finished":
+                if event.reason == "error":
+                    raise FloatingPointError("the model's numbers are not finite")
+                sample.finish, sample.cut = event.reason, event.truncated
+    rest = answer.end()
+    sample.text += rest
+    put(Piece(sample, text=rest, last=True))
+
+
+async def _thought(ask: Ask, sample: Sample, reader: ThoughtReader, event: Event) -> Piece:
+    """The piece of a thought; empty where thoughts are not shown."""
+    sample.n_thoughts += 1
+    sample.forward_passes += 1
+    if not ask.asked.include_reasoning and not ask.asked.return_thoughts:
+        return Piece(sample)
+    text, thought = await reader.read(event)
+    sample.reasoning += text
+    if thought is not None:
+        sample.thoughts.append(thought)
+    return Piece(sample, reasoning=text, thought=thought)
+
+
+def _token(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece:
+    """The piece of an answer's token; its text may be kept back."""
+    # EOS counts too: each token comes out of one pass, the first out of the separator's.
+    sample.forward_passes += 1
+    if sample.answer_began is None:
+        sample.answer_began = event.at
+    template = ask.served.lm.template
+    if event.token_id == template.eos_id:
+        return Piece(sample)
+    sample.n_tokens += 1
+    offset = answer.length
+    text = answer.add(event.token_id)
+    sample.text += text
+    if ask.asked.likeliest is None:
+        return Piece(sample, text=text)
+    top: list[TokenLogprob] = []
+    if "top_ids" in event.info:
+        pairs = zip(event.info["top_ids"].tolist(), event.info["top_logps"].tolist(), strict=True)
+        top = [_logprob(template, each, max(logp, RULED_OUT)) for each, logp in pairs]
+    logprob = _logprob(template, event.token_id, float(event.info["logp"]), offset, tuple(top))
+    sample.logprobs.append(logprob)
+    return Piece(sample, text=text, logprobs=(logprob,))
+
+
+def _logprob(
+    template: Template, token_id: int, logprob: float, offset: int = 0, top: tuple[TokenLogprob, ...] = ()
+) -> TokenLogprob:
+    return TokenLogprob(template.token(token_id), logprob, token_bytes(template, token_id), offset, top)
