@@ -23,7 +23,6 @@ from colar.data import formats, sources
 from colar.methods import pretrained, registry
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.recipe.parsing import _keys, parser
 from colar.training.grpo.config import GrpoConfig
 
 SHORT = ["--max_latents", "2", "--max_completion_length", "2"]
@@ -88,10 +87,8 @@ class Recipe(Surface):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.start = checkpoints(folder)["full"]
-        found = parser()
-        self.defaults = found.get_defaults().as_flat().__dict__
-        sections = ("output", "label", "model", "template", "data", "training", "validation")
-        self.keys = [key for key in _keys(found) if key.startswith(sections)]
+        self.defaults = {key: default for key, default, _ in recipe.all_keys() if not key.startswith("grpo")}
+        self.keys = list(self.defaults)
 
     def draw(self, random: Random) -> Any:
         """Method, whether it is reinforced, a key and its value: often one of the kind that the key takes."""

@@ -456,8 +456,6 @@ def test_a_folder_of_files_has_one_name_however_it_is_written(tmp_path, monkeypa
 def test_options_of_sources_are_read_as_strictly_as_recipes():
     assert options(["steps=[1, 2]", "word='no'"], "arithmetic") == {"steps": [1, 2], "word": "no"}
     for pair, words in (
-        ("max_number=010", "010 is not one thing to all readers of YAML: write a decimal number"),
-        ("balanced=yes", "write true or false"),
         ("x={a: 1, a: 2}", "the key 'a' is there twice"),
         ("steps=[1", "the value is not valid YAML"),
     ):
@@ -500,7 +498,7 @@ def test_report_folds_several_folders(checkpoints, tmp_path, capsys):
 def test_data_commands(tmp_path, capsys):
     assert main(["data", "list"]) == 0
     assert "multiarith" in capsys.readouterr().out
-    assert main(["data", "show", "arithmetic", "--n", "2", "--options", "steps=[3,3]"]) == 0
+    assert main(["data", "show", "arithmetic", "--limit", "2", "--options", "steps=[3,3]"]) == 0
     assert capsys.readouterr().out.count('"question"') == 2
     assert (
         main(["data", "prepare", "arithmetic", "--limit", "4", "--splits", "test", "--output", str(tmp_path)])
@@ -542,3 +540,16 @@ def test_of_several_processes_the_first_warns_and_errors_come_from_any(checkpoin
     monkeypatch.setenv("RANK", "0")
     assert main(["generate", str(checkpoints / "colar"), "q", "--compression_factor", "9", *SHORT]) == 0
     assert "was not trained" in capsys.readouterr().err
+
+
+def test_every_key_of_a_recipe_is_listed_with_its_default_and_meaning(capsys):
+    assert main(["train", "tiny/cot", "--keys"]) == 0
+    listed = capsys.readouterr().out
+    assert "\noutput: Run folder.\n" in f"\n{listed}"
+    for line in (
+        "training.max_steps (default: -1): Stop after N updates",
+        "grpo.num_generations (default: 8): G:",
+    ):
+        assert f"\n{line}" in listed
+    # Every key has a meaning.
+    assert not re.search(r"^\S+( \(default: [^)]*\))?:\s*$", listed, flags=re.MULTILINE)

@@ -273,24 +273,20 @@ def test_cache_sizes(data):
         now = found
 
 
-# Prompts that are remembered
+# Cached prompts
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_remembered_prompts_are_bounded_by_bytes(colar, asked):
+def test_cached_prompts_are_bounded(colar, monkeypatch):
     template = colar.lm.template
-    expected = [template.question(f"How many {'pens ' * (i % 50)} {i}?") for i in range(60)]
-    memory = template._asked if asked else template._known
-    other = template._known if asked else template._asked
-    before = len(other.ids)
-    memory.clear()
-    memory.limit = 200_000
+    expected = [template.question(f"How many {i}?") for i in range(60)]
+    monkeypatch.setattr("colar.template.template.CACHED", 100)
+    template._cached.clear()
     for _ in range(2):
-        for i in range(2000):
-            found = template.question(f"How many {'pens ' * (i % 50)} {i}?", asked=asked)
+        for i in range(500):
+            found = template.question(f"How many {i}?")
             assert i >= 60 or found == expected[i]
-            assert sum(4 * len(ids_) + len(text) for text, ids_ in memory.ids.items()) <= 200_000
-    assert len(memory.ids) > 5
-    assert len(other.ids) == before
-    template.question("x" * 10_000, asked=asked)
-    assert not any(len(text) > 5000 for text in memory.ids)
+            assert 0 < len(template._cached) <= 100
+    before = dict(template._cached)
+    template.question("x" * 10_000)
+    template.question("never cached", asked=True)
+    assert template._cached == before

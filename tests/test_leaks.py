@@ -1,13 +1,11 @@
 """Requests leave nothing behind: objects are counted, since what the process has of memory says nothing so exactly."""
 
 import asyncio
-import ctypes
 import dataclasses
 import gc
 import json
 import time
 from collections import Counter
-from typing import ClassVar
 
 import pytest
 from families import EXAMPLES, liven, tiny_lm
@@ -19,8 +17,6 @@ from colar.engine.request import Decoding, Request
 from colar.methods import pretrained, registry
 from colar.methods.base import NoParams
 from colar.methods.colar.method import Colar, ColarParams
-from colar.model import backbones
-from colar.model.latent_lm import LatentLM
 
 RAISES = 77
 """The seed of requests that raise."""
@@ -32,26 +28,6 @@ FEW = 12
 """More objects of one type than this are a leak: it is a tenth of the requests in between."""
 ROUNDS = (range(40), range(40, 80), range(80, 200))
 """What is made once is there after the first two; the third leaves nothing more."""
-
-
-class Allocated(ctypes.Structure):
-    """What glibc says of its heaps, in its order."""
-
-    _fields_: ClassVar = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
-    )]  # fmt: skip
-
-
-def allocated():
-    """Bytes that are allocated outside of Python's own memory: by the tokenizer's Rust, among others."""
-    try:
-        mallinfo = ctypes.CDLL("libc.so.6").mallinfo2
-    except (OSError, AttributeError):
-        pytest.skip("only glibc counts its allocations")
-    mallinfo.restype = Allocated
-    gc.collect()
-    found = mallinfo()
-    return found.uordblks + found.hblkhd
 
 
 class Raising(Colar):
@@ -82,12 +58,6 @@ def check_flat(before, after):
     assert not grown, grown
 
 
-def forgetful(lm):
-    """Have the memory of texts, which is bounded by bytes, be full soon."""
-    lm.template._asked.limit = 4000
-    return lm
-
-
 async def ask(engine, i):
     """Request number i: each question is new, and every seventh to tenth ends in a way of its own."""
     question = f"{EXAMPLES[i % len(EXAMPLES)].question} {i} pens"
@@ -113,7 +83,7 @@ async def ask(engine, i):
 
 
 def test_an_engine_keeps_nothing_of_its_requests():
-    lm = forgetful(liven(tiny_lm("llama")))
+    lm = liven(tiny_lm("llama"))
     method = registry.build("colar", {"stop": "argmax"})
     pretrained.attach(lm, method, 1)
     method.prepare(lm, EXAMPLES)
@@ -150,22 +120,6 @@ def test_what_the_check_finds():
     with pytest.raises(AssertionError, match="Decoding"):
         check_flat(before, objects())
     assert kept
-
-
-def test_a_tokenizer_keeps_few_of_the_questions_that_are_asked():
-    """Those of `tiny` are one piece each: without a bound 3,000 of them are 6 MiB."""
-    template = LatentLM.from_backbone(backbones.load("tiny")).template
-    words = ["pens", "eggs", "boxes", "has", "buys", "and then", "how many", "twice"]
-
-    def ask_all(numbers):
-        for i in numbers:
-            chosen = [words[i >> 3 * place & 7] for place in range(4)]
-            template.question(" ".join(words + chosen), asked=True)
-        return allocated()
-
-    before = ask_all(range(4096 - 1000))
-    assert ask_all(range(1000, 4096)) - before < 2**20
-    assert template._asked.bytes <= 2**20
 
 
 def said(live, data):
@@ -209,7 +163,7 @@ def request(i):
 def test_a_server_keeps_nothing_of_its_requests():
     """Paths, models, fields, keys and users are new in each request too: no label or cache has them."""
     lm, method = colar_model()
-    served = serve_model("colar", (forgetful(lm), method))
+    served = serve_model("colar", (lm, method))
     with running(served) as live:
 
         def ask_all(numbers):

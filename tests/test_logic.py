@@ -1,6 +1,5 @@
 """`prosqa-made` and `prontoqa-made`: every row is read back from its words and solved by search, nothing is trusted."""
 
-import importlib.util
 import json
 import os
 import re
@@ -11,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data import formats, logic, prontoqa, prosqa, raw_rows, sources
-from colar.data.catalogue import SPLITS
+from colar.data import catalogue, formats, logic, prontoqa, prosqa, sources
+from colar.data.example import SPLITS
 from colar.data.judge import answers
 from colar.data.prontoqa import ProntoqaConfig
 from colar.data.prosqa import ProsqaConfig
@@ -322,14 +321,14 @@ def test_prontoqa_rows_have_the_published_sizes(many) -> None:
         assert len(set(re.findall(r"[a-z]+pus(?=es\b|\b)", row.question.lower()))) == 14
 
 
-FOLDER = os.environ.get(raw_rows.DATA_DIR_VARIABLE)
+FOLDER = os.environ.get(catalogue.DATA_DIR_VARIABLE)
 
 
 def published(name):
-    under = raw_rows.folder(None)
+    under = catalogue.folder(None)
     splits = [] if under is None else ["validation", "test"]
     plans = sources.SOURCES[name].splits
-    found = [split for split in splits if raw_rows.present(plans[split], under) is not None]
+    found = [split for split in splits if catalogue.present(plans[split], under) is not None]
     return [row for split in found for row in sources.load(name, split)]
 
 
@@ -343,18 +342,6 @@ def test_no_row_is_a_published_one_and_their_nouns_are_among_ours(name, many) ->
     assert not made & {row.question for row in rows}
     nouns = {noun for row in rows for noun in re.findall(r"[a-z]+pus(?=es\b|\b)", row.question.lower())}
     assert nouns <= set(logic.NOUNS)
-
-
-def test_the_tables_of_the_manual_are_what_the_script_prints(capsys) -> None:
-    if not (published("prosqa") and published("prontoqa")):
-        pytest.skip("the published rows are not at hand")
-    spec = importlib.util.spec_from_file_location(
-        "logic_statistics", ROOT / "lab" / "scripts" / "logic_statistics.py"
-    )
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.main([])
-    assert capsys.readouterr().out in (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from colar import files, recipe, recipes, yaml_files
-from colar.data.generators import GENERATORS
+from colar.data.sources import GENERATORS
 from colar.methods import pretrained, registry
-from colar.recipe import explain, inputs
+from colar.recipe import ownership, parsing
 from colar.recipe.check import check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,9 @@ def test_every_shipped_recipe_says_what_it_is():
 def test_a_copied_recipe_is_the_same_recipe(name, tmp_path):
     own = recipes.copy(name, tmp_path)[0]
     assert own == tmp_path / f"{name}.yaml"
-    assert yaml_files.layered_yaml(own) == yaml_files.layered_yaml(recipes.find(name))
+    assert list(yaml_files.yaml_layers(own).values()) == list(
+        yaml_files.yaml_layers(recipes.find(name)).values()
+    )
 
 
 def test_a_copy_does_not_overwrite(tmp_path):
@@ -288,35 +290,22 @@ def test_a_key_may_stand_in_two_sections_and_over_an_anchors(tiny):
 
 
 @pytest.mark.parametrize(
-    ("value", "instead"),
-    [
-        *[(number, "write a decimal number") for number in ("010", "-07", "08", "0o17", "0x1F", "0b11", "1_000", "1:30",
-                                                         "1:30.5", "1_0.5")],
-        *[(word, "write true or false") for word in ("yes", "No", "ON", "off")],
-        *[(text, "write it in quotes") for text in ("2026-01-31", "2001-12-14 21:59:43", "=")],
-    ],
-)  # fmt: skip
-def test_values_that_look_like_something_else_are_refused(tiny, value, instead):
-    wanted = f"{value} is not one thing to all readers of YAML: {instead}"
+    "value", ["010", "-07", "0o17", "0x1F", "1_000", "1:30", "yes", "No", "2026-01-31", "="]
+)
+def test_values_that_look_like_something_else_are_texts(tiny, value):
+    """As in YAML 1.2; YAML 1.1 makes 8, 90, true and dates of them."""
     whole = tiny.read_text()
-    for key in (f"label: {value}", f"model: {{lora: {{target_modules: [{value}]}}}}", f"{value}: 3"):
-        tiny.write_text(f"{whole}{key}\n")
-        with pytest.raises(ValueError, match=rf"recipe\.yaml: line {len(whole.splitlines()) + 1}: ") as error:
-            recipe.load(tiny)
-        if not key.endswith(": 3"):
-            assert wanted in str(error.value)
-    tiny.write_text(f"{whole}label: '{value}'\n")
+    tiny.write_text(f"{whole}label: {value}\n")
     assert recipe.load(tiny).label == value
-    # A text of the command line has lost its quotes to the shell.
     assert recipe.load(tiny, ["--label", value]).label == value
-    for overrides in (
-        ["--training.max_steps", value],
-        [f"--method.alpha={value}"],
-        ["--data.options", f"{{a: {value}}}"],
+    with pytest.raises(ValueError, match=r"^--training.max_steps .* must be a whole number, got '"):
+        recipe.load(tiny, ["--training.max_steps", value])
+    assert recipe.load(tiny, ["--data.options", f"{{a: {value}}}"]).data.options == {"a": value}
+    tiny.write_text(f"{whole}5: 3\n")
+    with pytest.raises(
+        ValueError, match=rf"recipe\.yaml: line {len(whole.splitlines()) + 1}: a key must be a text"
     ):
-        with pytest.raises(ValueError, match=r"^--\w+\.\w+ ") as error:
-            recipe.load(tiny, overrides)
-        assert wanted in str(error.value)
+        recipe.load(tiny)
 
 
 def test_numbers_and_texts_that_mean_one_thing_are_read(tiny):
@@ -330,7 +319,7 @@ def sections(config, above=()):
     """Every key of a config, those of its sections below it: (section, ..., name)."""
     for field in dataclasses.fields(config):
         yield (*above, field.name)
-        for kind in explain.alternatives(typing.get_type_hints(config)[field.name]):
+        for kind in parsing._kinds(typing.get_type_hints(config)[field.name]):
             if dataclasses.is_dataclass(kind):
                 yield from sections(kind, (*above, field.name))
 
@@ -433,14 +422,14 @@ def test_rows_of_more_steps_are_left_out(capsys):
     [
         (["--training.learnin_rate", "1"], "did you mean 'training.learning_rate'"),
         (["--training.learn", "1"], "unknown key 'training.learn'"),  # no abbreviations
-        (["--trainin.seed", "1"], "did you mean 'training.seed'"),
+        (["--trainin.seed", "1"], "unknown key 'trainin', did you mean 'training'"),
         (["--model.lora", "{rank: 3}"], "unknown key 'model.lora.rank'"),
-        (["--training.learning_rate", "fast"], "training.learning_rate must be a number, got fast"),
-        (["--training.max_hours", "x"], "training.max_hours must be a number or null, got x"),
-        (["--training.bf16", "maybe"], "training.bf16 must be true or false, got maybe"),
-        (["--training", "x"], "training must be keys and values, got x"),
+        (["--training.learning_rate", "fast"], "training.learning_rate must be a number, got 'fast'"),
+        (["--training.max_hours", "x"], "training.max_hours must be a number or null, got 'x'"),
+        (["--training.bf16", "maybe"], "training.bf16 must be true or false, got 'maybe'"),
+        (["--training", "x"], "training must be keys and values, got 'x'"),
         (["--model.lora", "3"], "model.lora must be keys and values or null, got 3"),
-        (["--model.lora.r", "x"], "model.lora.r must be a whole number, got x"),
+        (["--model.lora.r", "x"], "model.lora.r must be a whole number, got 'x'"),
         (["--model.lora.r", "0"], "recipe.yaml: model.lora.r must be 1 or more, got 0"),
         (
             ["--method.head", "cauchy"],
@@ -475,21 +464,21 @@ def test_rows_of_more_steps_are_left_out(capsys):
     ],
 )
 def test_wrong_keys_and_values_are_named(tiny, overrides, words):
-    with pytest.raises(ValueError, match="recipe.yaml|method|validation|batch_size|data") as error:
+    with pytest.raises(ValueError, match="recipe.yaml|--|method") as error:
         recipe.load(tiny, overrides)
     assert words in str(error.value)
 
 
 def test_a_wrong_key_in_the_file_is_named(tiny):
     tiny.write_text(tiny.read_text() + "modle: {backbone: tiny}\n")
-    with pytest.raises(ValueError, match="'modle.backbone', did you mean 'model.backbone'"):
+    with pytest.raises(ValueError, match="unknown key 'modle', did you mean 'model'"):
         recipe.load(tiny)
 
 
 def test_a_section_without_keys_is_named(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("output: x\ntraining: 3\n")
-    with pytest.raises(ValueError, match="training must hold keys and values, got 3"):
+    with pytest.raises(ValueError, match="training must be keys and values, got 3"):
         recipe.load(path)
 
 
@@ -635,7 +624,7 @@ def test_weights_of_one_shape_are_told_apart(tmp_path):
     for changed in (slice(0, 0), slice(0, 1), slice(-1, None), slice(20_000_000, 21_000_000)):
         raw[changed] = b"1" * len(raw[changed])
         (tmp_path / "model.safetensors").write_bytes(raw)
-        found.add(inputs.fingerprint(tmp_path))
+        found.add(ownership.fingerprint(tmp_path))
     assert len(found) == 4
 
 
@@ -683,8 +672,8 @@ def test_a_file_does_not_validate_on_its_own_training_rows(tmp_path):
     assert none == []
     _, validation = recipe.load_examples(recipe.DataConfig(source=str(rows), validation_source=str(other)))
     assert [example.question for example in validation] == ["another"]
-    same = recipe.DataConfig(source="arithmetic", train_size=4, validation_split="train", validation_size=2)
-    with pytest.raises(ValueError, match=r"data.validation_split train is the one to train on"):
+    same = recipe.DataConfig(source="arithmetic", train_size=4, train_split="validation", validation_size=2)
+    with pytest.raises(ValueError, match=r"data.train_split validation is the one to validate on"):
         recipe.load_examples(same)
 
 
@@ -698,19 +687,15 @@ def write_rows(path, *questions, **fields):
 def test_a_file_under_another_name_is_the_same_file(tmp_path):
     rows = write_rows(tmp_path / "a" / "train.jsonl", "q")
     (tmp_path / "link.jsonl").symlink_to(rows)
-    others = (f"{tmp_path}/a/../a/train.jsonl", f"{tmp_path}/link.jsonl", f"{tmp_path}/a")
+    others = (f"{tmp_path}/a/../a/train.jsonl", f"{tmp_path}/link.jsonl")
     for other in others:
-        data = recipe.DataConfig(source=str(rows), validation_source=other, validation_split="train")
+        data = recipe.DataConfig(source=str(rows), validation_source=other)
         with pytest.raises(ValueError, match=r"are one file, .*a/train\.jsonl.*data.validation_size 0"):
             recipe.load_examples(data)
-    folder = recipe.DataConfig(
-        source=f"{tmp_path}/a", validation_source=f"{tmp_path}/a/", validation_split="train"
-    )
-    with pytest.raises(ValueError, match="are one file"):
-        recipe.load_examples(folder)
+    folder = recipe.DataConfig(source=f"{tmp_path}/a", validation_source=f"{tmp_path}/a/")
     # A folder's other splits are other files.
     write_rows(tmp_path / "a" / "validation.jsonl", "another")
-    held_out = recipe.load_examples(replace(folder, validation_split="validation"))[1]
+    held_out = recipe.load_examples(folder)[1]
     assert [example.question for example in held_out] == ["another"]
     mixed = recipe.DataConfig(
         train_size=2, mixed_in=({"source": str(rows)},), validation_source=others[0], validation_size=1
@@ -896,19 +881,22 @@ def test_grpo_goes_on_with_a_checkpoint_and_its_method(tiny, tmp_path):
     ("overrides", "words"),
     [
         ([], "grpo needs model.init_from"),
-        (["--grpo", "3"], "recipe.yaml: grpo must be keys and values or null, got 3"),
+        (["--grpo", "3"], "--grpo 3: grpo must be keys and values or null, got 3"),
         (
             ["--grpo.loss_type", "ppo"],
-            "recipe.yaml: grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got ppo",
+            "--grpo.loss_type ppo: grpo.loss_type must be one of grpo, dr_grpo, dapo, bnpo, got 'ppo'",
         ),
         (
             ["--grpo.num_generations", "1"],
             "recipe.yaml: grpo.num_generations must be a whole number, 2 or more, got 1",
         ),
-        (["--grpo.compression_factors", "[a]"], "grpo.compression_factors must be a number or null, got a"),
+        (
+            ["--grpo.compression_factors", "[a]"],
+            "grpo.compression_factors must be a list (a number each) or null, got ['a']",
+        ),
         (
             ["--model.init_from", "x", "--grpo.top_p", "0.9"],
-            "recipe.yaml: unknown key 'grpo.top_p': leave it out",
+            "--grpo.top_p 0.9: unknown key 'grpo.top_p'",
         ),
         (
             ["--model.init_from", "x", "--grpo.num_generations", "3"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from colar import files
-from colar.data import generators, sources
+from colar.data import sources
 from colar.data.sources import load
 from colar.evaluation import report
 from colar.evaluation.records import load_records
@@ -122,7 +122,7 @@ def test_records_of_other_data_are_refused(rejudge, golds, folder):
     assert (folder / "records.jsonl.gz").read_bytes() == before
 
 
-PUBLISHED = set(sources.SOURCES) - set(generators.GENERATORS)
+PUBLISHED = set(sources.SOURCES) - set(sources.GENERATORS)
 
 
 def published_in(folder):

@@ -17,8 +17,8 @@ import pytest
 
 from colar.cli import main
 from colar.data import arithmetic, formats, sources
-from colar.data.catalogue import SOURCES, SPLITS
-from colar.data.example import Example
+from colar.data.catalogue import SOURCES
+from colar.data.example import SPLITS, Example
 from colar.data.judge import answers, quantity
 from colar.data.sources import load
 from colar.evaluation.folder import name_sources
@@ -91,7 +91,7 @@ def test_the_whole_train_file_is_preferred_to_its_parts(
     assert capsys.readouterr().err == ""
 
 
-def test_gsm8k_steps_lose_their_calculator_marks_unless_asked(tmp_path: Path) -> None:
+def test_gsm8k_steps_lose_their_calculator_marks(tmp_path: Path) -> None:
     row = {
         "question": " How many legs? ",
         "answer": "A cat has 2*2=<<2*2=4>>4 legs.\n\nTwo have <<4*2=8>>8.\n#### 8",
@@ -99,8 +99,6 @@ def test_gsm8k_steps_lose_their_calculator_marks_unless_asked(tmp_path: Path) ->
     put(tmp_path, "gsm8k/test.jsonl", [row])
     (plain,) = load("gsm8k", "test", data_dir=tmp_path)
     assert plain == Example("gsm8k/test/0", "How many legs?", ("A cat has 2*2=4 legs.", "Two have 8."), "8")
-    (marked,) = load("gsm8k", "test", data_dir=tmp_path, options={"keep_marks": True})
-    assert marked.steps == ("A cat has 2*2=<<2*2=4>>4 legs.", "Two have <<4*2=8>>8.")
 
 
 def test_gsm_hard_targets_keep_their_digits(tmp_path: Path) -> None:
@@ -407,8 +405,6 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         ),
         (("svamp", "train"), {}, r"unknown svamp split 'train'; allowed: test"),
         (("svamp", "test"), {"options": {"a": 1}}, r"unknown svamp option 'a'; allowed: none"),
-        (("gsm8k", "test"), {"options": {"keep_mark": 1}}, "did you mean 'keep_marks'"),
-        (("gsm8k", "test"), {"options": {"keep_marks": 1}}, "keep_marks must be a bool, got 1"),
         (("gsm8k", "test"), {"limit": 0}, "limit must be 1 or more"),
         (("gsm8k", "test"), {"data_dir": "/no/such/folder"}, "/no/such/folder does not exist"),
         (
@@ -538,10 +534,10 @@ def test_show_takes_limit_and_the_first_split(tmp_path: Path, capsys: pytest.Cap
     put(tmp_path, "svamp/SVAMP.json", rows)
     show = ["data", "show", "svamp", "--data_dir", str(tmp_path)]
     counts = {}
-    for words in ([], ["--limit", "1"], ["--n", "2"]):
+    for words in ([], ["--limit", "1"]):
         assert main([*show, *words]) == 0
         counts[" ".join(words)] = capsys.readouterr().out.count('"id": "svamp/test/chal-')
-    assert counts == {"": 3, "--limit 1": 1, "--n 2": 2}
+    assert counts == {"": 3, "--limit 1": 1}
 
 
 def test_prepare_writes_the_splits_that_a_source_has(

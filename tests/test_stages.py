@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_finished_stages_are_skipped_and_stopped_ones_resume(
             raise KeyboardInterrupt
         return train(made, resume)
 
-    monkeypatch.setattr("colar.recipe.stages.run", counted)
+    monkeypatch.setattr(sys.modules["colar.recipe.run"], "run", counted)
     with pytest.raises(KeyboardInterrupt):
         recipe.run_stages(recipe.load_stages(staged))
     assert recipe.run_stages(recipe.load_stages(staged)) == tmp_path / "run/faster/best"

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colar.data.arithmetic import SPLITS, ArithmeticConfig, generate
-from colar.data.moves import OPERATIONS
-from colar.data.wording import WORDINGS
+from colar.data.arithmetic import JOINERS, OPERATIONS, ArithmeticConfig, generate
+from colar.data.example import SPLITS
 
 STEP = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
 RULES = {
@@ -28,7 +27,7 @@ configs = st.builds(
     max_number=st.sampled_from([12, 20, 99]),
     max_value=st.sampled_from([40, 99, 999]),
     operations=st.sampled_from(["+-*/", "+-", "-+", "+*", "+-/"]),
-    wording=st.sampled_from(sorted(WORDINGS)),
+    wording=st.sampled_from(sorted(JOINERS)),
 )
 
 
@@ -87,7 +86,7 @@ def test_one_step_problems_fill_all_three_splits_without_overlap() -> None:
     assert 0.05 < share < 0.15
 
 
-@pytest.mark.parametrize("wording", sorted(WORDINGS))
+@pytest.mark.parametrize("wording", sorted(JOINERS))
 def test_rows_are_pinned_on_every_machine(wording) -> None:
     rows = generate(ArithmeticConfig((2, 4), 12, 40, "+-*/", wording), "test", 40, seed=3)
     text = "\n".join("|".join((row.id, row.question, *row.steps, row.answer)) for row in rows)
@@ -97,8 +96,6 @@ def test_rows_are_pinned_on_every_machine(wording) -> None:
 PINNED = {
     "story": "fd6cb23b907ddf70",
     "run_on": "9f4f3567cc1f3930",
-    "question_first": "373d5e9d8b227dab",
-    "plain": "1c41db6ca1b15838",
 }
 
 
@@ -122,15 +119,6 @@ def test_all_lengths_operations_and_two_partial_results_occur() -> None:
         for row, numbers in zip(rows, asked, strict=True)
     )
     assert combined > 100
-
-
-def test_other_wordings_say_the_same_words_or_none_of_them() -> None:
-    def words(wording: str) -> set[str]:
-        rows = generate(ArithmeticConfig(wording=wording), "train", 500, seed=0)
-        return {word for row in rows for word in re.findall(r"[A-Za-z]+", row.question)}
-
-    assert words("question_first") == words("run_on") == words("story")
-    assert words("plain") & words("story") <= {"more", "times"}
 
 
 def test_run_on_joins_every_clause_by_and_and_tells_the_same_problems() -> None:
@@ -189,7 +177,7 @@ def test_slips_by_hand_and_in_the_train_split_alone() -> None:
 
 
 def test_an_exhausted_space_is_an_error_that_says_so() -> None:
-    tight = ArithmeticConfig(steps=(1, 1), max_number=4, max_value=4, operations="-", wording="plain")
+    tight = ArithmeticConfig(steps=(1, 1), max_number=4, max_value=4, operations="-")
     with pytest.raises(ValueError, match=r"only \d+ of n = 1000 different train problems"):
         generate(tight, "train", 1000, seed=0)
     with pytest.raises(ValueError, match="only 0 of n = 1"):  # 2 * 2 * 2 * 2 * 2 > 4: no such chain

@@ -89,7 +89,7 @@ def test_the_installed_commands_work_in_an_empty_folder(colar):
     listed = [line.split()[0] for line in colar("colar", "recipes", "list").splitlines()]
     assert listed == sorted(path.relative_to(ROOT / "src/colar/recipes").with_suffix("").as_posix()
                             for path in ROOT.glob("src/colar/recipes/*/*.yaml"))  # fmt: skip
-    shown = colar("colar", "data", "show", "arithmetic", "--n", "1")
+    shown = colar("colar", "data", "show", "arithmetic", "--limit", "1")
     assert json.loads(shown)["id"].startswith("arithmetic/train/")
 
 

@@ -1,4 +1,4 @@
-"""Compare generated rows of ProsQA and ProntoQA with the published ones: the two tables of docs/data.md.
+"""Compare generated rows of ProsQA and ProntoQA with the published ones: two tables.
 
     python lab/scripts/logic_statistics.py            COLAR_DATA_DIR names the folder with the published files
 

@@ -1,8 +1,7 @@
 """Files that survive a kill: atomic replacement, append-only JSONL with resume, and where a result came from.
 
 A file is either the old one or the new one, never half of each: text is written beside its target and
-renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume. A YAML file may
-build on another one (`base`).
+renamed over it. Records are appended one line at a time; a line torn by a kill is cut off on resume.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate")
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
-"""What decides how fast a processor multiplies matrices, by its names in /proc/cpuinfo."""
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -95,14 +91,6 @@ def parse_json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
         raise ValueError("not JSON that can be read: it is nested too deeply") from error
-    except _Twice as error:
-        if "\n" not in text.strip():
-            raise
-        raise _Twice(f"line {_line_of_twice(text)}: {error}") from None
-
-
-class _Twice(ValueError):
-    """A key is there twice in an object."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,28 +98,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _Twice(f"the key {twice!r} is there twice in one object: leave one of the two out")
+        raise ValueError(f"the key {twice!r} is there twice in one object: leave one of the two out")
     return made
-
-
-def _line_of_twice(text: str) -> int:
-    """The line in which the first object with a key twice begins; Python's own parser does not tell it."""
-    decoder = json.JSONDecoder(object_pairs_hook=_unique)
-    lines: list[int] = []
-
-    def parse_object(begun: tuple[str, int], *rest: Any) -> Any:
-        try:
-            return json.decoder.JSONObject(begun, *rest)  # type: ignore[attr-defined]
-        except _Twice:
-            # The innermost is the first to notice.
-            lines.append(text.count("\n", 0, begun[1]) + 1)
-            raise
-
-    decoder.parse_object = parse_object  # type: ignore[attr-defined]
-    decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
-    with suppress(_Twice):
-        decoder.decode(text)
-    return lines[0]
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> Path:
@@ -257,7 +225,8 @@ def provenance() -> dict[str, Any]:
     """Where and how a result was made: command, versions, machine, commit, time (UTC)."""
     versions: dict[str, str | None] = {"colar": __version__}
     for name in LIBRARIES:
-        versions[name] = _version(name)
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "command": _command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -267,7 +236,6 @@ def provenance() -> dict[str, Any]:
         "machine": {
             "system": platform.system(),
             "processor": _processor(),
-            "instructions": _instructions(),
             "cores": os.cpu_count(),
         },
     }
@@ -290,14 +258,6 @@ def _command() -> str:
     return program.name
 
 
-def _version(library: str) -> str | None:
-    """The installed version of a library; None where it is not installed."""
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _commit() -> str | None:
     """Commit of the checkout this package lies in, with `+` when the tree is dirty; None outside a checkout."""
     here = Path(__file__)
@@ -314,30 +274,11 @@ def _commit() -> str | None:
 
 def _processor() -> str:
     """The processor's model: Linux names it in /proc/cpuinfo alone, other systems tell Python."""
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
-
-
-def _instructions() -> list[str] | None:
-    """Those of `INSTRUCTIONS` that the processor has: processors of one name differ in them. None: not known."""
-    known = _cpuinfo()
-    # x86 calls them flags, Arm features.
-    flags = known.get("flags", known.get("Features"))
-    if flags is None:
-        return None
-    return [name for name in INSTRUCTIONS if name in flags.split()]
-
-
-def _cpuinfo() -> dict[str, str]:
-    """What Linux says of the first processor; {} on other systems."""
-    try:
-        text = CPUINFO.read_text()
-    except OSError:
-        return {}
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        found.setdefault(name.strip(), value.strip())
-    return found
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _umask() -> int:

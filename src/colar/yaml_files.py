@@ -1,4 +1,4 @@
-"""YAML files of keys and values, read as people mean them, and laid over the files that they are based on."""
+"""YAML files of keys and values, read as YAML 1.2 has them, and laid over the files that they are based on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from colar import files
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.1 as people mean it: a key once in its mapping, and no text that is read as another number or as a bool.
-
-    1e-3 is a number, as in YAML 1.2. Errors are `yaml.YAMLError`s that say the line.
-    """
+    """YAML 1.2's numbers and bools (1e-3 is a number; yes, 010, 1:30 and 2026-01-31 are texts), each key once."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -25,67 +22,40 @@ class _Yaml(yaml.SafeLoader):
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.tag != "tag:yaml.org,2002:str":
-                raise YamlRefused(f"line {line}: {_shown(key)} is no name of a key: put it in quotes")
+                raise YamlRefused(f"line {line}: a key must be a text: put it in quotes")
             if key.value in seen:
                 first = seen[key.value]
                 where = f"line {line}" if first == line else f"lines {first} and {line}"
-                raise YamlRefused(
-                    f"{where}: the key {key.value!r} is there twice: leave one of the two out, or write what both "
-                    "hold under one"
-                )
+                raise YamlRefused(f"{where}: the key {key.value!r} is there twice: leave one of the two out")
             seen[key.value] = line
-        return node
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        node = super().compose_scalar_node(anchor)
-        # In quotes it is the text that is written there.
-        if node.style is None:
-            kind = node.tag.rpartition(":")[2]
-            plain, instead = _PLAIN.get(kind, (None, ""))
-            if plain is not None and not plain.fullmatch(node.value):
-                raise YamlRefused(
-                    f"line {node.start_mark.line + 1}: {node.value} is not one thing to all readers of YAML: "
-                    f"write {instead}in quotes where text is meant"
-                )
         return node
 
 
 class YamlRefused(yaml.YAMLError):
-    """YAML that can be read, and would be read as something else than it looks like."""
+    """YAML that can be read, and means less than it looks like."""
 
 
-_NUMBER = "a decimal number (without leading zeros, _ or :), or put it "
 _PLAIN = {
-    "int": (re.compile(r"[-+]?(0|[1-9][0-9]*)"), _NUMBER),
+    "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": ("[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
     "float": (
-        re.compile(r"[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"),
-        _NUMBER,
+        r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
     ),
-    "bool": (re.compile("true|True|TRUE|false|False|FALSE"), "true or false, or put it "),
-    "timestamp": (re.compile("(?!)"), "it "),
-    "value": (re.compile("(?!)"), "it "),
 }
-"""How a value of a kind is written, and what to write instead of other ways: 010 (8), 1_000, 1:30 (90), yes, a date."""
+"""What a plain value looks like that is no text, and its first characters."""
 
-
-class _Dumper(yaml.SafeDumper):
-    """Puts a text in quotes that `_Yaml` would read as something else without."""
-
-
-for _class in (_Yaml, _Dumper):
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
-    # 0o10, YAML 1.2's octal, and 08, which is none in 1.1: texts that look like numbers.
-    _class.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?0(o[0-7]+|\d+)$"), list("-+0"))
-
-
-def _shown(node: yaml.Node) -> str:
-    return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind, (_pattern, _first) in _PLAIN.items():
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$"), list(_first))
 
 
 def read_yaml(text: str) -> Any:
-    """The value of a text of YAML. Raises yaml.YAMLError, with the line, for all that `_Yaml` refuses."""
+    """The value of a text of YAML. Raises yaml.YAMLError, with the line."""
     try:
         return yaml.load(text, Loader=_Yaml)  # a SafeLoader
     except RecursionError as error:
@@ -102,48 +72,27 @@ def yaml_value(name: str, text: str) -> Any:
         raise ValueError(f"{name}: the value is not valid YAML") from error
 
 
-def layered_yaml(path: str | Path) -> str:
-    """The text of a YAML file of keys and values, laid over the file that its key `base` names, if any.
+def yaml_layers(path: str | Path) -> dict[Path, dict[str, Any]]:
+    """The keys of a YAML file, then of the file that its key `base` names, of the base of that, and so on.
 
-    Dicts are merged key by key, anything else is replaced. `base` is relative to the file. ValueError names a file
-    that is missing, is its own base, or is not YAML.
+    `base` is relative to the file. ValueError names a file that is missing, is its own base, or is not YAML.
     """
-    merged: Any = {}
-    for layer in reversed(yaml_layers(path)):
-        merged = laid_over(merged, read_layer(layer))
-    return to_yaml(merged)
-
-
-def to_yaml(tree: Any) -> str:
-    """A text of YAML that `read_yaml` reads as the same value."""
-    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
-
-
-def yaml_layers(path: str | Path) -> list[Path]:
-    """A YAML file, then the file that its key `base` names, the base of that, and so on. Errors as `layered_yaml`."""
-    layers = [Path(path)]
+    layers: dict[Path, dict[str, Any]] = {}
+    following = Path(path)
     while True:
-        path = layers[-1]
-        if not path.is_file():
-            below = len(layers) > 1
-            raise ValueError(f"{layers[-2]}: no file at {path}, its base" if below else f"no file at {path}")
-        own = _read_whole(path)
+        if not following.is_file():
+            above = f"{[*layers][-1]}: " if layers else ""
+            raise ValueError(f"{above}no file at {following}{', its base' if layers else ''}")
+        path = following
+        own = layers[path] = _read_whole(path)
         if "base" not in own:
             return layers
-        base = own["base"]
+        base = own.pop("base")
         if not isinstance(base, str) or not base:
             raise ValueError(f"{path}: base must be the path of a recipe, relative to this one, got {base!r}")
         following = path.parent / base
         if following.resolve() in [layer.resolve() for layer in layers]:
             raise ValueError(f"{path.name}: its base {following.name} has it as its own base")
-        layers.append(following)
-
-
-def read_layer(path: Path) -> dict[str, Any]:
-    """The keys and values of one YAML file, without its `base`. Errors as `layered_yaml`."""
-    own = _read_whole(path)
-    own.pop("base", None)
-    return own
 
 
 def _read_whole(path: Path) -> dict[str, Any]:

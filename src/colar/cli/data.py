@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colar import files
 from colar.cli.shared import data_options, own_options
+
+if TYPE_CHECKING:
+    from colar.data.example import Example
 
 SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl or SPLIT.json files"
 
@@ -30,8 +33,6 @@ def _add_show(actions: Any) -> None:
     show = actions.add_parser("show", help="print the first rows of a source")
     show.add_argument("source", help=SOURCE_HELP)
     show.add_argument("--limit", type=int, default=3, help="first N rows")
-    # The name that --limit had before; it still works.
-    show.add_argument("--n", dest="limit", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     show.add_argument("--split", help="split (default: the source's first)")
     show.add_argument(
         "--renumber", type=int, default=0, metavar="K", help="print each row and K new ones by other numbers"
@@ -74,13 +75,29 @@ def data_show(args: argparse.Namespace) -> None:
         skip_malformed=args.skip_malformed,
         options=own_options(args.options, args.source),
     )
-    if args.renumber:
-        from colar.data.renumber import before_after
-
-        before_after.print_rows(examples, args.renumber, args.data_seed)
-        return
     for example in examples:
-        print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
+        if args.renumber:
+            _print_versions(example, args.renumber, args.data_seed)
+        else:
+            print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
+
+
+def _print_versions(example: Example, versions: int, seed: int) -> None:
+    """Print a row, and below it up to `versions` new ones by other numbers."""
+    from colar.data.renumber import renumber
+    from colar.data.renumber.program import NotAProgram
+
+    print(example.id)
+    shown = [example]
+    try:
+        shown += renumber.versions_of(example, versions, seed)
+        reason = ""
+    except NotAProgram as error:
+        reason = f"   stays alone: {error}\n"
+    for row in shown:
+        mark = row.id.removeprefix(example.id)
+        print(f"{mark:2} {row.question}\n   {' '.join(row.steps)}  #### {row.answer}")
+    print(reason)
 
 
 def data_prepare(args: argparse.Namespace) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
     quiet_libraries()
     if args.keys:
-        recipe.parser().print_help()
+        _print_keys(recipe.all_keys())
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
     stages = recipe.load_stages(args.recipe, args.overrides, args.stages)
@@ -62,6 +66,13 @@ def run(args: argparse.Namespace) -> None:
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():
         print(best)
+
+
+def _print_keys(keys: Iterable[tuple[str, Any, str]]) -> None:
+    """Print every key with its default and its meaning."""
+    for key, default, meaning in keys:
+        value = "" if default is dataclasses.MISSING else f" (default: {json.dumps(default)})"
+        print(textwrap.fill(meaning, 100, initial_indent=f"{key}{value}: ", subsequent_indent="    "))
 
 
 def _check(stages: Any) -> None:

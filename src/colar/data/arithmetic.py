@@ -20,27 +20,89 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from colar.checks import check_choice, check_holds, is_number
-from colar.data.example import Example, split_by_hash
-from colar.data.moves import LOSSES, Move, Sizes, draw_problem, equation, move_on
-from colar.data.wording import WORDINGS
+from colar.checks import check_choice, check_holds, check_range, is_number
+from colar.data.example import SPLITS, Example, split_by_hash
 
-SPLITS = ("train", "validation", "test")
 MAX_MISSES = 20_000
 """Draws in a row without a new problem after which the space counts as exhausted."""
 LARGEST_SLIP = 99
 """Largest result of a chain with a slip: the two digits of the default `max_value`."""
+OPERATIONS = "+-*/"
+Equation = tuple[int, str, int, int]
+"""a, operation, b, result"""
+
+# Kind of a move -> the operations of its equations, in order. A start needs no total; an ending closes the story.
+STARTS = {"count": "", "groups": "*"}
+MOVES = {"add": "+", "sub": "-", "mul": "*", "div": "/", "add_groups": "*+", "sub_groups": "*-"}
+ENDINGS = {"more": "++", "fewer": "-+", "times": "*+"}
+KINDS = {**STARTS, **MOVES, **ENDINGS}
+PRODUCTS = ("groups", "add_groups", "sub_groups")
+"""The kinds that name two numbers, whose product is a step."""
+LOSSES = ("sub", "sub_groups")
+"""The kinds whose last equation takes something away."""
+
+
+NAMES = ("Mia", "Leo", "Ana", "Tom", "Eva", "Ben", "Zoe", "Max", "Lily", "Omar", "Nina", "Hugo")
+THINGS = (
+    "pens",
+    "cards",
+    "coins",
+    "shells",
+    "stamps",
+    "apples",
+    "beads",
+    "books",
+    "eggs",
+    "nuts",
+    "keys",
+    "toys",
+)
+CONTAINERS = ("boxes", "bags", "packs")
+# What a move says in a story. {0} and {1} are its numbers; where there are several forms, one is drawn.
+CLAUSES = {
+    "count": ("has {0} {things}",),
+    "groups": ("has {0} {container} of {1} {things}",),
+    "add": ("finds {0} more", "buys {0} more", "wins {0} more"),
+    "sub": ("loses {0}", "sells {0}", "drops {0}"),
+    "mul": ("swaps each for {0}", "trades each for {0}"),
+    "div": ("keeps one of {0} equal piles", "keeps one of {0} equal heaps"),
+    "add_groups": ("finds {0} {container} of {1}", "buys {0} {container} of {1}"),
+    "sub_groups": ("gives {0} friends {1} each", "sells {0} {container} of {1}"),
+    "more": ("{peer} has {0} more",),
+    "fewer": ("{peer} has {0} fewer",),
+    "times": ("{peer} has {0} times as many",),
+}
+JOINERS = {"story": ", ", "run_on": " and "}
+"""Wording -> what stands between all clauses of its story but the last two."""
 
 
 @dataclass(frozen=True)
-class ArithmeticConfig(Sizes):
+class Move:
+    """One clause of the story: its kind, the numbers that it names, the equations that it takes."""
+
+    kind: str
+    numbers: tuple[int, ...]
+    equations: tuple[Equation, ...]
+    total: int
+
+
+@dataclass(frozen=True)
+class ArithmeticConfig:
     """Which problems are made. The defaults are the demo's; other values shift the test set away from them."""
 
+    steps: tuple[int, int] = (3, 4)
+    """Fewest and most equations in a chain; lengths between them are equally frequent."""
+    max_number: int = 12
+    """Largest number in a question (the smallest is 2)."""
+    max_value: int = 40
+    """Largest result of any step."""
+    operations: str = OPERATIONS
+    """Which of + - * / may occur."""
     wording: str = "story"
-    """`story`, `run_on` (the same words, every clause joined by "and"), `question_first` (the same words, the
-    question before the story) or `plain` (other words)."""
+    """`story`, or `run_on`: the same words, every clause joined by "and"."""
     overruns: float = 0.0
     """Share of the longest problems of the train split whose chain goes one step too far, `<<19+1=20>>`, and whose
     answer is that step's: a teacher who errs. Validation and test are right whatever this is."""
@@ -50,11 +112,18 @@ class ArithmeticConfig(Sizes):
     are the few problems on which the slip would end in an inexact division or a number of three digits."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_range("steps", self.steps)
+        object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
+        for key in ("max_number", "max_value"):
+            value = getattr(self, key)
+            check_holds(key, isinstance(value, int) and value >= 4, value, "a whole number, 4 or more")
+        some = isinstance(self.operations, str) and self.operations != ""
+        known = some and set(self.operations) <= set(OPERATIONS)
+        check_holds("operations", known, self.operations, f"some of the characters {OPERATIONS}")
+        check_choice("wording", self.wording, tuple(JOINERS))
         for key in ("overruns", "slips"):
             share = getattr(self, key)
             check_holds(key, is_number(share) and 0 <= share <= 1, share, "a share from 0 to 1")
-        check_choice("wording", self.wording, tuple(WORDINGS))
 
 
 def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Example]:
@@ -72,10 +141,10 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
     misses = 0
     while len(examples) < n:
         # A draw is thrown away where it is a dead end, another split's, or a question that came before.
-        problem = draw_problem(config, rng)
+        problem = _draw_problem(config, rng)
         question = ""
         if problem is not None and _split_of(problem) == split:
-            question = WORDINGS[config.wording](problem, rng)
+            question = _told(problem, rng, JOINERS[config.wording])
         if problem is None or not question or question in seen:
             misses += 1
             if misses > MAX_MISSES:
@@ -153,3 +222,152 @@ def _split_of(problem: list[Move]) -> str:
                 a, b = b, a
             parts.append(f"{a}{op}{b}")
     return split_by_hash(" ".join(parts))
+
+
+# --- the numbers: moves on a running total, drawn so that every result fits ------------------------------
+
+
+def _draw_problem(config: ArithmeticConfig, rng: random.Random) -> list[Move] | None:
+    """Draw a problem, or None where the draw ran into a dead end (the caller draws again)."""
+    steps_left = between(rng, *config.steps)
+    moves: list[Move] = []
+    total = 0
+    # A chain of n steps is made of moves that take one or two each.
+    while steps_left or not moves:
+        kinds = _possible_kinds(config, first=not moves, steps_left=steps_left)
+        # Kinds are tried in a random order until one has numbers that fit.
+        move = None
+        while kinds and move is None:
+            kind = kinds.pop(between(rng, 0, len(kinds) - 1))
+            move = _draw_move(kind, total, config, rng)
+        if move is None:
+            return None
+        moves.append(move)
+        total = move.total
+        steps_left -= len(move.equations)
+    return moves
+
+
+def _possible_kinds(config: ArithmeticConfig, first: bool, steps_left: int) -> list[str]:
+    """The kinds that may stand here: their steps fit, and the config allow their operations."""
+    if first:
+        candidates = list(STARTS)
+    elif steps_left == 2:
+        # Every ending takes two steps, and nothing may follow it.
+        candidates = [*MOVES, *ENDINGS]
+    else:
+        candidates = list(MOVES)
+    allowed = set(config.operations)
+    # A kind is spelled by its operations: the length of that text is the number of its steps.
+    return [kind for kind in candidates if len(KINDS[kind]) <= steps_left and set(KINDS[kind]) <= allowed]
+
+
+def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> Move | None:
+    """Draw numbers for a move that keep every result within 2..max_value; None if there are none."""
+    if kind == "count":
+        number = between(rng, 2, min(config.max_number, config.max_value))
+        return move_on(kind, (number,), total)
+    if kind in PRODUCTS:
+        return _draw_product(kind, total, config, rng)
+    choices = _choices(kind, total, config)
+    if not choices:
+        return None
+    number = choices[between(rng, 0, len(choices) - 1)]
+    return move_on(kind, (number,), total)
+
+
+def move_on(kind: str, numbers: tuple[int, ...], total: int) -> Move:
+    """That move on that total."""
+    if kind == "count":
+        return Move(kind, numbers, (), numbers[0])
+    if kind in PRODUCTS:
+        first = equation(numbers[0], "*", numbers[1])
+        if kind == "groups":
+            return Move(kind, numbers, (first,), first[3])
+        last = equation(total, KINDS[kind][1], first[3])
+        return Move(kind, numbers, (first, last), last[3])
+    first = equation(total, KINDS[kind][0], numbers[0])
+    if kind in MOVES:
+        return Move(kind, numbers, (first,), first[3])
+    # An ending: the second person's number, then both people's together.
+    both = equation(total, "+", first[3])
+    return Move(kind, numbers, (first, both), both[3])
+
+
+def _draw_product(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> Move | None:
+    """Draw a move on a * b. Both are 2 or more, so that the product must have room for 4."""
+    if kind == "groups":
+        largest = config.max_value
+    elif kind == "add_groups":
+        largest = config.max_value - total
+    else:
+        largest = total - 2
+    if largest < 4:
+        return None
+    # At most half of the room, so that there is always a b of 2 or more.
+    a = between(rng, 2, min(config.max_number, largest // 2))
+    b = between(rng, 2, min(config.max_number, largest // a))
+    return move_on(kind, (a, b), total)
+
+
+def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
+    """The numbers that a move of one number may name, given the total so far."""
+    smallest = 2
+    limit = config.max_value
+    # The largest number after which the move's last result is still within 2..limit.
+    largest = {
+        "add": limit - total,
+        "sub": total - 2,
+        "mul": limit // total,
+        "div": total // 2,
+        "more": limit - 2 * total,
+        "fewer": total - 2,
+        "times": (limit - total) // total,
+    }[kind]
+    if kind == "fewer":
+        # Both together have 2 * total - number.
+        smallest = max(smallest, 2 * total - limit)
+    within = range(smallest, min(config.max_number, largest) + 1)
+    if kind == "div":
+        return [number for number in within if total % number == 0]
+    return within
+
+
+def equation(a: int, op: str, b: int) -> Equation:
+    results = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}
+    return a, op, b, results[op]
+
+
+def between(rng: random.Random, low: int, high: int) -> int:
+    """Uniform over low..high, both included, from `random()` alone (see the module's docstring)."""
+    return low + int(rng.random() * (high - low + 1))
+
+
+# --- the words ---------------------------------------------------------------------------------------------
+
+
+def _told(problem: list[Move], rng: random.Random, joiner: str) -> str:
+    """The story and its question."""
+    # The order of the draws is part of the format: the same seed tells the same story.
+    words = {"name": _pick(NAMES, rng), "things": _pick(THINGS, rng)}
+    # Drawn again until it is somebody else.
+    words["peer"] = words["name"]
+    while words["peer"] == words["name"]:
+        words["peer"] = _pick(NAMES, rng)
+    clauses = []
+    for move in problem:
+        words["container"] = _pick(CONTAINERS, rng)
+        clause = _pick(CLAUSES[move.kind], rng)
+        clauses.append(clause.format(*move.numbers, **words))
+    # An ending is a sentence of its own.
+    peer = clauses.pop() if problem[-1].kind in ENDINGS else ""
+    story = clauses[-1]
+    if len(clauses) > 1:
+        story = joiner.join(clauses[:-1]) + " and " + story
+    if peer:
+        return f"{words['name']} {story}. {peer}. How many do both have?"
+    return f"{words['name']} {story}. How many {words['things']} does {words['name']} have?"
+
+
+def _pick(among: Sequence[str], rng: random.Random) -> str:
+    return among[between(rng, 0, len(among) - 1)]

@@ -10,6 +10,7 @@ from colar.checks import check_choice, check_holds
 
 AnswerType = Literal["number", "latex", "choice", "text"]
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)

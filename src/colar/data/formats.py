@@ -22,7 +22,7 @@ from colar.checks import check_text, did_you_mean
 from colar.data.example import AnswerType
 from colar.data.judge.latex import extract_boxed
 
-Parser = Callable[..., "Fields"]
+Parser = Callable[[Any], "Fields"]
 Entries = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
 
@@ -150,16 +150,14 @@ def icot_line(raw: Any) -> Fields:
     return Fields(_filled(question, "question"), steps, _filled(answer, "answer"))
 
 
-def gsm8k(raw: Any, keep_marks: bool = False) -> Fields:
-    """Parse GSM8K's own rows: a step a line, then `#### answer`. Drops the <<...>> marks unless `keep_marks`."""
+def gsm8k(raw: Any) -> Fields:
+    """Parse GSM8K's own rows: a step a line, then `#### answer`; without the calculator's <<...>> marks."""
     row = _named_fields(raw)
     # Steps and answer are one text, "step\nstep\n#### 72".
     chain, mark, answer = _text(row, "answer").rpartition("####")
     if not mark:
         raise ValueError("no '####' before the answer")
-    if not keep_marks:
-        chain = _EQUATION.sub("", chain)
-    steps = _stripped(chain.splitlines())
+    steps = _stripped(_EQUATION.sub("", chain).splitlines())
     return Fields(_text(row, "question"), steps, _filled(answer, "answer"))
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from colar.checks import check_choice, check_number
-from colar.data.catalogue import SPLITS
-from colar.data.example import AnswerType, Example, split_by_hash
+from colar.data.example import SPLITS, AnswerType, Example, split_by_hash
 from colar.data.formats import question_hash
 
 MAX_DRAWS = 10_000
@@ -26,43 +25,17 @@ MAX_DRAWS = 10_000
 
 # Made-up nouns: a beginning, a rhyme and "pus", so that those of the published sets are among them.
 BEGINNINGS = (
-    *(
-        "",
-        "b",
-        "br",
-        "ch",
-        "d",
-        "dr",
-        "f",
-        "fr",
-        "g",
-        "gr",
-        "gw",
-        "h",
-        "j",
-        "k",
-        "l",
-        "m",
-        "n",
-        "p",
-        "qu",
-        "r",
-    ),
-    *("s", "scr", "sh", "sl", "sn", "st", "t", "th", "tr", "tw", "v", "w", "y", "z", "zh"),
-)
+    "", "b", "br", "ch", "d", "dr", "f", "fr", "g", "gr", "gw", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s",
+    "scr", "sh", "sl", "sn", "st", "t", "th", "tr", "tw", "v", "w", "y", "z", "zh",
+)  # fmt: skip
 RHYMES = ("im", "um", "om", "em", "or", "er", "il", "el", "oom")
-REAL_WORDS = ("rumpus",)
-NOUNS = tuple(
-    f"{beginning}{rhyme}pus"
-    for beginning in BEGINNINGS
-    for rhyme in RHYMES
-    if f"{beginning}{rhyme}pus" not in REAL_WORDS
-)
+_WORDS = [f"{beginning}{rhyme}pus" for beginning in BEGINNINGS for rhyme in RHYMES]
+NOUNS = tuple(word for word in _WORDS if word != "rumpus")  # which is a real word
 NAMES = (
-    *("Alex", "Amir", "Anna", "Bob", "Carol", "Clara", "Davis", "Emma", "Eva", "Fae", "Felix", "Gabriel"),
-    *("Hugo", "Ivan", "Jack", "Jane", "Kim", "Lena", "Max", "Mia", "Nora", "Oliver", "Otto", "Polly"),
-    *("Rex", "Rosa", "Sally", "Sam", "Stella", "Tom", "Vera", "Wren"),
-)
+    "Alex", "Amir", "Anna", "Bob", "Carol", "Clara", "Davis", "Emma", "Eva", "Fae", "Felix", "Gabriel", "Hugo", "Ivan",
+    "Jack", "Jane", "Kim", "Lena", "Max", "Mia", "Nora", "Oliver", "Otto", "Polly", "Rex", "Rosa", "Sally", "Sam",
+    "Stella", "Tom", "Vera", "Wren",
+)  # fmt: skip
 
 T = TypeVar("T")
 

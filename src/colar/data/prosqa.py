@@ -6,7 +6,8 @@
 The published rows are facebookresearch/coconut, data/; the code that made them is not published. "Training Large
 Language Models to Reason in a Continuous Latent Space" (2412.06769) describes it in an appendix: a graph that grows
 from two entities, so that one choice is reached from the first only, the other from the second only. The rules here
-follow that idea; their numbers were fitted to the graphs that the published rows carry (docs/data.md compares):
+follow that idea; their numbers were fitted to the graphs that the published rows carry
+(lab/scripts/logic_statistics.py compares them):
 
     two entities stand at the start; nodes are added one by one
     a new node gets Poisson(1.5) parents among the nodes before it, deeper ones more often (weight 1.5 * depth + 1)

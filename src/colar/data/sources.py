@@ -4,15 +4,10 @@ Where a source is looked for: under `data_dir`, else under the folder that the e
 names, else on the Hugging Face Hub (`catalogue.py` has the table of sources). With a data folder given, a missing
 file is an error, not a silent download; a source that has no files (gpqa) always comes from the Hub.
 
-MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256
-after white space is collapsed: fixed, and the same from files, Hub and any machine. The rows of such a source
-(`order="key"` in the table) are sorted by that hash, or by their publisher's id, and named by it: `limit` takes a
-random but fixed sample.
-Departure from the paper, which shuffles once and does not say how. Three of MATH's 7,500 training rows are left
-out, with a message: two end in an empty box, and one is also a test question (the copies differ in white space).
-
-MultiArith asks 20 of its 600 questions a second time. All 600 count, and an example that repeats a question has the
-first one's id as its `cluster`: standard errors take the two as one cluster. The same holds for every source.
+MATH has no validation split. Here it is the tenth of train (750 rows) whose questions have the smallest SHA-256: the
+paper shuffles once and does not say how. The rows of such a source (`order="key"` in the table) are sorted by that
+hash, or by their publisher's id, and named by it: `limit` takes a random but fixed sample. An example that repeats a
+question has the first one's id as its `cluster`: standard errors take the two as one cluster.
 
 Malformed rows are errors that name file and line, unless `skip_malformed`; nothing is dropped in silence.
 """
@@ -22,23 +17,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import formats, generators, raw_rows
-from colar.data.catalogue import SOURCES, SPLITS, Source, Split
-from colar.data.example import AnswerType, Example
+from colar.data import arithmetic, catalogue, formats, prontoqa, prosqa
+from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
+from colar.data.example import SPLITS, AnswerType, Example
 from colar.data.formats import Entries, Fields, Parser, UpstreamFault
 from colar.data.judge import answers
-from colar.data.raw_rows import DATA_DIR_VARIABLE
 
 __all__ = [
     "DATA_DIR_VARIABLE",
     "GENERATED",
+    "GENERATORS",
     "SOURCES",
     "Listing",
     "describe",
@@ -49,6 +45,15 @@ __all__ = [
     "splits_of",
 ]
 
+GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]], str | None]] = MappingProxyType(
+    {
+        "arithmetic": (arithmetic.ArithmeticConfig, arithmetic.generate, None),
+        prosqa.SOURCE: (prosqa.ProsqaConfig, prosqa.generate, "prosqa"),
+        prontoqa.SOURCE: (prontoqa.ProntoqaConfig, prontoqa.generate, "prontoqa"),
+    }
+)
+"""Generated sources: the dataclass of the options, the function that makes rows, and the published source that is
+imitated, whose validation and test questions are never made."""
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
 _EXPECTED = {
@@ -86,7 +91,7 @@ def load(
     `source` is a name of the table, a `.json` (a list) or `.jsonl` file in Coconut's format (question, steps,
     answer, perhaps id and answer_type), or a folder of `<split>.jsonl` or `<split>.json` files, such as
     `prepare` writes. `limit` takes the first n rows. `seed` matters to generated sources only. `options`: the fields of
-    a generated source's config (`generators.py`); `keep_marks` (bool) for `gsm8k`.
+    a generated source's config.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -96,19 +101,18 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, {}, skip_malformed)
-        found = reader.examples(raw_rows.of_path(Path(source), split))
+        reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, skip_malformed)
+        found = reader.examples(catalogue.entries_of_path(Path(source), split))
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
-        if source in generators.GENERATORS:  # made, not read
+        if source in GENERATORS:  # made, not read
             n = GENERATED[split] if limit is None else limit
-            avoid = _held_out(generators.GENERATORS[source].published, data_dir)
-            return generators.generate(source, split, n, seed, options, avoid)
-        _check_options(source, entry, options)
+            return _generated(source, split, n, seed, options, data_dir)
+        check_known(f"{source} option", options, ())
         plan = entry.splits[split]
-        entries, parser = raw_rows.of_source(source, entry, plan, data_dir)
-        reader = _Reader(source, split, entry, parser, options, skip_malformed)
+        entries, parser = catalogue.entries_of_source(source, entry, plan, data_dir)
+        reader = _Reader(source, split, entry, parser, skip_malformed)
         found = _arranged(reader.examples(entries), entry, plan)
     # Rows are read no further than `limit`: a malformed row behind it is never met.
     examples = list(islice(found, limit))
@@ -160,7 +164,7 @@ def splits_of(source: str) -> list[str]:
         return list(SOURCES[source].splits)
     if not Path(source).is_dir():
         return ["train"]
-    splits = raw_rows.splits_in(Path(source))
+    splits = catalogue.splits_in(Path(source))
     if not splits:
         raise ValueError(f"{source} holds no SPLIT.jsonl or SPLIT.json file")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
@@ -177,11 +181,11 @@ def held_out_questions(
     the data folder: nothing is downloaded for them. Errors are `load`'s.
     """
     wanted = [(source, split) for split in splits_of(source) if split != train_split]
-    under = raw_rows.folder(data_dir)
+    under = catalogue.folder(data_dir)
     for name, entry in SOURCES.items():
         plan = entry.splits.get("test")
         numbers = entry.answer_type == "number" and entry.file_parser is not None
-        if under is not None and plan is not None and numbers and raw_rows.present(plan, under) is not None:
+        if under is not None and plan is not None and numbers and catalogue.present(plan, under) is not None:
             wanted.append((name, "test"))
     questions: set[str] = set()
     for name, split in dict.fromkeys(wanted):
@@ -196,13 +200,13 @@ def own_file(source: str, split: str) -> Path | None:
         return None
     path = Path(source)
     if path.is_dir():
-        path = raw_rows.split_file(path, split) or path / f"{split}.jsonl"
+        path = catalogue.split_file(path, split) or path / f"{split}.jsonl"
     return path.resolve()
 
 
 def describe(data_dir: str | Path | None = None) -> list[Listing]:
     """List every source of the table, and where each would be read from now."""
-    under = raw_rows.folder(data_dir)
+    under = catalogue.folder(data_dir)
     listings = []
     for name, source in SOURCES.items():
         splits = ", ".join(source.splits)
@@ -216,7 +220,7 @@ def _found(source: Source, under: Path | None) -> str:
     if source.file_parser is None and source.hub is None:
         return "built in"
     if under is not None and source.file_parser is not None:
-        missing = [name for name, plan in source.splits.items() if raw_rows.present(plan, under) is None]
+        missing = [name for name, plan in source.splits.items() if catalogue.present(plan, under) is None]
         return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
     if source.hub is not None:
         return f"Hub {source.hub}"
@@ -231,7 +235,6 @@ class _Reader:
     split: str
     source: Source
     parser: Parser
-    options: Mapping[str, Any]
     skip: bool
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Place and fault of each row that was left out."""
@@ -240,7 +243,7 @@ class _Reader:
         ids: set[str] = set()
         for index, (place, raw) in enumerate(entries):
             try:
-                fields = self.parser(raw, **self.options)
+                fields = self.parser(raw)
                 example = self._example(fields, index, ids)
             except ValueError as error:
                 # The publisher's own faults are known: they stop nobody's load.
@@ -326,26 +329,22 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
     return marked
 
 
-def _held_out(published: str | None, data_dir: str | Path | None) -> frozenset[str]:
-    """Hashes of a published set's validation and test questions, where they lie under the data folder."""
-    under = None if published is None else raw_rows.folder(data_dir)
-    if published is None or under is None:
-        return frozenset()
-    hashes: set[str] = set()
-    for split in ("validation", "test"):
-        if raw_rows.present(SOURCES[published].splits[split], under) is not None:
-            held = load(published, split, data_dir=under)
-            hashes.update(formats.question_hash(example.question) for example in held)
-    return frozenset(hashes)
-
-
-def _check_options(name: str, source: Source, options: Mapping[str, Any]) -> None:
-    check_known(f"{name} option", options, source.options)
-    for key, value in options.items():
-        # Exactly the default's type: a 1 for a bool is a mistake, though Python would take it.
-        expected = type(source.options[key])
-        if type(value) is not expected:
-            raise ValueError(f"{key} must be a {expected.__name__}, got {value!r}")
+def _generated(
+    source: str, split: str, n: int, seed: int, options: Mapping[str, Any], data_dir: str | Path | None
+) -> list[Example]:
+    """The first `n` rows of a generated source. ValueError for a wrong option, or where there are too few problems."""
+    config, generate, published = GENERATORS[source]
+    # Checked here, for a dataclass answers an unknown name with a TypeError.
+    check_known(f"{source} option", options, [field.name for field in dataclasses.fields(config)])
+    if published is None:
+        return generate(config(**options), split, n, seed)
+    under = catalogue.folder(data_dir)
+    avoid: set[str] = set()
+    for held_out in ("validation", "test"):
+        if under is not None and catalogue.present(SOURCES[published].splits[held_out], under) is not None:
+            rows = load(published, held_out, data_dir=under)
+            avoid.update(formats.question_hash(row.question) for row in rows)
+    return generate(config(**options), split, n, seed, avoid=frozenset(avoid))
 
 
 def _check_source(source: str) -> None:
@@ -361,4 +360,4 @@ def _check_source(source: str) -> None:
 
 def _is_path(source: str) -> bool:
     # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (raw_rows.is_own_file(source) or Path(source).is_dir())
+    return source not in SOURCES and (catalogue.is_own_file(source) or Path(source).is_dir())

@@ -4,15 +4,15 @@ overrides.
     colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
-`schema` has the keys, `parsing` reads them, `rows` loads the data, `wiring` runs it all; `stages` are recipes that
-follow one another in one file.
+`schema` has the keys, `parsing` reads and checks them, `rows` loads the data, `run` runs it all, and `ownership` keeps
+two runs out of one folder.
 """
 
-from colar.recipe.parsing import build_method, check_grpo, load, parser
+from colar.recipe.ownership import claim
+from colar.recipe.parsing import Stage, all_keys, build_method, check_grpo, load, load_stages
 from colar.recipe.rows import load_examples
-from colar.recipe.run import check_start, claim, load_model, make_validate, run
+from colar.recipe.run import check_start, load_model, make_validate, run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
-from colar.recipe.stages import Stage, load_stages, run_stages
 
 __all__ = [
     "DataConfig",
@@ -20,6 +20,7 @@ __all__ = [
     "Recipe",
     "Stage",
     "ValidationConfig",
+    "all_keys",
     "build_method",
     "check_grpo",
     "check_start",
@@ -29,7 +30,6 @@ __all__ = [
     "load_model",
     "load_stages",
     "make_validate",
-    "parser",
     "run",
     "run_stages",
     "to_json",

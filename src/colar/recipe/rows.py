@@ -17,6 +17,9 @@ from colar.data.formats import collapsed
 from colar.data.renumber import renumber
 from colar.recipe.schema import DataConfig
 
+VALIDATION = "validation"
+"""The split that selects the checkpoint."""
+
 
 def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     """Training rows, and validation rows ([] where the recipe has none).
@@ -142,10 +145,10 @@ def _validation_rows(data: DataConfig) -> list[Example]:
         return []
     source = data.validation_source or data.source
     same = source == data.source
-    if same and data.validation_split == data.train_split:
+    if same and data.train_split == VALIDATION:
         raise ValueError(
-            f"data.validation_split {data.validation_split} is the one to train on: name another, another "
-            "data.validation_source, or set data.validation_size 0"
+            "data.train_split validation is the one to validate on: name another, another data.validation_source, or "
+            "set data.validation_size 0"
         )
     if same and Path(source).is_file():
         raise ValueError(
@@ -153,7 +156,7 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             "data.validation_source, or set data.validation_size 0"
         )
     # The same file may be written in several ways.
-    file = sources.own_file(source, data.validation_split)
+    file = sources.own_file(source, VALIDATION)
     trained = [(data.source, data.train_split)]
     trained += [(mixed["source"], mixed.get("train_split", "train")) for mixed in data.mixed_in]
     for other, split in trained:
@@ -164,7 +167,7 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             )
     # The main source's options mean nothing to another one.
     options = data.options if same else {}
-    return _load(data, source, data.validation_split, data.validation_size, data.seed, options)
+    return _load(data, source, VALIDATION, data.validation_size, data.seed, options)
 
 
 def _load(

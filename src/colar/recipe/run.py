@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import PartialState
 
 from colar import files, processes, progress, recipes
-from colar.checks import check_same_run
 from colar.data.example import Example
 from colar.engine import cache
 from colar.evaluation.evaluate import require_fit, score
@@ -19,13 +19,33 @@ from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
-from colar.recipe import inputs, run_page
-from colar.recipe.parsing import build_method
+from colar.recipe import run_page
+from colar.recipe.ownership import claim, is_finished
+from colar.recipe.parsing import Stage, build_method
 from colar.recipe.rows import load_examples
 from colar.recipe.schema import ModelConfig, Recipe, plain, to_json
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainResult, train
+
+
+def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
+    """Run stages one after another, those that are finished excepted. Returns the last one's published checkpoint.
+
+    A stage that was stopped resumes. A finished one that began from other weights than its start has now is an error.
+    """
+    for stage in stages:
+        processes.join(stage.recipe.training.ddp_timeout)
+        best = RunFolder(stage.recipe.output).best
+        if stage.name and resume and processes.from_main(partial(is_finished, stage.recipe)):
+            progress.say(f"stage {stage.name}: finished, {best}")
+            continue
+        if stage.name:
+            progress.say(f"stage {stage.name}: {stage.recipe.output}")
+        best = run(stage.recipe, resume).best
+        # The model of one stage is gone before the next one is loaded.
+        gc.collect()
+    return best
 
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
@@ -63,103 +83,40 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
             lm, method, examples, recipe.training, output,
             held_out=held_out, validate=validate, run_info=run_info, resume=resume,
         )  # fmt: skip
-    progress.say(f"wrote {', '.join(_written(recipe, result, RunFolder(output)))}")
-    if PartialState().is_main_process:
-        run_page.write(recipe.validation, RunFolder(output), lm, method, held_out)
-    return result
-
-
-def _written(recipe: Recipe, result: TrainResult, folder: RunFolder) -> list[str]:
-    """The files of a run that are worth a look, as far as it wrote them."""
+    folder = RunFolder(output)
     written = [f"{result.best} (the checkpoint)"]
     if folder.history.exists():
         written.append(str(folder.history))
     if recipe.training.report_to == "tensorboard" and folder.logs.exists():
         written.append(f"{folder.logs} (TensorBoard)")
-    return written
-
-
-def claim(recipe: Recipe, output: Path) -> None:
-    """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix.
-
-    A folder or file that is named in other words, or was moved, is the same one: inputs.json has digests of the inputs.
-    """
-    path, digests = output / "recipe.json", output / "inputs.json"
-    now = to_json(recipe)
-    flat_now = _comparable(now)
-    folder = RunFolder(output)
-    # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
-    if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
-        before = _comparable(files.read_json(path))
-        known = files.read_json(digests) if digests.exists() else {}
-        for key in inputs.named(before).keys() & inputs.named(flat_now).keys():
-            if inputs.is_same(before[key], flat_now[key], known.get(key)):
-                flat_now[key] = before[key]
-        check_same_run(
-            output, before, flat_now, "give this run its own --output, or the values that it was begun with"
-        )
-    folder.finished.unlink(missing_ok=True)
-    files.write_json(path, now)
-    found = {key: inputs.fingerprint(text) for key, text in inputs.named(_comparable(now)).items()}
-    files.write_json(digests, {key: digest for key, digest in found.items() if digest is not None})
-
-
-REMOVED = (
-    "grpo.top_p",
-    "grpo.reward_weights",
-    "grpo.dr_grpo_length",
-    "grpo.log_completions",
-    "grpo.factor_drawn_per",
-    "model.number_tokens",
-    "training.eval_on_start",
-    "training.reset_optimizer_at_stage",
-)
-"""Keys that recipes once had: an older run folder may name them."""
-RESUMABLE = (
-    "output",
-    "data_dir",
-    "num_train_epochs",
-    "max_hours",
-    "max_steps",
-    "report_to",
-    "ddp_timeout",
-    "tokens_per_batch",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "save_total_limit",
-    "page_size",
-)
-"""Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged,
-what is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is
-checked where it is known (`training/run.py`), and so are the rows, by their digest."""
-
-
-def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe that must stay as they are when a run resumes, each by its dotted name.
-
-    An older recipe.json lacks the keys that have come since: that run had their defaults. It may also have keys that
-    are gone.
-    """
-    flat = {**_flat(to_json(Recipe(output=""))), **_flat(tree)}
-    for number, entry in enumerate(flat.pop("data.mixed_in")):
-        flat.update(_flat({"data": {"mixed_in": {str(number): entry}}}))
-    return {
-        key: value
-        for key, value in flat.items()
-        if key.rpartition(".")[2] not in RESUMABLE and key not in REMOVED
-    }
+    progress.say(f"wrote {', '.join(written)}")
+    if PartialState().is_main_process:
+        run_page.write(recipe.validation, folder, lm, method, held_out)
+    return result
 
 
 def load_model(recipe: Recipe) -> tuple[LatentLM, Method]:
     """Model and method, ready to train: from a checkpoint's weights or from a backbone."""
     method = build_method(recipe)
-    lm = _load_lm(recipe, method)
+    model, seed = recipe.model, recipe.training.seed
+    _check_start(model)
+    # Before the method's modules are made: their shapes follow from its config.
+    if recipe.grpo is not None:
+        _take_config(recipe, method)
+    # peft draws an adapter's first weights from the global generator.
+    torch.manual_seed(seed)
+    if model.init_from is not None:
+        lm = pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
+    else:
+        backbone = backbones.load(model.backbone, model.dtype, seed)
+        lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
+        pretrained.attach(lm, method, seed)
     # The engine would refuse the backbone at the first validation, or once training has ended. It is asked before the
     # attention is replaced: a run that never generates may train with one that takes no mask.
     cache.check(lm.causal_lm)
-    if recipe.model.attn_implementation is not None:
+    if model.attn_implementation is not None:
         try:
-            lm.causal_lm.set_attn_implementation(recipe.model.attn_implementation)
+            lm.causal_lm.set_attn_implementation(model.attn_implementation)
         except (ValueError, ImportError) as error:
             raise ValueError(f"model.attn_implementation: {error}") from error
     return lm, method
@@ -190,23 +147,6 @@ def _check_start(model: ModelConfig) -> None:
         raise ValueError(
             f"model.init_from: no checkpoint at {start}: there is no such folder; `colar train {maker}` makes it"
         ) from error
-
-
-def _load_lm(recipe: Recipe, method: Method) -> LatentLM:
-    model = recipe.model
-    _check_start(model)
-    seed = recipe.training.seed
-    # Before the method's modules are made: their shapes follow from its config.
-    if recipe.grpo is not None:
-        _take_config(recipe, method)
-    # peft draws an adapter's first weights from the global generator.
-    torch.manual_seed(seed)
-    if model.init_from is not None:
-        return pretrained.load_for_training(model.init_from, method, model.lora, model.dtype, seed)
-    backbone = backbones.load(model.backbone, model.dtype, seed)
-    lm = LatentLM.from_backbone(backbone, recipe.template, model.lora)
-    pretrained.attach(lm, method, seed)
-    return lm
 
 
 def _take_config(recipe: Recipe, method: Method) -> None:
@@ -247,15 +187,3 @@ def make_validate(
         return score(lm, method, examples, params, settings.decoding, settings.limits)
 
     return validate
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    """{"model": {"lora": {"r": 8}}} -> {"model.lora.r": 8}; a dict without keys stays as it is."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            for inner_key, inner_value in _flat(value).items():
-                flat[f"{key}.{inner_key}"] = inner_value
-        else:
-            flat[key] = value
-    return flat

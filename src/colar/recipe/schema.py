@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar.checks import check_choice, check_holds, check_number
+from colar.checks import check_choice, check_holds, check_number, is_whole
 from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
@@ -25,18 +25,6 @@ ATTENTION = {
     "flash_attention_3": "flash_attn_interface",
 }
 """Values of model.attn_implementation, and the package that each needs."""
-
-
-def _check_attention(name: str) -> None:
-    """ValueError for an attention that transformers does not know, or whose package cannot be imported."""
-    check_choice("model.attn_implementation", name, [*ATTENTION, "null"])
-    package = ATTENTION[name]
-    if package is not None and importlib.util.find_spec(package) is None:
-        allowed = [other for other, needed in ATTENTION.items() if needed is None]
-        raise ValueError(
-            f"model.attn_implementation {name} needs the package {package}, which is not installed; "
-            f"without it: {', '.join(allowed)} or null"
-        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +55,14 @@ class ModelConfig:
                 "set model.dtype float32, with training.bf16 true to compute in bfloat16, or give model.lora"
             )
         if self.attn_implementation is not None:
-            _check_attention(self.attn_implementation)
+            check_choice("model.attn_implementation", self.attn_implementation, [*ATTENTION, "null"])
+            package = ATTENTION[self.attn_implementation]
+            if package is not None and importlib.util.find_spec(package) is None:
+                allowed = [other for other, needed in ATTENTION.items() if needed is None]
+                raise ValueError(
+                    f"model.attn_implementation {self.attn_implementation} needs the package {package}, which is not "
+                    f"installed; without it: {', '.join(allowed)} or null"
+                )
 
 
 MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options", "renumber"}
@@ -92,10 +87,8 @@ class DataConfig:
     in part: a small model has these where chains are short."""
     validation_source: str | None = None
     """Another source for validation; null: the same (a single file has no other rows: name one)."""
-    validation_split: str = "validation"
-    """Split that selects the checkpoint."""
     validation_size: int | None = 200
-    """First N rows of it; 0: no validation, the last weights are kept."""
+    """First N rows of its split `validation`; 0: no validation, the last weights are kept."""
     seed: int = 0
     """Seed of a generated source, and of renumbered rows."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -116,31 +109,25 @@ class DataConfig:
         if self.max_reasoning_steps is not None:
             check_number("data.max_reasoning_steps", self.max_reasoning_steps, 1, whole=True)
         renumber.check("data.renumber", self.renumber, self.source, self.train_split)
-        # jsonargparse knows no keys of a list's entries: they are checked here.
         for entry in self.mixed_in:
-            unknown = set(entry) - MIXED_KEYS
-            if "source" not in entry or unknown:
-                raise ValueError(
-                    f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {entry}"
-                )
             _check_mixed(entry)
-            split = entry.get("train_split", "train")
-            renumber.check("data.mixed_in: renumber", entry.get("renumber", 0), entry["source"], split)
 
 
 def _check_mixed(entry: dict[str, Any]) -> None:
-    """ValueError for a value of an entry of data.mixed_in that is of another kind than its key's."""
-    for key in ("source", "train_split"):
-        value = entry.get(key, "")
-        check_holds(f"data.mixed_in: {key}", isinstance(value, str), value, "text")
+    """Reject an entry of data.mixed_in with an unknown key, or with a value of another kind than its key's."""
+    if "source" not in entry or set(entry) - MIXED_KEYS:
+        raise ValueError(
+            f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {entry}"
+        )
+    kinds = {"source": (str, "text"), "train_split": (str, "text"), "options": (dict, "keys and values")}
+    for key, (kind, name) in kinds.items():
+        if key in entry:
+            check_holds(f"data.mixed_in: {key}", isinstance(entry[key], kind), entry[key], name)
     if entry.get("train_size") is not None:
         check_number("data.mixed_in: train_size", entry["train_size"], 1, whole=True)
-    seed = entry.get("seed", 0)
-    check_holds(
-        "data.mixed_in: seed", isinstance(seed, int) and not isinstance(seed, bool), seed, "a whole number"
-    )
-    options = entry.get("options", {})
-    check_holds("data.mixed_in: options", isinstance(options, dict), options, "keys and values")
+    check_holds("data.mixed_in: seed", is_whole(entry.get("seed", 0)), entry.get("seed"), "a whole number")
+    split = entry.get("train_split", "train")
+    renumber.check("data.mixed_in: renumber", entry.get("renumber", 0), entry["source"], split)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ that name (`control_tokens.py`). Templates of version 1 encode it as the control
 
 from __future__ import annotations
 
-import sys
 from array import array
 from dataclasses import asdict, dataclass
 from string import Formatter
@@ -28,14 +27,10 @@ from colar.template.control_tokens import ControlTokens
 VERSION = 2
 """Of new templates. In version 1 a text that spells a control token becomes that token."""
 READ = (1, 2)
-REMEMBERED = 64 * 2**20
-"""Bytes of texts and their ids that are kept: steps recur between rows, rows between epochs."""
-ASKED = 2**20
-"""The same of questions that are asked of an engine: they recur as samples, not for as long as a server runs."""
-PIECES = 2000
-"""Pieces of texts, up to 256 bytes each, that a fast tokenizer remembers by itself, in each thread."""
-ENTRY = 100
-"""Bytes that the dictionary needs for a text, beside it and its ids."""
+CACHED = 50_000
+"""Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
+LONGEST_CACHED = 1000
+"""Characters of a cached text."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +79,8 @@ class Template:
         self.tokenizer = tokenizer
         self.rows: int | None = None
         """Rows of the model's embedding before any were added; None until the model is known."""
-        self._known = Memory(REMEMBERED)
-        self._asked = Memory(ASKED)
+        self._cached: dict[str, array[int]] = {}
         _whole_texts(tokenizer)
-        _bound_pieces(tokenizer)
         self._control: ControlTokens | None = None
 
         # The separator must be one token: the LM head chooses it in one step to stop thinking.
@@ -123,13 +116,13 @@ class Template:
         self._control = control
 
     def question(self, question: str, speed: str = "", asked: bool = False) -> list[int]:
-        """Ids up to and including the opening separator. `asked`: of an engine, so that it may never come again."""
+        """Ids up to and including the opening separator. `asked`: of an engine, where it is not cached."""
         text = self.config.question.format(question=question.strip(), speed=speed).strip()
         bos = [] if self.bos_id is None else [self.bos_id]
         if self._question_controls:
             ids = self._marked(text, question.strip(), speed)
         else:
-            ids = self._ids_asked(text) if asked else self._ids(text)
+            ids = self._tokenise(text) if asked else self._ids(text)
         return [*bos, *ids, self.separator_id]
 
     def steps(self, steps: tuple[str, ...]) -> list[list[int]]:
@@ -218,20 +211,15 @@ class Template:
         return template
 
     def _ids(self, text: str) -> list[int]:
-        """Ids of a text by itself, from memory where it was seen before."""
-        known = self._known.get(text)
-        if known is not None:
-            return known
+        """Ids of a text by itself, cached."""
+        cached = self._cached.get(text)
+        if cached is not None:
+            return cached.tolist()
         ids = self._tokenise(text)
-        self._known.keep(text, ids)
-        return ids
-
-    def _ids_asked(self, text: str) -> list[int]:
-        known = self._asked.get(text)
-        if known is not None:
-            return known
-        ids = self._tokenise(text)
-        self._asked.keep(text, ids)
+        if len(text) <= LONGEST_CACHED:
+            if len(self._cached) >= CACHED:
+                self._cached.clear()
+            self._cached[text] = array("i", ids)
         return ids
 
     def _marked(self, text: str, question: str, speed: str) -> list[int]:
@@ -292,45 +280,3 @@ def _whole_texts(tokenizer: PreTrainedTokenizerBase) -> None:
     if backend is not None:
         backend.no_truncation()
         backend.no_padding()
-
-
-def _bound_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have a fast tokenizer remember fewer pieces than its 10,000.
-
-    Pieces are words mostly. Where texts are not divided at spaces, as those of `tiny`, they are whole questions: 2 KiB
-    each, and a server would grow until there are 10,000.
-    """
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    # Tokenizers that are no BPE have no such memory, and older ones no way to bound it.
-    resize = getattr(getattr(backend, "model", None), "_resize_cache", None)
-    if resize is not None:
-        resize(PIECES)
-
-
-class Memory:
-    """Ids of texts that were seen, up to a number of bytes; then all is forgotten."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bytes = 0
-        self.ids: dict[str, array[int]] = {}
-
-    def get(self, text: str) -> list[int] | None:
-        found = self.ids.get(text)
-        return None if found is None else found.tolist()
-
-    def keep(self, text: str, ids: list[int]) -> None:
-        """Remember a text, unless it is very long."""
-        packed = array("i", ids)
-        size = sys.getsizeof(text) + sys.getsizeof(packed) + ENTRY
-        # A text that is long is a question that somebody asked once.
-        if size > self.limit // 100:
-            return
-        if self.bytes + size > self.limit:
-            self.clear()
-        self.ids[text] = packed
-        self.bytes += size
-
-    def clear(self) -> None:
-        self.ids.clear()
-        self.bytes = 0

@@ -7,7 +7,7 @@ because the last word of a model that corrects itself is what it means; else in 
 An answer ends where it is complete, and what a model invents behind it is not read: "#### 4" ends it (the first one,
 as in GSM8K's rows, so that it is final), and so does the next "Question:", "Problem:", "Q:" or "User:".
 
-Characters that look alike are one (`characters.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
+Characters that look alike are one (`quantity.py`): full-width digits, composed accents, dashes, quotes, hard spaces.
 How it is read:
 
 | type | read as | compared |
@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from colar.data.example import ANSWER_TYPES, AnswerType
-from colar.data.judge.characters import folded
 from colar.data.judge.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
-from colar.data.judge.quantity import PLAIN, canonical, read_number, same_number
+from colar.data.judge.quantity import PLAIN, canonical, folded, read_number, same_number
 
 __all__ = ["Verdict", "extract", "extract_boxed", "judge", "understood"]
 

@@ -2,33 +2,27 @@ r"""LaTeX answers: the content of `\boxed{}`, a plain spelling, and whether two 
 
 Braces are matched: cutting at the last brace of a MATH solution corrupts a tenth of its answers. Two answers are
 the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
-so; units and bases that differ make different answers (`units.py`). A list in parentheses or brackets is ordered, a
+so; units and bases that differ make different answers. A list in parentheses or brackets is ordered, a
 bare list and one in braces is not: "(3,4)" is neither "3,4" nor "(4,3)", and "3,4" is "4,3" and "\{3,4\}".
-math-verify is asked in a process of its own (`latex_worker.py`): its own timeouts use SIGALRM, which works in
-the main thread only and cannot interrupt one long C call, and a model may write `9^{9^{9^9}}`. Here a question that
-takes longer than DEADLINE_S, or more memory than the worker is allowed, ends the worker and means "not the same". A
-worker that was ended by something else says nothing of a question, which a new one is asked. Replies are remembered;
-what had none is asked once more the next time: the machine may have been busy.
+math-verify is asked in a process of its own (`comparer.py`). Replies are remembered; what had none means "not the
+same", and is asked once more the next time: the machine may have been busy.
+
+A unit is `\text{ cm}`, a word ("5 meters"), `\$` before the number, `^\circ`; a base is the subscript of "4210_7". Two
+answers may have the same, or one of them none: "5" is right where 5 cm is expected. Where both have one and the two
+differ, the answers differ: math-verify drops both, so that 5 cm would be 5 m, and 4210_7 would be 4210_8.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import json
-import os
 import re
-import subprocess
-import sys
-import threading
 from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
+from colar.data.judge import comparer
 from colar.data.judge.quantity import read_number
-from colar.data.judge.units import measured
 
-DEADLINE_S = 5.0
 MAX_CHARACTERS = 1000
 REMEMBERED = 10_000
 """Comparisons of which the outcome is kept."""
@@ -58,6 +52,60 @@ _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\s+"), " "),
 )
 _PLAIN_NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9.,]+(?:/[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})")
+
+# One line a unit: its spellings. Units that are not here are compared as they are spelled, without a plural's "s".
+_SPELLINGS = """
+cm centimeter centimetre
+mm millimeter millimetre
+dm decimeter decimetre
+km kilometer kilometre
+m meter metre
+in inch inche
+ft foot feet
+yd yard
+mi mile
+g gram
+kg kilogram
+mg milligram
+lb lbs pound
+oz ounce
+l L liter litre
+ml mL milliliter millilitre
+s sec second
+min minute
+h hr hour
+yr year
+mph mile/hour mileperhour
+$ dollar usd USD
+cent ¢
+degree deg °
+percent %
+unit
+"""
+_UNITS = {spelling: line.split()[0] for line in _SPELLINGS.strip().splitlines() for spelling in line.split()}
+_SHORT = "|".join(
+    re.escape(name) for name in sorted(_UNITS, key=len, reverse=True) if name.isalpha() and len(name) > 1
+)
+_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{"
+_BASE = re.compile(
+    r"(?<=[0-9])_\s*(?:([0-9]+)|\{\s*([0-9]+)\s*\})|(?<=[0-9])_\s*\{\s*" + _TEXT + r"\s*([a-z]+)\s*\}\s*\}"
+)
+_POWER = r"(?P<power>\s*\^\s*\{?\s*[0-9]\s*\}?)?"
+_BEHIND = re.compile(
+    rf"(?<=[0-9)}}\]π])(?:\\[,;: !]|~|\s)*(?:{_TEXT}(?P<boxed>[^{{}}]*[A-Za-z°¢][^{{}}]*)\}}"
+    rf"|(?P<short>(?:{_SHORT})s?)(?![A-Za-z(])|(?<=[\s~])(?P<words>[A-Za-z]{{3,}}(?:[\s.]+[A-Za-z]{{2,}})*))"
+    rf"{_POWER}\s*\.?\s*$"
+)
+_LETTER = re.compile(rf"(?<=[0-9}}])[\s~]+(?P<letter>[mgslLh]){_POWER}\s*\.?\s*$")
+_DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\}|°)\s*$|°\s*$")
+_DOLLARS = re.compile(r"^\s*([-+]?)\s*\\\$\s*(?=[-+0-9.])")
+# Words behind a number that are maths, or that join two answers.
+_NO_UNIT = re.compile(
+    r"(?:pi|tau|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|mod|or|and|if|for|when|where|is|to|from|in|not|no|none|"
+    r"million|billion|thousand|hundred|dozen|infinity|inf)\b",
+    re.IGNORECASE,
+)
+_SQUARE = re.compile(r"\b(?:sq(?:uare)?|(cu(?:bic)?))\b\.?\s*")
 
 
 def extract_boxed(solution: str) -> str | None:
@@ -153,7 +201,7 @@ def same_maths(gold: str, answer: str) -> bool:
         return False
     try:
         return _asked(gold, answer)
-    except _NoReplyError:
+    except comparer.NoReplyError:
         if len(_NO_REPLY) >= REMEMBERED:
             _NO_REPLY.clear()
         _NO_REPLY[gold, answer] += 1
@@ -202,100 +250,66 @@ def _braced(text: str, start: int) -> str | None:
     return None
 
 
-class _NoReplyError(Exception):
-    """The worker took too long, or died, and a new one did too. An exception, because no cache keeps one."""
+# --- units and bases --------------------------------------------------------------------------------------
 
 
-class _Comparer:
-    """The worker process: started at the first question, again after a deadline, and gone with its parent."""
+@dataclass(frozen=True)
+class Quantity:
+    """An answer without its unit and its bases, each in one spelling; "" and () where it has none."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+    expression: str
+    unit: str
+    bases: tuple[str, ...]
 
-    def same(self, gold: str, answer: str) -> bool:
-        """Ask the worker. _NoReplyError where it takes too long, or dies of the question."""
-        # One question at a time: a reply is known by its place in the pipe alone.
-        with self._lock:
-            reply, expired = self._reply(gold, answer)
-            # The worker may have been dead before: a system short of memory ends one that waits, too.
-            if not reply and not expired:
-                reply, _ = self._reply(gold, answer)
-        if not reply:
-            raise _NoReplyError
-        return reply == "true"
-
-    def _reply(self, gold: str, answer: str) -> tuple[str, bool]:
-        """The reply, "" where the worker died, and whether the deadline ended it."""
-        process = self._process or self._start()
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            process.kill()
-
-        # Killing the worker ends the read below: its pipe closes, and the reply is empty.
-        timer = threading.Timer(DEADLINE_S, expire)
-        timer.start()
-        try:
-            reply = _ask(process, json.dumps([gold, answer]))
-        finally:
-            timer.cancel()
-            timer.join()  # no timer may outlive its question and end the next one
-        if expired.is_set() or not reply:
-            self._stop()
-        return reply, expired.is_set()
-
-    def _start(self) -> subprocess.Popen[str]:
-        worker = Path(__file__).with_name("latex_worker.py")
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(worker)],  # -P: this folder must not shadow the standard library
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
-        )  # fmt: skip
-        self._process = process
-        assert process.stdout is not None
-        # The worker prints "ready", or why math-verify cannot be imported.
-        greeting = process.stdout.readline().strip()
-        if greeting != "ready":
-            self._stop()
-            raise RuntimeError(f"LaTeX answers cannot be compared: {greeting or 'math-verify did not start'}")
-        return process
-
-    def _stop(self) -> None:
-        process = self._process
-        self._process = None
-        if process is not None:
-            process.kill()
-            # Waits for its end and closes its pipes: each deadline would leave a zombie otherwise.
-            process.communicate()
-
-    def forget(self) -> None:
-        """In a forked child: the worker and its pipes belong to the parent."""
-        # A new lock: another thread of the parent may have held the old one, and would never release it here.
-        self._lock = threading.Lock()
-        self._process = None
-
-    def close(self) -> None:
-        with self._lock:
-            self._stop()
+    def compatible(self, other: Quantity) -> bool:
+        """Units and bases are the same, or one of the two answers has none."""
+        units = not self.unit or not other.unit or self.unit == other.unit
+        bases = not self.bases or not other.bases or self.bases == other.bases
+        return units and bases
 
 
-def _ask(process: subprocess.Popen[str], line: str) -> str:
-    """The worker's reply to one line, "" when it has died."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-        return process.stdout.readline().strip()
-    except (OSError, ValueError):
-        return ""
+def measured(answer: str, other: str) -> Quantity:
+    """Split an answer in LaTeX into its value, its unit and its bases.
+
+    The letter of "5 m" is a unit where the `other` answer has one in words; else it is a variable.
+    """
+    text = answer
+    unit = ""
+    dollars = _DOLLARS.match(text)
+    if dollars:
+        text = dollars[1] + text[dollars.end() :]
+        unit = "$"
+    degrees = _DEGREES.search(text)
+    behind = _BEHIND.search(text)
+    letter = _LETTER.search(text) if re.search(_TEXT, other) else None
+    if letter:
+        text, unit = text[: letter.start()], _canonical(letter["letter"], letter["power"] or "")
+    elif degrees:
+        text, unit = text[: degrees.start()], "degree"
+    elif behind:
+        name = behind["boxed"] or behind["short"] or behind["words"]
+        if not _NO_UNIT.match(name.strip()):
+            text = text[: behind.start()]
+            unit = _canonical(name, behind["power"] or "")
+    bases = tuple(number or braced or word for number, braced, word in _BASE.findall(text))
+    return Quantity(_BASE.sub("", text).strip(), unit, bases)
 
 
-_COMPARER = _Comparer()
-atexit.register(_COMPARER.close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_COMPARER.forget)
+def _canonical(name: str, power: str) -> str:
+    """One spelling for a unit: "sq. units", "square units" and "units^2" are "unit^2"."""
+    raised = "".join(character for character in power if character.isdigit())
+    square = _SQUARE.search(name)
+    if square:
+        raised = "3" if square[1] else "2"
+        name = _SQUARE.sub("", name)
+    name = "".join(name.replace(" per ", "/").replace(".", "").split()).strip("\\,;:~")
+    for spelling in (name, name.lower(), name.removesuffix("s"), name.lower().removesuffix("s")):
+        if spelling in _UNITS:
+            name = _UNITS[spelling]
+            break
+    else:
+        name = name.lower().removesuffix("s")
+    return f"{name}^{raised}" if raised and raised != "1" else name
 
 
 _NO_REPLY: Counter[tuple[str, str]] = Counter()
@@ -305,5 +319,5 @@ _NO_REPLY: Counter[tuple[str, str]] = Counter()
 # A model repeats its wrong answers, and a group of rollouts has many alike.
 @lru_cache(maxsize=REMEMBERED)
 def _asked(gold: str, answer: str) -> bool:
-    """The worker's reply. _NoReplyError, which is not remembered, where there is none."""
-    return _COMPARER.same(gold, answer)
+    """The worker's reply. comparer.NoReplyError, which is not remembered, where there is none."""
+    return comparer.COMPARER.same(gold, answer)

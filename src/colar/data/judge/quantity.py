@@ -19,6 +19,11 @@ value to the right of its last "=". Operands ("10-5"), dates and versions are no
 Nor is a part of a text read for the whole. What is left of the text beside its number must be words, units and
 punctuation: where a sign, a letter or a word changes the value ("2\pi", "1.5 million", "half of 12", "not 17", "x > 5")
 the text has none. One number in mathematical notation is computed (`closed_form.py`): "10^{6}", "\sqrt{16}", "-(-5)".
+
+Characters that look alike are one: full-width digits, composed accents, dashes, quotes, hard spaces. Unicode's NFKC
+does most of it, and is wrong about numbers: it turns "10⁶" into "106", "3½" into "31⁄2" and "①" into "1". Here a
+superscript becomes `^{6}`, a subscript `_{7}`, a vulgar fraction " 1/2", and any other character that stands for a
+number without being a decimal digit remains as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from colar.data.judge.characters import folded
 from colar.data.judge.closed_form import closed_form
 
 MAX_DIGITS = 1000
@@ -37,6 +41,19 @@ TOLERANCE = Fraction(1, 1_000)
 
 PLAIN = re.compile(r"(-?[0-9]{1,15}(?:\.[0-9]{1,15})?)\.?")
 """Most answers: a number as Python writes it, perhaps with a full stop. They need no grammar."""
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ"
+_SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎"
+_RAISED = re.compile(f"[{_SUPERSCRIPTS}]+")
+_LOWERED = re.compile(f"[{_SUBSCRIPTS}]+")
+_ALIKE = str.maketrans({
+    **dict.fromkeys("‐‑‒–−﹣－", "-"),  # hyphens, figure and en dash, minus; an em dash is punctuation
+    **dict.fromkeys("‘’‚‛′ʼ＇", "'"),
+    **dict.fromkeys("“”„‟″＂", '"'),
+    **dict.fromkeys("⁄∕", "/"),
+    "º": "°",
+    # Characters without a width: soft hyphen, joiners of words, byte-order mark, marks of direction.
+    **dict.fromkeys("\u00ad\u200b\u200e\u200f\u2060\ufeff\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"),
+})  # fmt: skip
 # Units that may touch a number or have one letter; any other letter beside a number may be a variable or a factor.
 _UNITS = (
     "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lb|lbs|oz|ml|mL|cl|dl|l|L|s|ms|h|hr|hrs|min|am|pm|mph|kph|km/h|m/s|st|nd|rd|th|"
@@ -253,3 +270,40 @@ def _value(match: re.Match[str]) -> Fraction | None:
     if group["sign"] == "-" or group["inner"] == "-":
         return -value
     return value
+
+
+# --- one spelling for characters that look alike ------------------------------------------------------------
+
+
+def folded(text: str) -> str:
+    """Rewrite `text` to one spelling of characters that look alike. ASCII text is returned as it is."""
+    if text.isascii():
+        return text
+    # Where nothing is left the text itself stays: two empty spellings would pass for equal answers.
+    spelled = _folded(text)
+    return spelled if spelled.strip() else text
+
+
+def _folded(text: str) -> str:
+    text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    text = _LOWERED.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    # NFC first, so that the parts of a composed character are not taken one by one.
+    text = unicodedata.normalize("NFC", text.translate(_ALIKE))
+    if any(_is_number_sign(character) for character in text):
+        text = "".join(_number_sign(character) for character in text)
+    else:
+        text = unicodedata.normalize("NFKC", text)
+    return text.translate(_ALIKE)
+
+
+def _is_number_sign(character: str) -> bool:
+    return not character.isascii() and character.isnumeric() and not character.isdecimal()
+
+
+def _number_sign(character: str) -> str:
+    """The character in NFKC; a vulgar fraction as " 1/2", other signs of numbers ("①", "Ⅳ") as they are."""
+    spelled = unicodedata.normalize("NFKC", character)
+    if not _is_number_sign(character):
+        return spelled
+    top, slash, bottom = spelled.partition("⁄")
+    return f" {top}/{bottom}" if slash and top and bottom else character

@@ -203,29 +203,23 @@ def _range(mention: Mention) -> tuple[Fraction, Fraction]:
 
 def _grid(mention: Mention) -> Fraction:
     """The distance between the values that may come: 1 for 23, 100 for 600, 0.25 for $12.50."""
-    step = _round_step(mention)
+    value = mention.value
+    if value.denominator > 1 and (value - Fraction(99, 100)).denominator == 1:
+        step = Fraction(1)
+    else:
+        # $12.00 becomes $15.00
+        unit = (
+            Fraction(1) if value.denominator == 1 else Fraction(1, 10 ** len(mention.text.partition(".")[2]))
+        )
+        in_units = int(value / unit)
+        # A number is round where it is some steps long.
+        least = 2 if unit < 1 or mention.kind == "percent" else 6
+        steps = (10**6, 10**5, 10**4, 5000, 1000, 500, 100, 50, 25, 10, 5)
+        step = next((each for each in steps if in_units % each == 0 and in_units // each >= least), 1) * unit
     # Some thousand values are enough of 45,678,901.
-    while mention.value / step > _MOST_STEPS:
+    while value / step > _MOST_STEPS:
         step *= 10
     return step
-
-
-def _round_step(mention: Mention) -> Fraction:
-    """The largest step of which the value is a multiple, and that is small beside it."""
-    value = mention.value
-    if value.denominator == 1:
-        unit = Fraction(1)  # $12.00 becomes $15.00
-    elif (value - Fraction(99, 100)).denominator == 1:
-        return Fraction(1)
-    else:
-        unit = Fraction(1, 10 ** len(mention.text.partition(".")[2]))
-    in_units = int(value / unit)
-    # A number is round where it is some steps long.
-    least = 2 if unit < 1 or mention.kind == "percent" else 6
-    for step in (10**6, 10**5, 10**4, 5000, 1000, 500, 100, 50, 25, 10, 5):
-        if in_units % step == 0 and in_units // step >= least:
-            return step * unit
-    return unit
 
 
 def _fractions(mention: Mention) -> list[Fraction]:
@@ -299,12 +293,8 @@ def _mixed_value(text: str) -> Fraction | None:
 
 
 def _kind(group: str, before: str, behind: str, value: Fraction) -> str:
-    if group == "part":
-        return "fraction"
-    if group == "mixed":
-        return "fixed"
     if group != "integer":
-        return group
+        return {"part": "fraction", "mixed": "fixed"}.get(group, group)
     if _PERCENT.match(behind):
         return "percent" if value < 100 else "fixed"
     if _CURRENCY_BEFORE.search(before) or _CURRENCY_BEHIND.match(behind):

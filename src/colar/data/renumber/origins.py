@@ -35,7 +35,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from colar.data.renumber.cues import cued_constants
 from colar.data.renumber.mentions import Mention
 from colar.data.renumber.program import NotAProgram, Step
 
@@ -57,8 +56,38 @@ _PEOPLE = {
 }  # fmt: skip
 
 
+_CUES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"week|daily|every ?day|each day|per day|a day|monday|tuesday|wednesday|thursday|friday|saturday|sunday", ("7",)),
+    (r"weekday|work ?day|business day|work ?week|school", ("5",)),
+    (r"weekend", ("2",)),
+    (r"\bday|night|o'clock", ("24",)),
+    (r"hour|minute|second|mph|km/h", ("60", "0.5", "30", "3600")),
+    (r"month|january|february|march|april|june|july|august|september|october|november|december", ("12", "30", "4")),
+    (r"year|annual", ("12", "52", "365")),
+    (r"dozen", ("12", "6", "24")),
+    (r"%|percent|discount|\$|cent|dollar", ("100", "0.01")),
+    (r"penn|dime|nickel|quarter|coin", ("100", "0.01", "25", "10", "5", "0.25", "0.1", "0.05")),
+    (r"half|halv|twice|doubl|both|pair|couple|either|twin|parents|midway|round trip|return", ("2", "0.5", "50", "1.5")),
+    (r"third|tripl|thrice|triang|tricycle", ("3", "2")),
+    (r"quarter|fourth|quadrupl|season|square|rectang|perimeter|corner", ("4", "2", "0.25", "0.75", "25", "75", "3")),
+    (r"fifth", ("5", "0.2", "20", "4")),
+    (r"sixth", ("6", "5")),
+    (r"eighth", ("8", "7")),
+    (r"tenth", ("10", "9", "0.1")),
+    (r"foot|feet|inch|yard", ("12", "3", "36")),
+    (r"pound|ounce", ("16",)),
+    (r"kilo|km|kg|litre|liter|meter|gram|\bml\b|\bcm\b", ("1000", "100")),
+    (r"gallon|quart|pint", ("4", "2", "8", "16")),
+    (r"decade|centur", ("10", "100")),
+    (r"leg\b|legs|wheel|tire|paw|hoo[fv]|shoe|sock|glove|bicycle|bike|motorcycle", ("2", "3", "4", "6", "8")),
+)  # fmt: skip
+"""Words of a question, and the constants that a chain may have from them. Generous on purpose: a number of the question
+that equals a cued constant keeps its value, which costs a little variety; a constant that is taken for a number of the
+question makes a wrong row."""
+
+
 @dataclass(frozen=True)
-class Form:
+class OperandForm:
     """How an operand is made of a number or a result: offset + factor * (its value, or a part of its fraction)."""
 
     part: str = "value"
@@ -78,7 +107,7 @@ class Form:
 class Origin:
     """One candidate of an operand: the question's numbers of value `number`, step `result`, or else a constant."""
 
-    form: Form = Form()
+    form: OperandForm = OperandForm()
     number: Fraction | None = None
     result: int | None = None
 
@@ -111,6 +140,21 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
     return Trace(origins, free)
 
 
+def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
+    """Constants that the question's words are cues for. The words of its numbers ("twice") are none."""
+    characters = list(question.lower())
+    for mention in mentions:
+        if mention.kind in ("fraction", "times", "word"):
+            # Masked at equal length: the places of the mentions behind it stay valid.
+            characters[mention.start : mention.end] = "#" * (mention.end - mention.start)
+    text = "".join(characters)
+    cued = {Fraction(1)}
+    for words, constants in _CUES:
+        if re.search(words, text):
+            cued.update(Fraction(constant) for constant in constants)
+    return cued
+
+
 def _check_silent(origins: list[list[list[Origin]]]) -> None:
     """Reject a chain that leaves a result unused and has a constant behind it: 60 minutes may have become that 1."""
     used = {origin.result for origin in _flat(origins)}
@@ -121,25 +165,25 @@ def _check_silent(origins: list[list[list[Origin]]]) -> None:
             raise NotAProgram("a result may be used silently")
 
 
-def forms_of(mention: Mention) -> list[Form]:
+def forms_of(mention: Mention) -> list[OperandForm]:
     """What else a number of this kind may be in a chain, beside its value."""
     hundredth = Fraction(1, 100)
     forms = []
     if mention.kind == "percent":
         forms += [
-            Form(factor=hundredth),
-            Form(offset=Fraction(100), factor=Fraction(-1)),
-            Form(offset=Fraction(1), factor=-hundredth),
-            Form(offset=Fraction(100)),
-            Form(offset=Fraction(1), factor=hundredth),
+            OperandForm(factor=hundredth),
+            OperandForm(offset=Fraction(100), factor=Fraction(-1)),
+            OperandForm(offset=Fraction(1), factor=-hundredth),
+            OperandForm(offset=Fraction(100)),
+            OperandForm(offset=Fraction(1), factor=hundredth),
         ]
     elif mention.kind == "fraction":
-        rest = Form(offset=Fraction(1), factor=Fraction(-1))
-        forms += [Form(part="top"), Form(part="bottom"), rest]
+        rest = OperandForm(offset=Fraction(1), factor=Fraction(-1))
+        forms += [OperandForm(part="top"), OperandForm(part="bottom"), rest]
     elif mention.unit == "cent":
-        forms.append(Form(factor=hundredth))
+        forms.append(OperandForm(factor=hundredth))
     if mention.scale > 1:
-        forms.append(Form(factor=Fraction(mention.scale)))
+        forms.append(OperandForm(factor=Fraction(mention.scale)))
     return forms
 
 
@@ -149,7 +193,7 @@ def _origins(
     """The candidates of one operand; `NotAProgram` where it has none."""
     found = []
     for mention in mentions:
-        for form in (Form(), *forms_of(mention)):
+        for form in (OperandForm(), *forms_of(mention)):
             if form.of(mention.value) == operand:
                 found.append(Origin(form, number=mention.value))
     for index, step in enumerate(earlier):
@@ -157,7 +201,7 @@ def _origins(
             found.append(Origin(result=index))
     if not found and Fraction(1, 100) in cued:
         # What is left of 100%, as a factor.
-        hundredth = Form(factor=Fraction(1, 100))
+        hundredth = OperandForm(factor=Fraction(1, 100))
         shares = [index for index, step in enumerate(earlier) if hundredth.of(step.result) == operand]
         found = [Origin(hundredth, result=index) for index in shares]
     if operand in cued:

@@ -10,8 +10,10 @@ decimals), and all else, spaces and parentheses, is kept: the same numbers give 
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -19,8 +21,12 @@ from colar.data.renumber.spelling import digits_like, places_of
 
 _STEP = re.compile(r"(<<)?([0-9.+*/() -]+)=\s*([0-9]*\.?[0-9]+)\s*(>>)?")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
-_TOKEN = re.compile(r"\s*(?:([0-9]*\.?[0-9]+)|([-+*/()]))")
-_BINDS = {"+": 1, "-": 1, "*": 2, "/": 2}
+_SIGNS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class NotAProgram(ValueError):
@@ -29,11 +35,11 @@ class NotAProgram(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """One equation. `code` is its expression in postfix: a number is the index of an operand, a text an operator."""
+    """One equation, its numbers, and its expression as Python's parser reads it."""
 
     text: str
     operands: tuple[Fraction, ...]
-    code: tuple[int | str, ...]
+    tree: ast.expr
     result: Fraction
 
 
@@ -45,18 +51,11 @@ def parse(steps: Sequence[str]) -> list[Step]:
 
 
 def run(step: Step, operands: Sequence[Fraction]) -> Fraction | None:
-    """The value of the step's expression with these operands; None where it divides by 0."""
-    stack: list[Fraction] = []
-    for item in step.code:
-        if isinstance(item, int):
-            stack.append(operands[item])
-            continue
-        right = stack.pop()
-        left = stack.pop()
-        if item == "/" and right == 0:
-            return None
-        stack.append(_apply(item, left, right))
-    return stack.pop()
+    """The value of the step's expression with these operands; None where it divides by 0, or has a thousand of them."""
+    try:
+        return _value(step.tree, iter(operands))
+    except (ZeroDivisionError, RecursionError):
+        return None
 
 
 def fill(step: Step, operands: Sequence[Fraction], result: Fraction) -> str:
@@ -88,70 +87,41 @@ def _step(text: str) -> Step:
     if match is None or (match[1] is None) != (match[4] is None):
         raise NotAProgram("a step is no equation")
     numbers = [Fraction(number) for number in _NUMBER.findall(match[2])]
-    code = _postfix(match[2])
+    tree = _tree(match[2])
     result = Fraction(match[3])
-    step = Step(text, tuple(numbers), code, result)
+    step = Step(text, tuple(numbers), tree, result)
     if result <= 0:
         raise NotAProgram("a result is not above 0")
     if run(step, numbers) != result:
         raise NotAProgram("a result is rounded or wrong")
     if len(numbers) == 1:
         raise NotAProgram("a step computes nothing")
-    if not _respelled(step):
-        raise NotAProgram("a number is oddly spelled")
-    return step
-
-
-def _respelled(step: Step) -> bool:
-    """Whether the step's own numbers give its very text: not 007, nor a number with twenty decimals."""
     try:
-        return fill(step, step.operands, step.result) == step.text
+        # Its own numbers must give its very text: not those of a number with twenty decimals.
+        if fill(step, step.operands, result) == text:
+            return step
     except ValueError:
-        return False
+        pass
+    raise NotAProgram("a number is oddly spelled")
 
 
-def _postfix(expression: str) -> tuple[int | str, ...]:
-    """The expression in postfix (Dijkstra's shunting yard). No signs: `-3` is no program here."""
-    code: list[int | str] = []
-    waiting: list[str] = []
-    count = 0
-    operand_next = True
-    position = 0
-    while expression[position:].strip():
-        match = _TOKEN.match(expression, position)
-        if match is None:
-            raise NotAProgram("a step is no equation")
-        position = match.end()
-        number, sign = match[1], match[2]
-        # Numbers and "(" stand where an operand is due; operators and ")" where one has been.
-        if operand_next != (number is not None or sign == "("):
-            raise NotAProgram("a step is no equation")
-        if number is not None:
-            code.append(count)
-            count += 1
-            operand_next = False
-        elif sign == "(":
-            waiting.append(sign)
-        elif sign == ")":
-            while waiting and waiting[-1] != "(":
-                code.append(waiting.pop())
-            if not waiting:
+def _tree(expression: str) -> ast.expr:
+    """The expression by Python's own parser. `NotAProgram` for signs (`-3`), and for all but + - * / and numbers."""
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant | ast.BinOp | ast.operator):
                 raise NotAProgram("a step is no equation")
-            waiting.pop()
-        else:
-            # At equal rank the earlier one binds first: 8-3-2 is (8-3)-2.
-            while waiting and waiting[-1] != "(" and _BINDS[waiting[-1]] >= _BINDS[sign]:
-                code.append(waiting.pop())
-            waiting.append(sign)
-            operand_next = True
-    if operand_next or "(" in waiting:
-        raise NotAProgram("a step is no equation")
-    return (*code, *reversed(waiting))
+            if isinstance(node, ast.BinOp) and type(node.op) not in _SIGNS:
+                raise NotAProgram("a step is no equation")
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise NotAProgram("a step is no equation") from error
+    return tree
 
 
-def _apply(operator: str, left: Fraction, right: Fraction) -> Fraction:
-    if operator == "+":
-        return left + right
-    if operator == "-":
-        return left - right
-    return left * right if operator == "*" else left / right
+def _value(node: ast.expr, operands: Iterator[Fraction]) -> Fraction:
+    """The value of a node, whose numbers are the next of `operands`, from left to right."""
+    if isinstance(node, ast.BinOp):
+        left = _value(node.left, operands)
+        return _SIGNS[type(node.op)](left, _value(node.right, operands))
+    return next(operands)

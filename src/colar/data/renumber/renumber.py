@@ -7,7 +7,6 @@
 |---|---|
 | `mentions.py` | finds the numbers in the words, and says which others could stand there |
 | `program.py` | runs the chain |
-| `cues.py` | has the words that stand for constants |
 | `origins.py` | says which number goes where in the chain, and which must stay |
 | `rewriting.py` | writes the row with other numbers, where its chain holds with them |
 | this one | draws numbers, for one row and for all |
@@ -34,7 +33,7 @@ from colar.data.example import Example
 from colar.data.formats import collapsed
 from colar.data.renumber import mentions
 from colar.data.renumber.program import NotAProgram
-from colar.data.renumber.rewriting import Plan, plan_of, rewrite
+from colar.data.renumber.rewriting import RowProgram, plan_of, rewrite
 
 TRIES = 400
 """Draws for one new row, after which there is none."""
@@ -114,7 +113,11 @@ def versions_of(example: Example, versions: int, seed: int) -> list[Example]:
     made: list[Example] = []
     plan = plan_of(example)
     asked = {example.question}
-    choices = {value: _choices(plan, value) for value in plan.trace.free}
+    choices = {}
+    for value in plan.trace.free:
+        # What every number of that value allows.
+        allowed = [set(mentions.options(mention)) for mention in plan.mentions if mention.value == value]
+        choices[value] = sorted(set.intersection(*allowed))
     if not any(choices.values()):
         raise NotAProgram("no number may change")
     for number in range(1, versions + 1):
@@ -133,7 +136,7 @@ def versions_of(example: Example, versions: int, seed: int) -> list[Example]:
 
 
 def _draw(
-    plan: Plan, choices: Mapping[Fraction, list[Fraction]], rng: random.Random, asked: Collection[str]
+    plan: RowProgram, choices: Mapping[Fraction, list[Fraction]], rng: random.Random, asked: Collection[str]
 ) -> Example | None:
     """The first draw that holds and asks something new; None after TRIES.
 
@@ -151,7 +154,7 @@ def _draw(
 
 
 def _drawn(
-    plan: Plan, choices: Mapping[Fraction, list[Fraction]], rng: random.Random, keep: float
+    plan: RowProgram, choices: Mapping[Fraction, list[Fraction]], rng: random.Random, keep: float
 ) -> dict[Fraction, Fraction] | None:
     """Other numbers, from the smallest of a kind to its largest, each above the one before; None where none is left.
 
@@ -172,9 +175,3 @@ def _drawn(
             set_already.add(old)
             lowest = values[old]
     return values
-
-
-def _choices(plan: Plan, value: Fraction) -> list[Fraction]:
-    """The values that may come for this one: those that every number of that value allows."""
-    of_this_value = [set(mentions.options(mention)) for mention in plan.mentions if mention.value == value]
-    return sorted(set.intersection(*of_this_value))

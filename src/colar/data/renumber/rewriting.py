@@ -31,7 +31,7 @@ _DIGITS = re.compile(r"[\d.,]+")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RowProgram:
     """A row that can be renumbered: its numbers, its chain as a program, where each operand comes from."""
 
     example: Example
@@ -53,7 +53,7 @@ class Plan:
         return {mention.value: mention.value for mention in self.mentions}
 
 
-def plan_of(example: Example) -> Plan:
+def plan_of(example: Example) -> RowProgram:
     """Read a row as a program. `NotAProgram`, with the reason, where it is none."""
     _check_length(example)
     steps = program.parse(example.steps)
@@ -74,10 +74,10 @@ def plan_of(example: Example) -> Plan:
     }
     unused = {value for value in counted if value not in numbers}
     loose = [index for index in range(len(steps) - 1) if index not in results]
-    return Plan(example, found, steps, trace, _ranked(found), sorted(counted), unused, loose)
+    return RowProgram(example, found, steps, trace, _ranked(found), sorted(counted), unused, loose)
 
 
-def rewrite(plan: Plan, values: Mapping[Fraction, Fraction]) -> Example | None:
+def rewrite(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> Example | None:
     """The row with `values[old]` in place of each number; None where its chain does not hold with them.
 
     With the row's own numbers (`plan.values`) this is the very row.
@@ -125,7 +125,9 @@ def _number(answer: str) -> Fraction:
     raise NotAProgram("the answer is no number")
 
 
-def _run(plan: Plan, values: Mapping[Fraction, Fraction]) -> list[tuple[list[Fraction], Fraction]] | None:
+def _run(
+    plan: RowProgram, values: Mapping[Fraction, Fraction]
+) -> list[tuple[list[Fraction], Fraction]] | None:
     """Operands and result of every step; None where candidates disagree or a result changes its kind."""
     chain: list[tuple[list[Fraction], Fraction]] = []
     results: list[Fraction] = []
@@ -162,7 +164,7 @@ def _agreed(
     return found.pop() if len(found) == 1 else None
 
 
-def _in_order(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
+def _in_order(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> bool:
     """Whether numbers of one kind are in the order that they were in, and different where they were."""
     for ranked in plan.ranked:
         new = [values[value] for value in ranked]
@@ -187,7 +189,7 @@ def _order_kind(mention: Mention) -> str:
     return "times" if mention.kind == "times" or mention.unit == "time" else "count"
 
 
-def _shares_fit(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
+def _shares_fit(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> bool:
     """Whether percentages that sum to at most 100 still do, and to 100 where they did; fractions with 1."""
     for kind, whole in (("percent", 100), ("fraction", 1)):
         # By mention, not by value: 20% and another 20% are 40% of the whole.
@@ -199,7 +201,9 @@ def _shares_fit(plan: Plan, values: Mapping[Fraction, Fraction]) -> bool:
     return True
 
 
-def _results_in_order(plan: Plan, values: Mapping[Fraction, Fraction], results: Sequence[Fraction]) -> bool:
+def _results_in_order(
+    plan: RowProgram, values: Mapping[Fraction, Fraction], results: Sequence[Fraction]
+) -> bool:
     """Whether results are on the same side as before of what they may have been compared with in words.
 
     That is any number of the question: five crates are broken of those that came, a discount begins at $40. And for the

@@ -1,0 +1,217 @@
+"""math-verify in a process of its own: whether two LaTeX expressions are equal, within a deadline.
+
+Its own timeouts use SIGALRM, which works in the main thread only and cannot interrupt one long C call, and a model may
+write `9^{9^{9^9}}`. Here a question that takes longer than DEADLINE_S, or more memory than the worker is allowed, ends
+the worker and has no reply. A worker that was ended by something else says nothing of a question, which a new one is
+asked. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
+It imports nothing of this package, so that it starts as fast as math-verify does.
+
+Two numbers are compared exactly where both are closed forms, which decimals are too. A decimal for a closed form that
+has no end ("0.333333" for 1/3) must be within TOLERANCE of it, relatively, and absolutely where the value is above 1.
+Departure from math-verify, which takes two values less than 1e-15 apart for one: 1/2004! was 1/2006!.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from typing import Any, TextIO
+
+DEADLINE_S = 5.0
+MEMORY_BYTES = 4 * 2**30
+TOLERANCE = 1e-6
+DIGITS = 100
+"""Digits to which two closed forms with a root or a transcendental must agree."""
+
+
+class NoReplyError(Exception):
+    """The worker took too long, or died, and a new one did too. An exception, because no cache keeps one."""
+
+
+class Comparer:
+    """The worker process: started at the first question, again after a deadline, and gone with its parent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def same(self, gold: str, answer: str) -> bool:
+        """Ask the worker. NoReplyError where it takes too long, or dies of the question."""
+        # One question at a time: a reply is known by its place in the pipe alone.
+        with self._lock:
+            reply, expired = self._reply(gold, answer)
+            # The worker may have been dead before: a system short of memory ends one that waits, too.
+            if not reply and not expired:
+                reply, _ = self._reply(gold, answer)
+        if not reply:
+            raise NoReplyError
+        return reply == "true"
+
+    def _reply(self, gold: str, answer: str) -> tuple[str, bool]:
+        """The reply, "" where the worker died, and whether the deadline ended it."""
+        process = self._process or self._start()
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            process.kill()
+
+        # Killing the worker ends the read below: its pipe closes, and the reply is empty.
+        timer = threading.Timer(DEADLINE_S, expire)
+        timer.start()
+        try:
+            reply = _ask(process, json.dumps([gold, answer]))
+        finally:
+            timer.cancel()
+            timer.join()  # no timer may outlive its question and end the next one
+        if expired.is_set() or not reply:
+            self._stop()
+        return reply, expired.is_set()
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", __file__],  # -P: this folder must not shadow the standard library
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
+        )  # fmt: skip
+        self._process = process
+        assert process.stdout is not None
+        # The worker prints "ready", or why math-verify cannot be imported.
+        greeting = process.stdout.readline().strip()
+        if greeting != "ready":
+            self._stop()
+            raise RuntimeError(f"LaTeX answers cannot be compared: {greeting or 'math-verify did not start'}")
+        return process
+
+    def _stop(self) -> None:
+        process = self._process
+        self._process = None
+        if process is not None:
+            process.kill()
+            # Waits for its end and closes its pipes: each deadline would leave a zombie otherwise.
+            process.communicate()
+
+    def forget(self) -> None:
+        """In a forked child: the worker and its pipes belong to the parent."""
+        # A new lock: another thread of the parent may have held the old one, and would never release it here.
+        self._lock = threading.Lock()
+        self._process = None
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+
+def _ask(process: subprocess.Popen[str], line: str) -> str:
+    """The worker's reply to one line, "" when it has died."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+COMPARER = Comparer()
+atexit.register(COMPARER.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=COMPARER.forget)
+
+
+# --- the worker ------------------------------------------------------------------------------------------
+
+
+def limit_memory() -> None:
+    """Let a runaway power fail with MemoryError instead of filling the machine's memory. POSIX only."""
+    try:
+        import resource
+    except ImportError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def compare_exactly() -> None:
+    """Put `same_value` in the place of math-verify's comparison of numbers, also within sets, tuples and matrices."""
+    from math_verify import grader
+    from sympy import MatrixBase, MatrixExpr  # type: ignore[import-untyped]
+
+    original = grader.sympy_numeric_eq
+
+    def same(gold: Any, answer: Any, *precision: int) -> bool:
+        matrix = isinstance(gold, MatrixBase | MatrixExpr) or isinstance(answer, MatrixBase | MatrixExpr)
+        percent = grader.get_pct_val(gold) is not None or grader.get_pct_val(answer) is not None
+        if matrix or percent:
+            return bool(original(gold, answer, *precision))
+        return same_value(grader.safe_sympy_doit(gold), grader.safe_sympy_doit(answer))
+
+    grader.sympy_numeric_eq = same
+
+
+def same_value(gold: Any, answer: Any) -> bool:
+    """Compare two numbers of sympy; False for expressions with variables, which simplification compares exactly."""
+    from sympy import Float, Rational
+
+    if not (getattr(gold, "is_number", False) and getattr(answer, "is_number", False)):
+        return False
+    rounded = gold.has(Float) != answer.has(Float)
+    exact = []
+    for value in (gold, answer):
+        # A decimal as it is written: the bits of Float(0.1) are another number.
+        decimals = {part: Rational(str(part)) for part in value.atoms(Float)}
+        exact.append(value.xreplace(decimals).doit())
+    apart = exact[0] - exact[1]
+    if apart.is_Rational and (apart == 0 or not rounded):
+        return bool(apart == 0)
+    size = abs(exact[0].evalf(DIGITS))
+    limit = TOLERANCE * min(1, size) if rounded else size * Rational(1, 10 ** (DIGITS - 20))
+    return bool(abs(apart.evalf(DIGITS)) <= limit)
+
+
+def serve(requests: TextIO, replies: TextIO) -> None:
+    """Answer each line of `requests` with one line; the first line says "ready", or why nothing can be answered."""
+    try:
+        from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
+        from math_verify import LatexExtractionConfig, parse, verify
+    except ImportError as error:
+        print(error, file=replies, flush=True)
+        return
+
+    compare_exactly()
+    # Units are compared by the process that asks; math-verify would drop them, and "5c" would be 5.
+    notation = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all"
+    )
+    config = LatexExtractionConfig(normalization_config=notation)
+
+    def read(expression: str) -> list[object]:
+        # math-verify looks for LaTeX between dollar signs only.
+        text = expression if "$" in expression else f"${expression}$"
+        found: list[object] = parse(text, [config], fallback_mode="no_fallback", parsing_timeout=None)
+        return found
+
+    print("ready", file=replies, flush=True)
+    for line in requests:
+        gold, answer = json.loads(line)
+        try:
+            # Without math-verify's own timeouts: the process that asks kills this one instead.
+            same = bool(verify(read(gold), read(answer), timeout_seconds=None))
+        except Exception:  # whatever a parser makes of a model's text, it is not the answer
+            same = False
+        print("true" if same else "false", file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    limit_memory()
+    # Nothing that a library prints may pass for a reply.
+    channel = sys.stdout
+    sys.stdout = sys.stderr
+    serve(sys.stdin, channel)

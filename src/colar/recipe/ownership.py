@@ -1,0 +1,155 @@
+"""Which recipe a run folder belongs to: two runs must not mix in one, and a finished one is not trained again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from colar import files
+from colar.checks import check_same_run
+from colar.recipe.schema import Recipe, to_json
+from colar.training.run_folder import RunFolder
+
+INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_source")
+"""Keys that name a folder or a file of the user's, if they do not name one of ours or of the Hub."""
+PIECE, PIECES = 1 << 18, 64
+"""Bytes of a piece of a file that are digested, and the number of pieces."""
+REMOVED = (
+    "grpo.top_p",
+    "grpo.reward_weights",
+    "grpo.dr_grpo_length",
+    "grpo.log_completions",
+    "grpo.factor_drawn_per",
+    "model.number_tokens",
+    "training.eval_on_start",
+    "training.reset_optimizer_at_stage",
+    "data.validation_split",
+)
+"""Keys that recipes once had: an older run folder may name them."""
+RESUMABLE = (
+    "output",
+    "data_dir",
+    "num_train_epochs",
+    "max_hours",
+    "max_steps",
+    "report_to",
+    "ddp_timeout",
+    "tokens_per_batch",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "save_total_limit",
+    "page_size",
+)
+"""Keys that may change when a run resumes: where it lies, and where its rows do; a longer budget, where it is logged,
+what is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is
+checked where it is known (`training/run.py`), and so are the rows, by their digest."""
+
+
+def claim(recipe: Recipe, output: Path) -> None:
+    """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix.
+
+    A folder or file that is named in other words, or was moved, is the same one: inputs.json has digests of the inputs.
+    """
+    path, digests = output / "recipe.json", output / "inputs.json"
+    now = _comparable(to_json(recipe))
+    folder = RunFolder(output)
+    found = {key: fingerprint(text) for key, text in _named(now).items()}
+    # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
+    if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
+        before = _comparable(files.read_json(path))
+        known = files.read_json(digests) if digests.exists() else {}
+        for key in _named(before).keys() & found.keys():
+            same_path = os.path.normpath(before[key]) == os.path.normpath(now[key])
+            # Without a digest of then it is made now, if the earlier path is still there.
+            digest = None if same_path else known.get(key) or fingerprint(before[key])
+            if same_path or (found[key] is not None and found[key] == digest):
+                now[key] = before[key]
+        check_same_run(
+            output, before, now, "give this run its own --output, or the values that it was begun with"
+        )
+    folder.finished.unlink(missing_ok=True)
+    files.write_json(path, to_json(recipe))
+    files.write_json(digests, {key: digest for key, digest in found.items() if digest is not None})
+
+
+def is_finished(recipe: Recipe) -> bool:
+    """Whether a run has ended as the recipe says. ValueError where it began from weights that have changed."""
+    folder = RunFolder(recipe.output)
+    if not (folder.finished.exists() and folder.best.exists()):
+        return False
+    # The folder may have been named in other words.
+    if to_json(recipe) | {"output": ""} != files.read_json(folder.path / "recipe.json") | {"output": ""}:
+        return False
+    start = recipe.model.init_from
+    known = files.read_json(folder.path / "inputs.json").get("model.init_from")
+    if start is not None and known is not None and fingerprint(start) not in (None, known):
+        raise ValueError(
+            f"{folder.path} was trained from other weights than {start} holds now: give another --output, or train "
+            "this stage again with --no_resume"
+        )
+    return True
+
+
+def fingerprint(path: str | Path) -> str | None:
+    """16 hex digits of a file, or of the weights in a folder, or where it has none of its files; None for no path.
+
+    A file of more than 16 MiB by its size and 64 pieces of it: a model of 8B parameters takes a second.
+    """
+    path = Path(path)
+    paths = [path] if path.is_file() else []
+    if path.is_dir():
+        # The settings of a checkpoint name when it was written, and a run that is finished may publish it again.
+        paths = [*path.glob("*.safetensors"), *path.glob("*.bin")] or [
+            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
+        ]
+    if not paths:
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(paths):
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
+        starts: Iterable[int] = range(0, size, PIECE)
+        if size > PIECES * PIECE:
+            starts = [(size - PIECE) * number // (PIECES - 1) for number in range(PIECES)]
+        with open(file, "rb") as stream:
+            for start in starts:
+                stream.seek(start)
+                digest.update(stream.read(PIECE))
+    return digest.hexdigest()[:16]
+
+
+def _named(flat: dict[str, Any]) -> dict[str, str]:
+    """The keys that may name a folder or file of the user's, and are not null."""
+    of_mixed = [key for key in flat if key.startswith("data.mixed_in.") and key.endswith(".source")]
+    return {key: flat[key] for key in (*INPUTS, *of_mixed) if isinstance(flat.get(key), str)}
+
+
+def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe that must stay as they are when a run resumes, each by its dotted name.
+
+    An older recipe.json lacks the keys that have come since: that run had their defaults. It may also have keys that
+    are gone.
+    """
+    flat = {**_flat(to_json(Recipe(output=""))), **_flat(tree)}
+    for number, entry in enumerate(flat.pop("data.mixed_in")):
+        flat.update(_flat({"data": {"mixed_in": {str(number): entry}}}))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key.rpartition(".")[2] not in RESUMABLE and key not in REMOVED
+    }
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    """{"model": {"lora": {"r": 8}}} -> {"model.lora.r": 8}; a dict without keys stays as it is."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            for inner_key, inner_value in _flat(value).items():
+                flat[f"{key}.{inner_key}"] = inner_value
+        else:
+            flat[key] = value
+    return flat
