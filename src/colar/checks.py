@@ -32,7 +32,7 @@ def in_library(what: str) -> Iterator[None]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is a finite int or float; a bool is neither, and an int beyond the largest float is none."""
+    """True if `value` is a finite int or float; a bool is neither, and an int beyond the largest float is none."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:
@@ -42,7 +42,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def is_whole(value: object) -> bool:
-    """Whether `value` is a whole number of at most 64 bits, 6.0 included: a larger one fits no tensor and no loop."""
+    """True if `value` is a whole number of at most 64 bits, 6.0 included: a larger one fits no tensor and no loop."""
     return is_number(value) and float(value).is_integer() and int(value) in INT64
 
 

@@ -168,7 +168,7 @@ def append_jsonl(path: str | Path) -> Iterator[Callable[[dict[str, Any]], None]]
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: $COLAR_CACHE, or colar/ in the user's cache folder."""
+    """Folder of what can be made again: $COLAR_CACHE, or colar/ in the user's cache folder."""
     if "COLAR_CACHE" in os.environ:
         return Path(os.environ["COLAR_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "colar"
@@ -198,7 +198,7 @@ def alone(folder: str | Path) -> Iterator[None]:
     """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
 
     The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A system or a
-    file system without locks keeps nobody out.
+    file system without locks keeps no process out.
     """
     folder = Path(folder).resolve()
     if fcntl is None or folder in _held:
@@ -222,7 +222,7 @@ def alone(folder: str | Path) -> Iterator[None]:
 
 
 def provenance() -> dict[str, Any]:
-    """Where and how a result was made: command, versions, machine, commit, time (UTC)."""
+    """Provenance of a result: command, versions, machine, commit, time (UTC)."""
     versions: dict[str, str | None] = {"colar": __version__}
     for name in LIBRARIES:
         with suppress(metadata.PackageNotFoundError):

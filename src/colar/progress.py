@@ -102,7 +102,7 @@ class Bar:
 
 @contextmanager
 def bar(description: str, total: int | None = None) -> Iterator[Bar]:
-    """A `Bar` that is closed at the end, whatever happens."""
+    """A `Bar` that is closed at the end, also after an error."""
     running = Bar(description, total)
     try:
         yield running

@@ -44,7 +44,7 @@ _PLAIN = {
         "-+.0123456789",
     ),
 }
-"""What a plain value looks like that is no text, and its first characters."""
+"""Pattern of a plain value that is no text, and its first characters."""
 
 _Yaml.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]

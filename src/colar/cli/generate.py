@@ -32,7 +32,7 @@ WIDTH = 80
 INDENT = 6
 """Characters in front of a thought: its number."""
 UNSURE = "?"
-"""Behind the tokens of a group that ended because the next one was unsure."""
+"""Behind the tokens of a group that ended because the next one had low confidence."""
 
 
 def add_parser(commands: Any, method_options: bool) -> None:

@@ -107,7 +107,7 @@ def model_options(parser: Parser) -> None:
 
 
 LIMITS = ("max_latents", "max_completion_length")
-"""Where a request is cut: options of every command that generates, and fields of `Decoding` and `Limits`."""
+"""Limits of a request: options of every command that generates, and fields of `Decoding` and `Limits`."""
 
 
 def limit_options(parser: Parser, max_completion_length: int) -> None:

@@ -91,7 +91,7 @@ class Move:
 
 @dataclass(frozen=True)
 class ArithmeticConfig:
-    """Which problems are made. The defaults are the demo's; other values shift the test set away from them."""
+    """The kind of problems. The defaults are the demo's; other values shift the test set away from them."""
 
     steps: tuple[int, int] = (3, 4)
     """Fewest and most equations in a chain; lengths between them are equally frequent."""
@@ -100,15 +100,15 @@ class ArithmeticConfig:
     max_value: int = 40
     """Largest result of any step."""
     operations: str = OPERATIONS
-    """Which of + - * / may occur."""
+    """Those of + - * / that may occur."""
     wording: str = "story"
     """`story`, or `run_on`: the same words, every clause joined by "and"."""
     overruns: float = 0.0
     """Share of the longest problems of the train split whose chain goes one step too far, `<<19+1=20>>`, and whose
-    answer is that step's: a teacher who errs. Validation and test are right whatever this is."""
+    answer is that step's: a teacher who errs. Validation and test are right for any value."""
     slips: float = 0.0
     """Share of the train split's problems with a loss whose first loss is added, `<<9+4=13>>` for `<<9-4=5>>`, with all
-    that follows from it: a teacher who errs inside the chain. Validation and test are right whatever this is, and so
+    that follows from it: a teacher who errs inside the chain. Validation and test are right for any value, and so
     are the few problems on which the slip would end in an inexact division or a number of three digits."""
 
     def __post_init__(self) -> None:

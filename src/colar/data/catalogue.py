@@ -27,7 +27,7 @@ OWN_ENDINGS = (".jsonl", ".json")
 
 @dataclass(frozen=True)
 class Split:
-    """Where one split lies.
+    """Location of one split.
 
     `part`: all rows, or the rows kept or held out by the hash of the question. `leave_out`: hashes of questions
     that the test set asks too.
@@ -272,7 +272,7 @@ def entries_of_source(
 
 
 def is_own_file(name: str | Path) -> bool:
-    """Whether a path is called as a user's data file is."""
+    """True if a path is called as a user's data file is."""
     return Path(name).suffix.lower() in OWN_ENDINGS
 
 

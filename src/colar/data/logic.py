@@ -1,4 +1,4 @@
-"""What `prosqa.py` and `prontoqa.py` share: made-up words, draws, and which split a problem belongs to.
+"""Shared by `prosqa.py` and `prontoqa.py`: made-up words, draws, and the split of a problem.
 
 A row is a function of (source, options, split, seed, index) alone: every row has a random stream of its own, so that
 row 17 is the same in a call for 20 rows and in one for 20,000. Of `random.Random` only an integer seed and `random()`

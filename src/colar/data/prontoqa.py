@@ -59,7 +59,7 @@ _NOUNS = frozenset(logic.NOUNS)
 
 @dataclass(frozen=True)
 class ProntoqaConfig:
-    """Which problems are made. The default is Coconut's."""
+    """The kind of problems that are made. The default is Coconut's."""
 
     hops: int | tuple[int, int] = 5
     """Deductions from the entity's first noun to the property that is asked for; or [fewest, most] of them."""
@@ -75,7 +75,7 @@ class ProntoqaConfig:
         object.__setattr__(self, "hops", tuple(self.hops))  # YAML gives a list
 
     def draw_hops(self, dice: Dice) -> int:
-        """How many hops a problem has, all equally likely; no draw is spent where the number is fixed."""
+        """Number of hops of a problem, all equally likely; no draw is spent where the number is fixed."""
         if isinstance(self.hops, int):
             return self.hops
         fewest, most = self.hops

@@ -39,12 +39,12 @@ FIRST_ONLY = 0.35
 """Share of nodes whose parents are reached from the first entity alone."""
 SECOND_ONLY = 0.45
 DEPTH_WEIGHT = 1.5
-"""What a step of depth adds to a node's weight as a parent."""
+"""Weight that a step of depth adds to a node's weight as a parent."""
 
 
 @dataclass(frozen=True)
 class ProsqaConfig:
-    """Which problems are made. The defaults are those of the published rows."""
+    """The kind of problems that are made. The defaults are those of the published rows."""
 
     nodes: int = 28
     """Nodes drawn, the two entities among them; those that no edge touches are left out (5 of 28 on average)."""
@@ -53,7 +53,7 @@ class ProsqaConfig:
     hops: tuple[int, int] = (3, 6)
     """Fewest and most steps of a chain."""
     balanced: bool = True
-    """Whether both choices are mentioned equally often. In the published rows the right one is mentioned less often:
+    """True if both choices are mentioned equally often. In the published rows the right one is mentioned less often:
     who takes the rarer noun is right on 66% of them, without a graph."""
 
     def __post_init__(self) -> None:

@@ -246,7 +246,7 @@ class _Reader:
                 fields = self.parser(raw)
                 example = self._example(fields, index, ids)
             except ValueError as error:
-                # The publisher's own faults are known: they stop nobody's load.
+                # The publisher's own faults are known: they stop no load.
                 if not self.skip and not isinstance(error, UpstreamFault):
                     raise ValueError(f"{place}: {error}") from error
                 self.left_out.append(f"{place}: {error}")
@@ -256,7 +256,7 @@ class _Reader:
             yield example
 
     def say(self) -> None:
-        """Say what was left out. Not by `examples`: whoever stops at a limit never comes to its end."""
+        """Say what was left out. Not by `examples`: a caller that stops at a limit never comes to its end."""
         if self.left_out:
             shown = "; ".join(self.left_out[:_NAMED])
             more = "; ..." if len(self.left_out) > _NAMED else ""

@@ -34,12 +34,12 @@ from colar.engine.request import Completion, Event, Request, fold
 
 T = TypeVar("T")
 Items = list[Event | Exception]
-"""What a caller receives: events, or the error that ends the stream."""
+"""Messages to a caller: events, or the error that ends the stream."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Where a caller waits: a queue of its event loop."""
+    """The place in which a caller waits: a queue of its event loop."""
 
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[Event | Exception]
@@ -51,7 +51,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """What the worker does between two steps; None ends it."""
+        """Work of the worker between two steps; None ends it."""
         self._readers: dict[int, Reader] = {}
         """Those of unfinished requests, by the engine's number. Used by the worker alone."""
         self._lock = threading.Lock()

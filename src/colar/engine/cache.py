@@ -59,7 +59,7 @@ EMPTY = CacheSize(0, 0)
 
 @dataclass
 class SlotMapping:
-    """Where the next forward pass writes keys and values, and which columns its rows read.
+    """Columns that the next forward pass writes keys and values to, and columns that its rows read.
 
     Sizes are those of tensors, which a compiled step takes as symbols; a Python number would be compiled in.
     """
@@ -138,7 +138,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self, lm: PreTrainedModel) -> None:
         self.config = lm.config.get_text_config()
         self.size = EMPTY
-        """What every layer has at least."""
+        """Columns that every layer has at least."""
         self.zeros: Callable[..., Tensor] = torch.zeros
         """Allocates: all of the cache's memory comes from here."""
         super().__init__(layers=[SlotLayer(self) for _ in range(self.config.num_hidden_layers)])

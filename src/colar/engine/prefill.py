@@ -46,7 +46,7 @@ class Prefill:
         self.done = 0
         """Positions of a long question that are in the cache."""
         self.slot = 0
-        """Where they lie."""
+        """Their location."""
         self.seconds = 0.0
         """The time that took."""
 

@@ -160,7 +160,7 @@ class Completion:
     error: Exception | None = None
     """The error that a step of this request raised."""
     latents: Tensor | None = None
-    """The thoughts, (K, D); drawn latents in float32, whatever the model's dtype is."""
+    """The thoughts, (K, D); drawn latents in float32, for any dtype of the model."""
     info: list[Mapping[str, Tensor]] = field(default_factory=list)
     """The method's own quantities of each thought."""
     stop_info: Mapping[str, Tensor] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which requests wait and which run: first come, first served, within slots and a budget of positions.
+"""Requests that wait and requests that run: first come, first served, within slots and a budget of positions.
 
 A request is admitted when there is a slot for it and the positions of the cache with it are within the budget. Slots
 are as wide as the widest row may become, rounded up, so n rows cost n times that:
@@ -51,7 +51,7 @@ class Queued:
     reported: int = 0
     """Events that were reported before it was preempted: it starts anew, and does not report these again."""
     alone: int = 0
-    """How often memory ran out while no other request was running."""
+    """Number of times that memory ran out while no other request was running."""
 
     @property
     def positions(self) -> int:
@@ -181,7 +181,7 @@ class Scheduler:
     # Preemption
 
     def put_back(self, entries: Sequence[Queued]) -> None:
-        """Let preempted requests wait again, in the order in which all came, whatever `max_waiting` is."""
+        """Let preempted requests wait again, in the order in which all came, also beyond `max_waiting`."""
         self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
     def squeeze(self, positions: int) -> None:

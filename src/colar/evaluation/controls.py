@@ -86,7 +86,7 @@ class Forced(Method):
         row_B = state.begun["row"]
         n_given = self.given.embeds_RKD.shape[1]
         embeds_BD = torch.zeros_like(state.hidden)
-        # Where nobody had a thought the table has no columns, and cannot be indexed.
+        # Without any thought the table has no columns, and cannot be indexed.
         if n_given:
             # A row that is done reads beyond its thoughts; its embedding is ignored.
             step_B = state.step.clamp(max=n_given - 1)

@@ -37,7 +37,7 @@ GREEDY_SEED = 0
 
 @dataclass(frozen=True)
 class Limits:
-    """Where generation is cut, and how many requests run at once."""
+    """Limits of generation, and the number of requests that run at once."""
 
     max_latents: int = 128
     """Most embeddings between the two separators (a CoT's tokens too)."""

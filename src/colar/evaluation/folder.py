@@ -129,7 +129,7 @@ def claim(
     """Write evaluation.json into the output folder, or reject a folder that holds records of another evaluation.
 
     `settings` are what every record depends on: limits, split, options. `checkpoints` are folders by the name that
-    their rows have. A folder without records is free, whatever was tried in it.
+    their rows have. A folder without records is free, even if an evaluation was tried in it.
     """
     questions = {name: question_digests(examples) for name, examples in datasets.items()}
     models = {name: checkpoint.digest(folder) for name, folder in checkpoints.items()}

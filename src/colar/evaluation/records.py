@@ -47,7 +47,7 @@ ANSWER = np.dtype(
         ("gold_length", np.float64),  # NaN where the question has no reference chain
     ]
 )
-"""What a report needs of a record: its cell is known, its texts are compared but not read."""
+"""Fields of a record that a report needs: its cell is known, its texts are compared but not read."""
 
 Answers = npt.NDArray[np.void]
 """Records as an array of `ANSWER`: each field is a column, `answers["correct"]`."""

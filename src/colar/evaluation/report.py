@@ -97,7 +97,7 @@ def write(
     if provenance is None:
         provenance = files.provenance()
     report = fold(records, provenance, baseline, nearest, pairs)
-    # First the numbers: they are kept whatever happens to the pictures.
+    # First the numbers: they are kept even if a picture fails.
     files.write_json(folder / "report.json", report.to_json())
     pictures: dict[str, list[ReportRow]] = {}
     # Greedy and sampled answers of one system would lie over each other in one picture.
@@ -307,7 +307,7 @@ def _with_runs(row: ReportRow, runs: Sequence[ReportRow]) -> ReportRow:
 
 
 def _same_datasets(rows: Iterable[ReportRow]) -> bool:
-    """Whether averages are over the same data sets; rows of one data set always are."""
+    """True if averages are over the same data sets; rows of one data set always are."""
     return len({frozenset(row.datasets or ()) for row in rows}) == 1
 
 

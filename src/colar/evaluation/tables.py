@@ -67,7 +67,7 @@ def grids(report: Report) -> list[Grid]:
 
 
 def _accuracy(report: Report, decoding: str) -> Grid:
-    """How often is each system right, and how long does it think? Systems x datasets."""
+    """Accuracy and length of thinking, systems x datasets."""
     rows = _of_decoding(report.shown_rows, decoding)
     datasets = _with_average(datasets_of(rows))
     # Each dataset has two columns: accuracy means little without the length of the thinking that it took.
@@ -156,7 +156,7 @@ def _pairs(report: Report) -> Grid:
 
 
 def _several_samples(report: Report) -> Grid:
-    """How much does sampling vary, and what do several samples of a question gain? avg@k, maj@k and pass@k."""
+    """Variation of sampling, and gain of several samples of a question: avg@k, maj@k and pass@k."""
     body = []
     for name, found in _lines(report, report.shown_rows):
         datasets = _with_average(datasets_of(found.values()))
@@ -182,7 +182,7 @@ def _several_samples(report: Report) -> Grid:
 
 
 def _cost(report: Report) -> Grid:
-    """How many answers fail in form, and what does a question cost? Averages over each system's datasets."""
+    """Answers that fail in form, and cost of a question: averages over each system's datasets."""
     body = []
     for name, found in _lines(report, report.shown_rows):
         # By dataset, this table would be longer than all others together.

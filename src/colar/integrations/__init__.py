@@ -1,1 +1,1 @@
-"""Where colar meets other people's programs."""
+"""Adapters to other people's programs."""

@@ -198,7 +198,7 @@ def document_id(instance: Instance) -> str:
 
 
 def decoding_of(given: Mapping[str, Any], limits: Decoding) -> Decoding:
-    """How a task's `generation_kwargs` are drawn and cut. ValueError names a key that there is not.
+    """Decoding and limits from a task's `generation_kwargs`. ValueError names an unknown key.
 
     Greedy unless `do_sample` is true, or not given beside a temperature above 0. Sampling takes what is not given from
     `sampled`.
@@ -216,7 +216,7 @@ def decoding_of(given: Mapping[str, Any], limits: Decoding) -> Decoding:
         if given.get(key) is not None:
             changes["max_completion_length"] = int(given[key])
             break
-    # Greedy draws nothing, whatever stands beside `do_sample: false`.
+    # Greedy draws nothing, with any value beside `do_sample: false`.
     if do_sample:
         for key in DRAWING_KEYS:
             if given.get(key) is not None:
@@ -276,8 +276,8 @@ def with_ours(words: Sequence[str]) -> list[str]:
     asks_help = not words or "-h" in words or "--help" in words
     if asks_help:
         return words
-    # Of an option that is given twice the last counts. Ours stand first: what the user says wins in whatever way it is
-    # written (`-b8`, `--batch 8`).
+    # Of an option that is given twice the last counts. Ours stand first, so that the user's takes precedence, in any
+    # spelling (`-b8`, `--batch 8`).
     ours = ["--include_path", str(TASKS)]
     command = words[:1] if words[0] in COMMANDS else []
     runs = command in ([], ["run"])

@@ -1,4 +1,4 @@
-"""What the task files in `tasks/` call: documents from our data loader, and both judges' verdicts."""
+"""Functions that the task files in `tasks/` call: documents from our data loader, and both judges' verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from colar.data.judge.answers import judge
 
 COLUMNS = ("id", "question", "answer", "answer_type")
 IGNORED = (",", r"\$", r"\.$")
-"""What lm-eval's own tasks of this kind (gsm8k) delete before they compare."""
+"""Text that lm-eval's own tasks of this kind (gsm8k) delete before they compare."""
 
 
 def documents(
@@ -33,7 +33,7 @@ def documents(
         raise ValueError(f"--metadata data={data}: no such file")
     rows = sources.load(named, split, data_dir=others.get("data_dir"))
     table = [{column: getattr(row, column) for column in COLUMNS} for row in rows]
-    # "test" whatever the split is: the task files have `test_split: test`.
+    # "test" for any split: the task files have `test_split: test`.
     return {"test": datasets.Dataset.from_list(table)}
 
 

@@ -36,7 +36,7 @@ from colar.template.template import Template
 
 BATCH = 32
 PLAIN_CAUSES = ("right", "unparsable", "wrong")
-"""What is said of an answer that has no reference chain."""
+"""Cause of an answer that has no reference chain."""
 
 
 @dataclass(frozen=True)

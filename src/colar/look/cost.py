@@ -106,7 +106,7 @@ def _controls(
     if "none" in kinds:
         at_once = []
         for request in requests:
-            # At this limit the engine feeds the closing separator at once, whatever the method chooses.
+            # At this limit the engine feeds the closing separator at once, for any choice of the method.
             at_once.append(replace(request, decoding=replace(request.decoding, max_latents=0)))
         made.append(("none", at_once, method))
     return made
@@ -130,7 +130,7 @@ def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -
 
 
 def difference(examples: Sequence[Example], ours: Sequence[bool], theirs: Sequence[bool]) -> Mean:
-    """How much more often ours are right, paired by question."""
+    """Difference of our accuracy and theirs, paired by question."""
     clusters = clusters_of(examples)
     estimate = stats.paired_difference(ours, clusters, theirs, clusters)
     return Mean(estimate.mean, estimate.interval)

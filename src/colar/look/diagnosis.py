@@ -1,4 +1,4 @@
-"""Where a chain goes wrong: in reading thoughts, in writing them, in stopping, in the plan, in the arithmetic.
+"""Causes of wrong chains: in reading thoughts, in writing them, in stopping, in the plan, in the arithmetic.
 
 Each measurement of a model has one thing less to get wrong than the one below it:
 

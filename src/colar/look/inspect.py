@@ -101,7 +101,7 @@ def inspect_system(
 
 
 def compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
-    """Whether thoughts can be compared with reference chains."""
+    """True if thoughts can be compared with reference chains."""
     # `require_groups` raises for an empty list too: without a reference chain nothing is compared.
     with_steps = [example for example in examples if example.steps]
     try:
@@ -278,7 +278,7 @@ def inspect(
 
 
 def _possible(method: Method) -> list[float]:
-    """Those of `FACTORS` that the method can work with: a sequential head says no more tokens than it was taught."""
+    """Those of `FACTORS` that the method can work with: `sequential` chooses no more tokens than it was trained for."""
     found: list[float] = []
     for c in FACTORS:
         try:

@@ -41,7 +41,7 @@ SHUFFLES = 5
 
 @dataclass(frozen=True)
 class ProbeScore:
-    """How well one step's results are read off one kind of state; None below `LEAST` questions."""
+    """Accuracy of reading one step's results off one kind of state; None below `LEAST` questions."""
 
     step: int
     """In the chain, from 0."""

@@ -58,7 +58,7 @@ class ReadThought:
     chosen: tuple[tuple[str, float], ...] = ()
     """The tokens that a latent was chosen as, each with its probability; empty where none were chosen."""
     unsure: bool = False
-    """Whether these are fewer than its group may have, because the next one was unsure (`confidence_threshold`)."""
+    """True if a next one of low confidence (`confidence_threshold`) ended the group early."""
 
 
 @torch.no_grad()
@@ -227,7 +227,7 @@ def retrieval_accuracy(thoughts: Sequence[ThoughtRanks]) -> RetrievalAccuracy:
 def rank_tokens(
     latents_KD: Tensor, groups: Sequence[Sequence[int]], directions_VD: Tensor
 ) -> list[tuple[int, ...]]:
-    """How many tokens of the vocabulary are nearer to each latent than each token of its group.
+    """Number of tokens of the vocabulary that are nearer to each latent than each token of its group.
 
     A latent of zeros points nowhere: no token is near it, and all of the vocabulary counts as nearer.
     """

@@ -145,8 +145,8 @@ class ThinkState:
     """One thinking step of all requests that still think, a row each.
 
     `hidden` (B, D) is the last hidden state after the question or after the last thought; `step` (B,) counts
-    forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step): whoever
-    shares the batch, a request gets the same draws.
+    forward passes since the question. `uniform` and `normal` are functions of (request seed, sample, step):
+    a request gets the same draws in any batch.
     """
 
     hidden: Tensor
@@ -161,9 +161,9 @@ class ThinkState:
     begun: dict[str, Tensor] = field(default_factory=dict)
     """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
-    """Whether anybody looks at `Thought.info`: a method may leave out what is costly to say."""
+    """True if `Thought.info` is read: a method may leave out what is costly to say."""
     make_head_rows: Callable[[tuple[int, ...]], HeadRows] | None = None
-    """The model's `head_rows` where an engine keeps them from step to step; None where nobody does."""
+    """The model's `head_rows` where an engine keeps them from step to step; None without an engine."""
     asked: Sequence[Asked] | None = None
     """The rows' requests: what Python decides by need not be looked up on the device."""
 
@@ -215,7 +215,7 @@ class Thought:
 
 
 class Method(ABC):
-    """How to learn and how to think: the one interface of all methods.
+    """A way to learn and to think: the one interface of all methods.
 
     Constructed from its frozen, self-validating `Config`. Three methods are its own: `encode`, `loss` and `think`.
     The others have the defaults of a method that adds no modules, has no curriculum and takes no per-request values.
@@ -226,9 +226,9 @@ class Method(ABC):
     Params: ClassVar[type] = NoParams
     """Per-request values: a frozen dataclass that checks itself."""
     draws: ClassVar[bool] = False
-    """Whether `encode` draws params: two rows of one example may differ."""
+    """True if `encode` draws params: two rows of one example may differ."""
     latent: ClassVar[bool] = False
-    """Whether it thinks in embeddings of its own, not in tokens: what a control can replace."""
+    """True if it thinks in embeddings of its own, not in tokens: what a control can replace."""
     training_only: ClassVar[frozenset[str]] = frozenset()
     """Names of those `modules` that `think` does not need: kept to resume, left out of a published checkpoint."""
 
@@ -267,7 +267,7 @@ class Method(ABC):
 
     @property
     def unrolled(self) -> bool:
-        """Whether its loss feeds the model several times, the later times with what came out before."""
+        """True if its loss feeds the model several times, the later times with what came out before."""
         return False
 
     def stage(self, epoch: float) -> int:
@@ -300,7 +300,7 @@ class Method(ABC):
         return lm.embed(batch.chain_ids), batch.chain_lengths
 
     def group_sizes(self, lm: LatentLM, batch: Batch) -> Tensor:
-        """How many tokens of the row's chain each of these `thoughts` stands for, (B, K); 0 behind a row's last one.
+        """Tokens of the row's chain to each of these `thoughts`, (B, K); 0 behind a row's last one.
 
         One token each by default. Where that is wrong, `colar inspect` finds another number of thoughts than groups,
         and compares none.
@@ -308,7 +308,7 @@ class Method(ABC):
         return length_mask(batch.chain_lengths, batch.chain_ids.shape[1]).long()
 
     def says_chain(self, params: Any) -> bool:
-        """Whether it learns to think all of the reference chain at these values: only then are the two compared."""
+        """True if it learns to think all of the reference chain at these values: only then are the two compared."""
         return True
 
     # Thinking
@@ -345,7 +345,7 @@ class Method(ABC):
 
 def encode_row(template: Template, example: Example, params: Any, prompt: str, seed: int) -> Row:
     """The plain layout: question with its prompt, all steps, answer. ValueError names the example."""
-    # A step that contains the separator cannot be encoded: whoever trains wants to know which example it is.
+    # A step that contains the separator cannot be encoded: the error must name the example.
     try:
         return Row(
             template.question(example.question, prompt),

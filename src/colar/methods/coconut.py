@@ -110,7 +110,7 @@ class Coconut(base.Method):
 
         # Column i is predicted one position before it.
         hidden_BND = torch.cat([first_BKD, rest_BTD], dim=1)[:, :-1]
-        # A latent is no label: nobody wrote down what it should be.
+        # A latent is no label: the data do not say what it should be.
         labelled_BN = real_BN & ~ragged.length_mask(batch.n_latents, tail_BN.shape[1])
         return {"ce": losses.token_loss(lm, hidden_BND, tail_BN, labelled_BN)}
 

@@ -69,7 +69,7 @@ def answer_loss(lm: LatentLM, hidden_BAD: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy of what follows the closing separator, EOS included, (B,).
 
     `hidden_BAD` are the hidden states where the answer segment is fed. Where the number of thoughts is fixed, the
-    separator is fed whatever the model would say: it is no label.
+    separator is fed in any case: it is no label.
     """
     # The segment begins with the closing separator: position i is where answer token i + 1 is predicted.
     labels_BN = batch.answer_ids[:, 1:]

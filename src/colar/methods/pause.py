@@ -35,7 +35,7 @@ from colar.template.template import Template
 
 @dataclass(frozen=True)
 class PauseConfig:
-    """How many pauses."""
+    """Number of pauses."""
 
     n_pauses: int = 6
     """Embeddings between the separators, 1 or more (the paper: 10)."""

@@ -101,7 +101,7 @@ def typed(cls: type[Any], values: Mapping[str, Any], what: str) -> Any:
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    """Whether a value may stand for a field of this type; types that are no plain number or bool check themselves."""
+    """True if a value may stand for a field of this type; types that are no plain number or bool check themselves."""
     is_bool = isinstance(value, bool)
     if expected is bool:
         return is_bool

@@ -125,7 +125,7 @@ class Scorable(Protocol):
 
     @property
     def has_density(self) -> bool:
-        """Whether latents are drawn from a density: only then does `latent_logprob` change anything."""
+        """True if latents are drawn from a density: only then does `latent_logprob` change anything."""
         ...
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
@@ -235,7 +235,7 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
 
 
 def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
-    """What is fed at each thought, (B, K, D): the latent, or the token's embedding."""
+    """Embedding that is fed at each thought, (B, K, D): the latent, or the token's embedding."""
     is_token_BK = rollouts.thought_ids >= 0
     only_tokens = latents_BKD.shape[-1] == 0
     if not only_tokens and not bool(is_token_BK.any()):

@@ -73,7 +73,7 @@ class TokenSkipParams:
 
 @dataclass(frozen=True)
 class TokenSkipConfig:
-    """How chains are pruned in training."""
+    """Values for pruning chains in training."""
 
     ratios: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     """Ratios drawn from in training, each above 0 and at most 1 (the paper's)."""

@@ -97,7 +97,7 @@ def unroll(
 
 
 def checkpoints(lm: LatentLM) -> bool:
-    """Whether layers recompute their activations in the backward pass (and so take no cache)."""
+    """True if layers recompute their activations in the backward pass (and so take no cache)."""
     # The flag stands on each layer that recomputes.
     layers = lm.causal_lm.modules()
     return lm.training and any(getattr(layer, "gradient_checkpointing", False) for layer in layers)

@@ -30,7 +30,7 @@ WINDOW = 8
 """Positions that a layer with a window sees while it is probed."""
 
 _FOUND: dict[tuple[Any, ...], str | None] = {}
-"""Results of `ask`. An architecture is probed once in a process, whatever its weights are."""
+"""Results of `ask`. An architecture is probed once in a process, for any weights."""
 
 
 @torch.no_grad()
@@ -111,7 +111,7 @@ def _outcome(lm: PreTrainedModel, probe: Callable[[PreTrainedModel], tuple[Tenso
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        # Whatever it is, it comes from the architecture's own code.
+        # Any exception comes from the architecture's own code.
         return f"cannot compute under a mask of ours ({_first_line(error)})"
     apart_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
     # The median: rounding may send a single token to other experts.

@@ -40,7 +40,7 @@ PIECES = "|".join(
 
 
 def build(seed: int = 0, digits: int = 2) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Fresh weights drawn from `seed`, and the tokenizer, whose tokens have at most so many digits."""
+    """Fresh weights drawn from `seed`, and the tokenizer, whose tokens have at most `digits` digits."""
     tokenizer = build_tokenizer(digits)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -73,7 +73,7 @@ def build_tokenizer(digits: int = 2) -> PreTrainedTokenizerFast:
 
 @lru_cache(maxsize=2)
 def _trained(digits: int) -> str:
-    # ignore_merges: a piece that is in the vocabulary as a whole is one token, whatever its merges say.
+    # ignore_merges: a piece that is in the vocabulary as a whole is one token, even if its merges differ.
     core = Tokenizer(models.BPE(ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,6 +1,6 @@
-"""What a device other than the CPU asks for: few looks at its numbers, and on Apple's no float64.
+"""Requirements of devices other than the CPU: few synchronisations, and no float64 on Apple's.
 
-A GPU works behind Python. Whoever looks at a number (`item`, `tolist`, `nonzero`, an `if` over a tensor) waits until
+A GPU works behind Python. Code that reads a number (`item`, `tolist`, `nonzero`, an `if` over a tensor) waits until
 all that was asked of it is done, and then the GPU waits for Python. To send it numbers waits for nothing.
 """
 
@@ -18,7 +18,7 @@ WITHOUT_FLOAT64 = ("mps",)
 
 
 def computes_bfloat16(device: torch.device) -> bool:
-    """Whether the device has bfloat16 arithmetic. A CPU without it computes it in software, many times slower."""
+    """True if the device has bfloat16 arithmetic. A CPU without it computes it in software, many times slower."""
     if device.type != "cpu":
         return True
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -26,7 +26,7 @@ def computes_bfloat16(device: torch.device) -> bool:
 
 @functools.cache
 def bfloat16_speed() -> float:
-    """How many times as fast this CPU multiplies matrices in bfloat16 as in float32, measured once.
+    """Speed of this CPU's matrix products in bfloat16 over float32, measured once.
 
     Some have the instructions and are slower with them: oneDNN needs matrix units (AMX) to gain much.
     """

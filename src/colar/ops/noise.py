@@ -1,6 +1,6 @@
 """Counter-based random numbers: a draw is a function of (seed, sample, step, stream, index) and of nothing else.
 
-There is no generator state to share: a request gets the same draws whoever its batch mates are, in whatever order rows
+There is no generator state to share: a request gets the same draws with any batch mates, in any order in which rows
 run, after a resume, and on every device (Apple's mps has them rounded to float32). Each counter goes through the
 finaliser of SplitMix64 (Steele, Lea and Flood 2014), in int64 arithmetic that wraps the same way everywhere.
 

@@ -27,7 +27,7 @@ SPARED = 0.5
 
 @dataclass(frozen=True)
 class Tree:
-    """Where each position of the rows lies in the sequences, and the other way round.
+    """Position in the sequences of each position of the rows, and the other way round.
 
     `source` (S, P): the position of a row, as an index into rows x positions. `target` (B, T): the position of a
     sequence, as an index into sequences x positions; 0 in a row's padding. `places` (S, P): positions in the row.
@@ -115,7 +115,7 @@ def _sequences(starts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two rows have in common at their starts."""
+    """Number of ids that two rows have in common at their starts."""
     count = 0
     for a, b in zip(first, second, strict=False):
         if a != b:

@@ -1,4 +1,4 @@
-"""Which recipe a run folder belongs to: two runs must not mix in one, and a finished one is not trained again."""
+"""The recipe that a run folder belongs to: two runs must not mix in one, and a finished one is not trained again."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def claim(recipe: Recipe, output: Path) -> None:
 
 
 def is_finished(recipe: Recipe) -> bool:
-    """Whether a run has ended as the recipe says. ValueError where it began from weights that have changed."""
+    """True if a run has ended as the recipe says. ValueError where it began from weights that have changed."""
     folder = RunFolder(recipe.output)
     if not (folder.finished.exists() and folder.best.exists()):
         return False

@@ -250,7 +250,7 @@ def _override(tree: dict[str, Any], key: str, text: str) -> None:
         hint = typing.get_type_hints(section).get(name) if section else None
     value: Any
     if _kinds(hint) in ((str,), (str, type(None))):
-        # A text has lost its quotes to the shell, and is one whatever it looks like.
+        # A text has lost its quotes to the shell, and stays one.
         value = None if text == "null" and hint is not str else text
     else:
         try:
@@ -289,7 +289,7 @@ def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:
 
 
 def _below(key: str, sections: Sequence[str]) -> bool:
-    """Whether a key is one of some sections, or stands in one."""
+    """True if a key is one of some sections, or stands in one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
@@ -362,7 +362,7 @@ def _check_finite(key: str, value: Any) -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value of YAML may stand for one of this type. Infinite numbers are looked at by `_check_finite`."""
+    """True if a value of YAML may stand for one of this type. Infinite numbers are looked at by `_check_finite`."""
     inner = typing.get_args(kind)
     kind = typing.get_origin(kind) or kind
     if kind is typing.Literal:

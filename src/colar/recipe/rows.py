@@ -58,7 +58,7 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
 
 
 def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:
-    """Say how many validation questions are also trained on, whatever their rows' ids are; nothing where none is.
+    """Say how many validation questions are also trained on, under any id; log nothing if there are none.
 
     Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
     """

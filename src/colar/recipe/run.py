@@ -134,7 +134,7 @@ def check_start(recipe: Recipe) -> None:
 
 
 def _check_start(model: ModelConfig) -> None:
-    """Where there is no checkpoint, the message names the shipped recipe that makes it."""
+    """Check the start weights. Without a checkpoint, the message names the shipped recipe that makes it."""
     if model.init_from is None:
         return
     try:

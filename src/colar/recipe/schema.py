@@ -29,7 +29,7 @@ ATTENTION = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Where the weights come from."""
+    """Source of the weights."""
 
     backbone: str = "tiny"
     """tiny | smollm2-135m | a folder | a Hub id. Unused beside `init_from`, where the command line
@@ -132,14 +132,14 @@ def _check_mixed(entry: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """How a checkpoint is validated: by thinking as at test time."""
+    """Validation of a checkpoint: by thinking as at test time."""
 
     params: tuple[dict[str, Any], ...] = ({},)
     """The per-request values asked for, e.g. [{compression_factor: 2}]; accuracy is the mean over them."""
     decoding: str = "greedy"
     """greedy | sampled."""
     limits: Limits = field(default_factory=Limits)
-    """Where generation is cut."""
+    """Limits of generation."""
     page_size: int = 16
     """First N validation rows for the page of the run, inside.html; 0: no page."""
 
@@ -167,15 +167,15 @@ class Recipe:
     method: dict[str, Any] = field(default_factory=lambda: {"name": "cot"})
     """`name` and the keys of that method's config."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    """How long and how fast."""
+    """Length and learning rates."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    """How the best checkpoint is chosen."""
+    """Choice of the best checkpoint."""
     grpo: GrpoConfig | None = None
     """Reinforcement instead of imitation: the model of `model.init_from` learns from its own outputs."""
 
     @property
     def generates(self) -> bool:
-        """Whether the run generates: to validate, or to learn from its own outputs."""
+        """True if the run generates: to validate, or to learn from its own outputs."""
         return self.grpo is not None or self.data.validation_size != 0
 
 

@@ -63,7 +63,7 @@ class Sample:
     started: float = field(default_factory=time.perf_counter)
     answer_began: float | None = None
     last_event: float = 0.0
-    """When the engine made its last event, on the clock of `started`."""
+    """Time of the engine's last event, on the clock of `started`."""
 
     def details(self, ask: Ask) -> dict[str, Any]:
         """The key `colar` of docs/serve.md."""

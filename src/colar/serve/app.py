@@ -43,9 +43,9 @@ from colar.serve.answer import Piece, Sample, pieces
 from colar.serve.schema import (
     MAX_BODY,
     ApiError,
-    Asked,
     ChatRequest,
     CompletionRequest,
+    GenerationRequest,
     ResponseRequest,
     first_mistake,
 )
@@ -121,7 +121,7 @@ class Api:
     async def responses(self, asked: ResponseRequest, request: Request) -> Response:
         return await self._answer(asked, request, "resp_")
 
-    async def _answer(self, asked: Asked, request: Request, prefix: str) -> Response:
+    async def _answer(self, asked: GenerationRequest, request: Request, prefix: str) -> Response:
         made = ask(self._served(asked.model), asked, prefix + secrets.token_hex(12))
         samples = [Sample(index) for index in range(len(made.requests))]
         form = formats.of(made)
@@ -276,7 +276,7 @@ async def _finish(rest: Pieces) -> None:
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves (ApiError 499, which nobody reads)."""
+    """The result of `work`, which is cancelled when the client leaves (ApiError 499, which no client reads)."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

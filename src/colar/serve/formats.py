@@ -1,6 +1,6 @@
 """An ask's samples in OpenAI's formats, whole or as the events of a stream.
 
-`Choices` is /v1/chat/completions and /v1/completions, `Output` is /v1/responses.
+`Choices` is /v1/chat/completions and /v1/completions, `ResponseItems` is /v1/responses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Format(Protocol):
 
 
 def of(ask: Ask) -> Format:
-    return Output(ask, ask.asked) if isinstance(ask.asked, ResponseRequest) else Choices(ask)
+    return ResponseItems(ask, ask.asked) if isinstance(ask.asked, ResponseRequest) else Choices(ask)
 
 
 def event(data: str, name: str | None = None) -> bytes:
@@ -155,7 +155,7 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
 
 
-class Output:
+class ResponseItems:
     """/v1/responses: a reasoning item, if there are thoughts, and a message."""
 
     def __init__(self, ask: Ask, asked: ResponseRequest) -> None:

@@ -8,6 +8,7 @@ value only. docs/serve.md has the table.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -138,7 +139,7 @@ OURS = (
 """Fields that may also lie in `chat_template_kwargs`, as a method's values may."""
 
 
-class Asked(Strict):
+class GenerationRequest(Strict, ABC):
     """The fields of all three endpoints."""
 
     # Extra fields are the values of a method: `_flatten` has rejected all others.
@@ -198,13 +199,14 @@ class Asked(Strict):
         return dict(self.model_extra or {})
 
     @property
+    @abstractmethod
     def questions(self) -> Sequence[str]:
-        raise NotImplementedError
+        """Texts to answer."""
 
     @property
+    @abstractmethod
     def max_answer(self) -> int | None:
         """Most tokens of the answer."""
-        raise NotImplementedError
 
     @property
     def effort(self) -> Effort | None:
@@ -230,7 +232,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False
 
 
-class Sampled(Asked):
+class Sampled(GenerationRequest):
     """The fields of the two endpoints that give several choices."""
 
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
@@ -338,7 +340,7 @@ class TextOptions(Strict):
     verbosity: Literal["medium"] = "medium"
 
 
-class ResponseRequest(Asked):
+class ResponseRequest(GenerationRequest):
     """POST /v1/responses."""
 
     question_field: ClassVar[str] = "input"

@@ -18,7 +18,7 @@ from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.serve.schema import ApiError, Asked
+from colar.serve.schema import ApiError, GenerationRequest
 from colar.serve.text import Nearest
 
 DEFAULT_EFFORT = "medium"
@@ -119,7 +119,7 @@ class Ask:
 
     id: str
     served: Served
-    asked: Asked
+    asked: GenerationRequest
     requests: list[Request]
     prompt_tokens: int
     warning: str | None
@@ -131,7 +131,7 @@ class Ask:
         return self.requests[0].seed
 
 
-def ask(served: Served, asked: Asked, id: str) -> Ask:
+def ask(served: Served, asked: GenerationRequest, id: str) -> Ask:
     """Check everything that can be checked before the engine has it. ApiError 400 names the field."""
     values = served.effort(asked.effort) if asked.effort is not None else {}
     # The effort "none" is a limit on thoughts, and no value of the method.
@@ -171,7 +171,7 @@ def _length(served: Served, request: Request, field: str) -> int:
         raise ApiError(400, words, field, code) from error
 
 
-def _decoding(default: Decoding, asked: Asked, budget: int | None) -> Decoding:
+def _decoding(default: Decoding, asked: GenerationRequest, budget: int | None) -> Decoding:
     """The server's decoding with a request's values; limits are the lower of both."""
     changes: dict[str, Any] = {}
     if asked.temperature is not None:

@@ -215,7 +215,7 @@ class ThoughtReader:
         template = self.lm.template
         ids, logprobs = chosen_tokens(event.token_id, event.info, template.separator_id)
         near = None
-        # Chosen tokens are their own text: without details nobody needs their cosines.
+        # Chosen tokens are their own text: without details their cosines are not needed.
         if event.embed is not None and (self.detailed or not ids):
             k = max(NEIGHBOURS, self.size) if self.detailed else self.size
             near = await self.nearest.near(event.embed, k, ids)

@@ -1,4 +1,4 @@
-"""Control tokens: EOS, BOS, the separator, chat markers. Text never becomes one of them, whatever it spells.
+"""Control tokens: EOS, BOS, the separator, chat markers. Text never becomes one of them, even if it spells one.
 
     text        2 <eos> ### Task
     ordinary    2| |<eos>| |###| Task                 how tokenizers read it: the answer ends, the reasoning closes
@@ -35,7 +35,7 @@ class ControlTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, separator_id: int) -> None:
         self._tokenizer: Any = tokenizer
         self._needed = {tokenizer.bos_token_id, tokenizer.eos_token_id, separator_id} - {None}
-        """What colar itself reads and writes: no text may contain it, even if it cannot be written otherwise."""
+        """Texts that colar itself reads and writes: no text may contain it, even if it cannot be written otherwise."""
         named = {
             token_id
             for token, token_id in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
@@ -61,7 +61,7 @@ class ControlTokens:
         return sum(token_id in self.ids for token_id in ids)
 
     def among(self, ids: list[int], text: str) -> bool:
-        """Whether control tokens are among the ids of `text`."""
+        """True if control tokens are among the ids of `text`."""
         # Nearly all texts end here: this has to be fast.
         if self.ids.isdisjoint(ids):
             return False

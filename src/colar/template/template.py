@@ -108,7 +108,7 @@ class Template:
         control = ControlTokens(self.tokenizer, self.separator_id)
         if self.separator_id not in self.tokenizer.added_tokens_decoder:
             control.others(self.separator_id)
-        # Whoever writes a layout may put chat markers into it: these are the only control tokens.
+        # A layout may have chat markers: these are the only control tokens.
         self._question_controls = control.count(
             self._read(self.config.question.format(question="", speed=""))
         )
@@ -242,7 +242,7 @@ class Template:
         return [*ids, *self._ids(plain.rstrip())]
 
     def _tokenise(self, text: str) -> list[int]:
-        """Ids of a text that is no control token, whatever it spells."""
+        """Ids of a text that is no control token, even if it spells one."""
         ids = self._read(text)
         if self._control is not None and self._control.among(ids, text):
             ids = self._control.encode(text)

@@ -4,7 +4,7 @@ Braces are matched: cutting at the last brace of a MATH solution corrupts a tent
 the same when their plain spellings are equal, when they are plain numbers of equal value, or when math-verify says
 so; units and bases that differ make different answers. A list in parentheses or brackets is ordered, a
 bare list and one in braces is not: "(3,4)" is neither "3,4" nor "(4,3)", and "3,4" is "4,3" and "\{3,4\}".
-math-verify is asked in a process of its own (`comparer.py`). Replies are remembered; what had none means "not the
+math-verify is asked in a process of its own (`comparer.py`). Replies are cached; what had none means "not the
 same", and is asked once more the next time: the machine may have been busy.
 
 A unit is `\text{ cm}`, a word ("5 meters"), `\$` before the number, `^\circ`; a base is the subscript of "4210_7". Two
@@ -170,7 +170,7 @@ def plain(expression: str) -> str:
 
 
 def same_maths(gold: str, answer: str) -> bool:
-    """Whether two LaTeX expressions mean the same. Safe in threads; answers within DEADLINE_S or so."""
+    """True if two LaTeX expressions mean the same. Safe in threads; answers within DEADLINE_S or so."""
     spelled = plain(gold)
     other = plain(answer)
     if spelled == other:
@@ -313,11 +313,11 @@ def _canonical(name: str, power: str) -> str:
 
 
 _NO_REPLY: Counter[tuple[str, str]] = Counter()
-"""How often a comparison had no reply."""
+"""Number of comparisons without a reply."""
 
 
 # A model repeats its wrong answers, and a group of rollouts has many alike.
 @lru_cache(maxsize=REMEMBERED)
 def _asked(gold: str, answer: str) -> bool:
-    """The worker's reply. comparer.NoReplyError, which is not remembered, where there is none."""
+    """The worker's reply. comparer.NoReplyError, which is not cached, where there is none."""
     return comparer.COMPARER.same(gold, answer)

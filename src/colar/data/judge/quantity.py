@@ -187,7 +187,7 @@ def _slashed(match: re.Match[str]) -> str:
 
 
 def same_number(gold: Fraction, value: Fraction) -> bool:
-    """Whether `value` is right: equal to an integer gold, less than TOLERANCE away from a gold with a fraction."""
+    """True if `value` is right: equal to an integer gold, less than TOLERANCE away from a gold with a fraction."""
     if gold.denominator == 1:
         return value == gold
     # Absolute: a share of a gold such as 14053029.67 would be more than a thousand.
@@ -211,7 +211,7 @@ def canonical(value: Fraction) -> str:
 
 
 def _divided_out(number: int, prime: int) -> tuple[int, int]:
-    """How often `prime` divides `number`, and what is left."""
+    """Exponent of `prime` in `number`, and the rest of the number."""
     times = 0
     while number % prime == 0:
         number //= prime

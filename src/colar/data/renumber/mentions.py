@@ -104,7 +104,7 @@ BODIES = {
     "wheel", "leg", "tire", "eye", "ear", "hand", "arm", "wing", "parent", "grandparent", "side", "twin", "tentacle",
     "finger", "toe", "half", "halve",
 }  # fmt: skip
-"""What comes in numbers of its own: changing "4 wheels" would change the world."""
+"""Things that come in fixed numbers: changing "4 wheels" would change the world."""
 CAPS = {"day": 7, "hour": 24, "minute": 60, "second": 60, "month": 12, "week": 52, "cent": 99, "time": 10}
 """A number of these that is at most the cap stays so: no day has 30 hours."""
 _MOST_STEPS = 5000
@@ -303,7 +303,7 @@ def _kind(group: str, before: str, behind: str, value: Fraction) -> str:
 
 
 def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
-    """Whether this is an ordinal, a time, a name, a year, a fact, an odd spelling: see the module's docstring."""
+    """True if this is an ordinal, a time, a name, a year, a fact, an odd spelling: see the module's docstring."""
     value, kind = mention.value, mention.kind
     if value in (0, 1) or (int(value), mention.unit) in FACTS or mention.unit in BODIES:
         return True

@@ -1,4 +1,4 @@
-"""Where each operand of a chain comes from: a number of the question, an earlier result, or a constant.
+"""Origins of the operands of a chain: a number of the question, an earlier result, or a constant.
 
 An operand's candidates are all of these that have its value:
 
@@ -88,7 +88,7 @@ question makes a wrong row."""
 
 @dataclass(frozen=True)
 class OperandForm:
-    """How an operand is made of a number or a result: offset + factor * (its value, or a part of its fraction)."""
+    """Formula of an operand in a number or a result: offset + factor * (its value, or a part of its fraction)."""
 
     part: str = "value"
     offset: Fraction = Fraction(0)
@@ -166,7 +166,7 @@ def _check_silent(origins: list[list[list[Origin]]]) -> None:
 
 
 def forms_of(mention: Mention) -> list[OperandForm]:
-    """What else a number of this kind may be in a chain, beside its value."""
+    """Other forms that a number of this kind may have in a chain, beside its value."""
     hundredth = Fraction(1, 100)
     forms = []
     if mention.kind == "percent":
@@ -297,7 +297,7 @@ def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) 
 
 
 def _follows(operand: Fraction, result: Fraction, values: Collection[Fraction]) -> bool:
-    """Whether an operand follows from a result: rounded, or in one step with a number (a quarter of what is left)."""
+    """True if an operand follows from a result: rounded, or in one step with a number (a quarter of what is left)."""
     if operand in (math.floor(result), math.ceil(result)):
         return True
     # Solved for the number, which is then looked up: neither operand nor result is 0.
@@ -348,7 +348,7 @@ def _giving(
 
 
 def _made(one: Fraction, other: Fraction) -> set[Fraction]:
-    """What one step makes of two numbers, in either order; only the first one is divided without its remainder."""
+    """Results of one step with two numbers, in either order; only the first one is divided without its remainder."""
     made = {one + other, one - other, other - one, one * other}
     if other:
         made |= {one / other, Fraction(one // other)}

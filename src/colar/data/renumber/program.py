@@ -70,7 +70,7 @@ def fill(step: Step, operands: Sequence[Fraction], result: Fraction) -> str:
 
 
 def same_kind(before: Fraction, now: Fraction) -> bool:
-    """Whether a new result may stand for an old one: above 0, whole where it was, no more decimals, of like size.
+    """True if a new result may stand for an old one: above 0, whole where it was, no more decimals, of like size.
 
     Of like size: at most one digit longer.
     """

@@ -43,7 +43,7 @@ MOST = 100
 
 @dataclasses.dataclass(frozen=True)
 class Renumbered:
-    """What came of the rows: the new rows, and the counts that are said on stderr."""
+    """Result for the rows: the new rows, and the counts that are logged on stderr."""
 
     examples: list[Example]
     alone: Counter[str]

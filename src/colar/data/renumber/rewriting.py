@@ -165,7 +165,7 @@ def _agreed(
 
 
 def _in_order(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> bool:
-    """Whether numbers of one kind are in the order that they were in, and different where they were."""
+    """True if numbers of one kind are in the order that they were in, and different where they were."""
     for ranked in plan.ranked:
         new = [values[value] for value in ranked]
         if any(after <= before for before, after in itertools.pairwise(new)):
@@ -190,7 +190,7 @@ def _order_kind(mention: Mention) -> str:
 
 
 def _shares_fit(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> bool:
-    """Whether percentages that sum to at most 100 still do, and to 100 where they did; fractions with 1."""
+    """True if percentages that sum to at most 100 still do, and to 100 where they did; fractions with 1."""
     for kind, whole in (("percent", 100), ("fraction", 1)):
         # By mention, not by value: 20% and another 20% are 40% of the whole.
         old = [mention.value for mention in plan.mentions if mention.kind == kind]
@@ -204,7 +204,7 @@ def _shares_fit(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> bool:
 def _results_in_order(
     plan: RowProgram, values: Mapping[Fraction, Fraction], results: Sequence[Fraction]
 ) -> bool:
-    """Whether results are on the same side as before of what they may have been compared with in words.
+    """True if results are on the same side as before of what they may have been compared with in words.
 
     That is any number of the question: five crates are broken of those that came, a discount begins at $40. And for the
     last result it is another one that no step uses: the chain may compute two prices, and answer with the lower one.

@@ -78,7 +78,7 @@ def with_article(before: str, old: str, new: str) -> str:
 
 
 def _begins_with_vowel(text: str) -> bool:
-    """Whether the number is spoken with a vowel first: 8, 11, 18,000, eighty; not 110."""
+    """True if the number is spoken with a vowel first: 8, 11, 18,000, eighty; not 110."""
     if not text[0].isdigit():
         return text.lower().startswith(("eight", "eleven"))
     whole = text.partition(".")[0].partition("/")[0].replace(",", "")

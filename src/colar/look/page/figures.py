@@ -24,7 +24,7 @@ class Table:
     """The first cell of each names the row."""
     caption: str = ""
     read: str = ""
-    """How to read it."""
+    """A sentence that says how to read it."""
 
 
 @dataclass(frozen=True)

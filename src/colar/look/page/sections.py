@@ -54,7 +54,7 @@ def _that_have(systems: Sequence[Numbers], key: str) -> tuple[list[Numbers], lis
 
 
 def causes_section(systems: Sequence[Numbers]) -> Section:
-    """What goes wrong first, and what the model can do with the reference's help."""
+    """First causes of wrong answers, and accuracy with the reference's help."""
     systems, names = _that_have(systems, "answers")
     shares = [_cause_shares(system) for system in systems]
     found = [cause for cause in CAUSES if any(share[cause] for share in shares)]

@@ -97,7 +97,7 @@ class ColarConfig:
     chain_label: ChainLabel = "expected"
     """"sampled": one token of the group, drawn at random (the paper's); "expected": its expectation over the draw."""
     stop: Stop = "majority"
-    """When greedy thinking ends: "majority", the separator is more likely than not; "argmax", likelier than any one
+    """The end of greedy thinking: "majority", the separator is more likely than not; "argmax", likelier than any one
     token (the paper's), which ends early where c tokens share what is left."""
     latent_weight: float = 1.0
     """Weight of L_latent beside L_comp ("we sum up L_comp and L_latent")."""

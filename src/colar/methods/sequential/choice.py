@@ -1,4 +1,4 @@
-"""How a group is chosen: its first token, or the stop, and then one token after another.
+"""The choice of a group: its first token, or the stop, and then one token after another.
 
 A request has two temperatures. At a group's first place `temperature` decides whether to stop. Given that the thought
 goes on, its tokens are drawn at `latent_temperature`; at 0 they are the likeliest: no choice, and not scored. Where the
@@ -25,7 +25,7 @@ from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unl
 
 @dataclass(frozen=True)
 class Rules:
-    """How the tokens of a group are chosen, and where it ends: columns (B,)."""
+    """Rules by which the tokens of a group are chosen, and the group ends: columns (B,)."""
 
     most: Tensor
     """The units of a group that nothing ends before."""
@@ -37,7 +37,7 @@ class Rules:
     uniform: Callable[[int], Tensor]
     """The draws for a place of the group, (B,)."""
     shortlist: HeadRows | None = None
-    """What the tokens behind the first are chosen among; the whole vocabulary by default."""
+    """Tokens that those behind the first are chosen among; the whole vocabulary by default."""
     equations: Equations | None = None
     """The tokens by which groups of equations end; None: a group simply has `most` tokens."""
     numbers: Tensor | None = None
@@ -164,7 +164,7 @@ def choose(
 ) -> Groups:
     """The groups that begin with `first_B`.
 
-    G is the most tokens that a group may have. A row whose first token is the separator has no more places. If nobody
+    G is the most tokens that a group may have. A row whose first token is the separator has no more places. If no row
     wants log-probs, they are 0, and no id is `declined`.
     With `compact` only rows whose group goes on are computed, which takes a look at each place; the result is the same.
     By default on the CPU, where a look costs nothing.

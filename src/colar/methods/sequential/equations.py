@@ -1,4 +1,4 @@
-"""Where groups of equations start and end, and what c counts in them: `grouping: equations`.
+"""Starts and ends of groups of equations, and the units of c in them: `grouping: equations`.
 
     tokens                     <<  4  8  /  2  =  2  4  >>           c = 2
     grouping: tokens          [<<  4][8  /][2  =][2  4][>>]
@@ -114,7 +114,7 @@ class Equations:
         return torch.where(numbers_B[:, None], length_BT, 1)
 
     def bounds(self, chain_ids: Tensor, numbers_B: Tensor) -> Tensor:
-        """(B, T): the most tokens of a group that starts at each token, whatever c: it ends before a token that may not
+        """(B, T): the most tokens of a group that starts at each token, for any c: it ends before a token that may not
         join it."""
         T = chain_ids.shape[1]
         at_T = torch.arange(T, device=chain_ids.device)
@@ -169,10 +169,10 @@ class Equations:
 
 
 class Extents:
-    """How far the groups of a batch's rows have come while they are chosen, and what may join them.
+    """State of the groups of a batch's rows while they are chosen, and tokens that may join them.
 
     Rows are named by their indices (X,), so that those whose group has ended cost nothing. Without `equations` a group
-    has `most` tokens, whatever they are.
+    has `most` tokens, of any kind.
     """
 
     def __init__(
@@ -188,18 +188,18 @@ class Extents:
         """Digits of the last unit so far, 0 where it is no number; `LONGEST` where it takes no more."""
 
     def open(self, rows_X: Tensor) -> Tensor:
-        """Whether any token may join, (X,) bool."""
+        """True if any token may join, (X,) bool."""
         room_X = self.has_room(rows_X)
         if self.equations is None:
             return room_X
         return (room_X | self.takes_digit(rows_X)) & ~self.equations.is_end(self.last_B[rows_X])
 
     def has_room(self, rows_X: Tensor) -> Tensor:
-        """Whether c lets one more unit in, (X,) bool."""
+        """True if c lets one more unit in, (X,) bool."""
         return self.used_B[rows_X] < self.most_B[rows_X]
 
     def admits(self, rows_X: Tensor, ids: Tensor) -> Tensor:
-        """Whether tokens may join each group, which is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""
+        """True if tokens may join each group, which is open: ids (X, 1), or (1, S) for all groups -> (X, 1 or S)."""
         assert self.equations is not None
         is_digit = self.equations.is_digit(ids)
         refused = self.equations.is_start(ids) | (self.refuses_digit(rows_X)[:, None] & is_digit)
@@ -207,7 +207,7 @@ class Extents:
         return (self.has_room(rows_X)[:, None] & ~refused) | (takes_X1 & is_digit)
 
     def add(self, rows_X: Tensor, ids_X: Tensor) -> None:
-        """Let a token join each group. Of a group that has ended nobody asks any more."""
+        """Let a token join each group. A group that has ended is not read any more."""
         if self.equations is None:
             self.used_B[rows_X] += 1
             return
@@ -219,12 +219,12 @@ class Extents:
         self.last_B[rows_X] = ids_X
 
     def takes_digit(self, rows_X: Tensor) -> Tensor:
-        """Whether a digit would belong to the last unit, (X,) bool."""
+        """True if a digit would belong to the last unit, (X,) bool."""
         run_X = self.run_B[rows_X]
         return (run_X > 0) & (run_X < LONGEST) & self.numbers_B[rows_X]
 
     def refuses_digit(self, rows_X: Tensor) -> Tensor:
-        """Whether no digit may join, be there room or not, (X,) bool."""
+        """True if no digit may join, be there room or not, (X,) bool."""
         return (self.run_B[rows_X] >= LONGEST) & self.numbers_B[rows_X]
 
 
@@ -234,7 +234,7 @@ def _shifted(what_BT: Tensor) -> Tensor:
 
 
 def _between(what_BT: Tensor, starts_BK: Tensor, ends_BK: Tensor) -> Tensor:
-    """How many tokens from each start to before each end are so, (B, K); 0 where nothing lies between."""
+    """Number of such tokens from each start to before each end, (B, K); 0 where nothing lies between."""
     counts_BT1 = pad(what_BT.long().cumsum(1), (1, 0))
     most = counts_BT1.shape[1] - 1
     found_BK = counts_BT1.gather(1, ends_BK.clamp(max=most)) - counts_BT1.gather(1, starts_BK.clamp(max=most))

@@ -1,4 +1,4 @@
-"""How the tokens of a group become the latent that is fed: `method.merge`.
+"""Merge of the tokens of a group into the latent that is fed: `method.merge`.
 
     sqrt       (E t_1 +     E t_2 +     E t_3) / sqrt(3)      the paper's
     ordered    (E t_1 + W_2 E t_2 + W_3 E t_3) / sqrt(3)      ours: W_j a learnt map of the j-th place

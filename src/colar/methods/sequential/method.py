@@ -217,7 +217,7 @@ class Sequential(grouping.GroupMethod):
         """(B, T): how many tokens a group has that starts at a reasoning token, where only the threshold ends it.
 
         Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
-        read well; whole groups before it, which no threshold would let through, would make the model unsure.
+        read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
         B, T = batch.chain_ids.shape
         # Places: what the row's c lets in.
@@ -247,7 +247,7 @@ class Sequential(grouping.GroupMethod):
             logps_XTG = self._alone_logps(lm, batch.rows(at_X), ids_BTG[at_X], asked_BTG[at_X])
             sure_XTG = logps_XTG.exp() >= threshold_B[at_X, None, None]
             sure_BTG[at_X] = sure_XTG | ~asked_BTG[at_X]
-        # The tokens before the first that is unsure.
+        # The tokens before the first of low confidence.
         return 1 + sure_BTG[..., 1:].long().cumprod(-1).sum(-1)
 
     def _alone_logps(self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, asked_BTG: Tensor) -> Tensor:
@@ -328,7 +328,7 @@ class Sequential(grouping.GroupMethod):
             temperature=state.latent_temperature,
             top_p=state.top_p,
             confidence_threshold=state.params["confidence_threshold"],
-            # Draws of their own stream: a group's first token is drawn as CoT's is, whatever c.
+            # Draws of their own stream: a group's first token is drawn as CoT's is, for any c.
             uniform=lambda place: state.uniform(noise.GROUP, place),
             shortlist=self.shortlist_rows(state.make_head_rows or lm.head_rows),
             known={

@@ -43,11 +43,11 @@ class GrpoConfig:
     not be scored."""
     latent_temperature: float = 1.0
     """Multiplies the latent head's sigma, in sampling and in scoring; 0: latents are its mean and are not scored. The
-    sequential head's thoughts are tokens: it divides their logits; 0: the likeliest, not scored."""
+    thoughts of `sequential` are tokens: it divides their logits; 0: the likeliest, not scored."""
     compression_factors: tuple[float, ...] | None = None
     """Factors drawn from, one for all outputs of a question; null: the method's default."""
     confidence_thresholds: tuple[float, ...] | None = None
-    """Thresholds drawn from, as factors are: a group of the sequential head ends before a token that is less likely.
+    """Thresholds drawn from, as factors are: a group of `sequential` ends before a token that is less likely.
     Each is 0 (none) or above 0.5; null: the method's default."""
     # Rewards, and how they become advantages.
     reward_funcs: tuple[str, ...] = ("accuracy",)

@@ -1,4 +1,4 @@
-"""What the pages share: the chain viewer (thoughts as chips of their tokens), their looks, the switch for the theme.
+"""Shared by the pages: the chain viewer (thoughts as chips of their tokens), their looks, the switch for the theme.
 
 `viewer.js` says what the viewer can do. A page needs `frame.css` before styles of its own.
 """
