@@ -33,6 +33,8 @@ THOUGHTS = {
 FEW = 30
 """Questions below which the intervals are too narrow."""
 
+CONTROL_NOTE = " The last column is paired by question: minus another's thoughts, or minus thoughts left out where those are tokens."
+
 
 def cost_section(whole: Mapping[str, Any]) -> Section:
     """Empty where no system has a `cost`."""
@@ -178,8 +180,7 @@ def _table(systems: Sequence[Numbers], names: Sequence[str]) -> Table:
         [head[k] for k in kept],
         [[row[k] for k in kept] for row in rows],
         "Accuracy, cost and controls",
-        "In brackets: 95% intervals over questions. The last column is paired by question: minus another's "
-        "thoughts, or minus thoughts left out where those are tokens.",
+        "In brackets: 95% intervals over questions." + (CONTROL_NOTE if len(head) - 1 in kept else ""),
     )
 
 
