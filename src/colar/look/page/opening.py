@@ -33,7 +33,7 @@ THOUGHTS = {
 FEW = 30
 """Questions below which the intervals are too narrow."""
 
-CONTROL_NOTE = " The last column is paired by question: minus another's thoughts, or minus thoughts left out where those are tokens."
+CONTROL_NOTE = " The last column is paired by question: minus another's thoughts, or, of tokens, minus none."
 
 
 def cost_section(whole: Mapping[str, Any]) -> Section:
