@@ -11,6 +11,7 @@ from colar.checks import check_choice, check_holds
 AnswerType = Literal["number", "latex", "choice", "text"]
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
 SPLITS = ("train", "validation", "test")
+ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Example:
     answer: str
     answer_type: AnswerType = "number"
     cluster: str = ""
+    context: tuple[tuple[str, str], ...] = ()
+    """What stands before the question in a chat: (role, text) of each turn, role `system`, `user` or `assistant`."""
 
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):
@@ -39,6 +42,9 @@ class Example:
         texts = isinstance(steps, list | tuple) and all(isinstance(step, str) for step in steps)
         check_holds("steps", texts, steps, "a tuple of texts")
         check_choice("answer_type", self.answer_type, ANSWER_TYPES)
+        for role, text in self.context:
+            check_choice("context", role, ROLES)
+            check_holds("context", isinstance(text, str), text, "text")
 
     @property
     def first_id(self) -> str:
@@ -52,6 +58,8 @@ class Example:
         """
         row = asdict(self)
         del row["cluster"]
+        if not self.context:
+            del row["context"]
         return row
 
 
