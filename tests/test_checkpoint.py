@@ -363,11 +363,6 @@ WRONG_PLACES = {
         "best/colar.json",
         "no checkpoint at {}/best/colar.json: it is a file, did you mean {}/best?",
     ),
-    "a run": (
-        ["run/recipe.json", "run/best/colar.json"],
-        "run",
-        "{}/run lacks colar.json: it is the folder of a run, did you mean {}/run/best?",
-    ),
     "a run that has just begun": (
         ["run/recipe.json", "run/checkpoints/"],
         "run",

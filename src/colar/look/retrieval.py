@@ -86,18 +86,25 @@ def read_thoughts(lm: LatentLM, completion: Completion, k: int) -> list[ReadThou
     """Each thought of a completion that was made with `keep_latents`; latents with their `k` nearest tokens."""
     if completion.latents is None:
         return []
-    nearest = nearest_tokens(lm, completion.latents, k)
+    return read_each(lm, completion.thought_ids, completion.latents, completion.info, k)
+
+
+def read_each(
+    lm: LatentLM, ids: Sequence[int], latents_KD: Tensor, info: Sequence[Mapping[str, Tensor]], k: int
+) -> list[ReadThought]:
+    """K thoughts by their token ids (-1 for a latent), embeddings and the method's quantities of each."""
+    nearest = nearest_tokens(lm, latents_KD, k)
     thoughts = []
-    for place, token_id in enumerate(completion.thought_ids):
+    for place, token_id in enumerate(ids):
         # A chain of tokens is fed as embeddings too, but there is nothing to guess.
         if token_id >= 0:
             thoughts.append(ReadThought(lm.template.token(token_id)))
             continue
-        info = completion.info[place]
-        sigma = info["sigma"].mean().item() if "sigma" in info else None
-        stop = info["stop_probability"].item() if "stop_probability" in info else None
-        chosen = _chosen(lm, info)
-        unsure = bool(chosen) and bool(info["group_unsure"])
+        own = info[place]
+        sigma = own["sigma"].mean().item() if "sigma" in own else None
+        stop = own["stop_probability"].item() if "stop_probability" in own else None
+        chosen = _chosen(lm, own)
+        unsure = bool(chosen) and bool(own["group_unsure"])
         thoughts.append(ReadThought(None, nearest[place], sigma, stop, chosen, unsure))
     return thoughts
 
