@@ -1,8 +1,8 @@
 """`colar.load`: a checkpoint as an object to ask.
 
-    model = colar.load("runs/mine")
-    answer = model.ask("Tom has 5 toys and finds 12 more. How many?", compression_factor=2)
-    answer.answer, answer.thoughts
+model = colar.load("runs/mine")
+answer = model.ask("Tom has 5 toys and finds 12 more. How many?", compression_factor=2)
+answer.answer, answer.thoughts
 """
 
 from __future__ import annotations
