@@ -5,9 +5,9 @@ import torch
 from families import EXAMPLES, FAMILIES, liven, tiny_lm
 from torch import nn
 
-from colar.engine.compiled import PackedLinear, can_pack, packed_copy, refresh
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.engine.runner import PackedLinear, can_pack, packed_copy, refresh
 from colar.methods import pretrained, registry
 from colar.ops import devices
 

@@ -29,16 +29,16 @@ from transformers import (
 
 from colar.data.example import Example
 from colar.engine import reference
-from colar.engine.compiled import packed_copy
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
+from colar.engine.runner import packed_copy
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import Sequential, SequentialParams
 from colar.methods.sequential.choice import Rules, choose
-from colar.model.head import HeadRows, head_logits
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
+from colar.model.vocabulary import HeadRows, head_logits
 from colar.ops import devices
 from colar.template.template import Template
 from colar.training import sft

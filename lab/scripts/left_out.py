@@ -20,7 +20,7 @@ from colar import files
 from colar.evaluation.records import load_records
 from colar.evaluation.rows import cell_from_json
 from colar.evaluation.tables import Grid, markdown, percent
-from colar.methods.params import speed
+from colar.methods.registry import speed
 
 Record = dict[str, Any]
 

@@ -27,7 +27,7 @@ from colar.data.judge.answers import judge
 from colar.evaluation import report
 from colar.evaluation.records import load_records
 from colar.evaluation.rows import AVERAGE, Report, ReportRow, System
-from colar.methods import params
+from colar.methods import registry
 
 Record = dict[str, Any]
 ARROW = " -> "
@@ -140,7 +140,7 @@ def points(share: float | None) -> str:
 
 def system_name(system: System) -> str:
     """Method, speed and label, and the decoding where it is not greedy."""
-    parts = [system.method, params.speed_text(system.params)]
+    parts = [system.method, registry.speed_text(system.params)]
     if system.note:
         parts.append(f"({system.note})")
     if system.decoding != "greedy":

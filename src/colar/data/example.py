@@ -32,7 +32,7 @@ class Example:
     answer_type: AnswerType = "number"
     cluster: str = ""
     context: tuple[tuple[str, str], ...] = ()
-    """What stands before the question in a chat: (role, text) of each turn, role `system`, `user` or `assistant`."""
+    """Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
 
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):

@@ -25,7 +25,7 @@ from torch import Tensor
 from colar.engine.cache import SlotCache
 from colar.engine.scheduler import Queued
 from colar.methods.base import ThinkState, param_columns
-from colar.model.head import HeadRows
+from colar.model.vocabulary import HeadRows
 from colar.ops import devices
 
 

@@ -7,41 +7,68 @@
     slot 2   w w w w .                                 q q q q w
     slot 3   w w w w w                                 q q q q q w
 
-Shape suffixes: N rows, T positions, D width.
+With `compile` some of them are compiled, and on a CPU linear layers are packed for its matrix units:
+
+    forward pass              embeddings (N, T, D)      graph
+    decode, several rows      N > 1, T = 1              one
+    prefill, several rows     N > 1, T > 1              another
+    decode, one row           N = 1, T = 1              in an engine of one row only: torch specialises a size of 1
+    prefill, one row          N = 1, T > 1              none: it is short
+
+Each graph is compiled when its kind first occurs, which takes about a minute. It serves all sizes, which needs care:
+torch compiles in a size that it takes for a constant, and compiles again when the size changes.
+
+A plain linear layer rearranges the weights that it reads on every call, which at a few rows takes a third of its time.
+oneDNN can be given them rearranged: a second copy of the weights, in the layout of the matrix units
+(results/speed/generate has figures).
+
+Shape suffixes: N rows, T positions, C columns, D width.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import copy
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx.experimental import _config as dynamic_shapes
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from colar import progress
 from colar.engine.cache import SlotCache, check
-from colar.engine.compiled import CompiledHidden, can_pack, grouped_heads, packed_copy, refresh
-from colar.engine.graphs import GraphedHidden, columns_of, rows_of
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
+
+ATTENTION = "colar_grouped"
+"""Name under which transformers finds `grouped_attention`."""
+PACK_FOR = 16
+"""Rows that the packed layout is chosen for; any number can be computed with it."""
+SAMPLE = 4096
+"""Numbers of a weight that are compared to detect that it has changed."""
+OPERATION = "colar::packed_linear"
+"""An operation of our own, which a compiled graph calls as it is."""
 
 
 class Runner:
-    """A model, its cache and its forward pass: as it is, compiled, or recorded as CUDA graphs."""
+    """A model, its cache and its forward pass: as it is, or compiled."""
 
-    def __init__(self, lm: LatentLM, compile: bool, max_batch: int, cuda_graphs: bool) -> None:
+    def __init__(self, lm: LatentLM, compile: bool, max_batch: int) -> None:
         check(lm.causal_lm)
         self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
         self.cache = SlotCache(self.lm.causal_lm)
         self.hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
-        self.graphs = GraphedHidden(self.lm) if cuda_graphs else None
-        self.max_batch = max_batch
         # A compiled step of one row would be a graph of its own: a row that is alone runs beside a copy of itself.
         self.never_alone = compile and max_batch > 1
 
     def refresh(self) -> None:
         """Follow weights that were trained since the last requests."""
         refresh(self.lm)
-        if self.graphs is not None:
-            self.graphs.refresh()
 
     def prefill(self, questions: Sequence[Sequence[int]], slot: int, start: int, length: int) -> Tensor:
         """Feed `length` columns of the questions from column `start` on, into slots from `slot` on.
@@ -76,20 +103,225 @@ class Runner:
     def decode(self, embeds_ND: Tensor, position_N: Tensor, span: int) -> Tensor:
         """Feed each row's embedding at its own column, below `span`. Returns the hidden states, (N, D)."""
         n = len(embeds_ND)
-        forward: Callable[..., Tensor] = self.hidden
-        total = max(n, 2) if self.never_alone else n
-        if self.graphs is not None:
-            forward = self.graphs
-            total = rows_of(n, self.max_batch)
-            span = columns_of(span, self.cache.size.columns)
-        copies = total - n
+        copies = 1 if self.never_alone and n == 1 else 0
         if copies:
-            embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])
-            position_N = torch.cat([position_N, position_N[:1].expand(copies)])
+            embeds_ND = torch.cat([embeds_ND, embeds_ND])
+            position_N = torch.cat([position_N, position_N])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
         # On a CPU transformers itself does without copies of keys and values.
         own = grouped_heads(self.lm) if embeds_ND.device.type != "cpu" else contextlib.nullcontext()
         with own:
-            hidden_N1D = forward(embeds_ND[:, None], mask, position_N[:, None], self.cache)
+            hidden_N1D = self.hidden(embeds_ND[:, None], mask, position_N[:, None], self.cache)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND
+
+
+# Compiled
+
+
+class CompiledHidden:
+    """`lm.hidden` into a `SlotCache`, compiled. If it cannot be compiled, it runs as it is and logs the reason."""
+
+    def __init__(self, lm: LatentLM) -> None:
+        self.lm = lm
+        self.compiled: set[str] = set()
+        """The kinds of forward pass that have occurred."""
+        self.run: Any = torch.compile(lm.hidden)
+        self.gave_up = False
+        # On a CPU torch.compile writes C++.
+        compilers = [os.environ.get("CXX"), "g++", "clang++"]
+        if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
+            self._give_up("there is no C++ compiler (g++ or clang++)")
+
+    def __call__(self, embeds_NTD: Tensor, mask: Any, position_NT: Tensor, cache: SlotCache) -> Tensor:
+        """Last hidden states, (N, T, D)."""
+        if self.gave_up:
+            return self.lm.hidden(embeds_NTD, mask, position_NT, cache)
+        rows = "several rows" if embeds_NTD.shape[0] > 1 else "one row"
+        kind = f"{'prefill' if embeds_NTD.shape[1] > 1 else 'decode'}, {rows}"
+
+        # A graph that allocates the cache would be of use only once.
+        if not cache.filled:
+            self._fill(embeds_NTD, position_NT, cache)
+        with grouped_heads(self.lm):
+            if kind not in self.compiled:
+                self.compiled.add(kind)
+                return self._compile(kind, embeds_NTD, mask, position_NT, cache)
+            hidden: Tensor = self.run(embeds_NTD, mask, position_NT, cache)
+            return hidden
+
+    def _fill(self, embeds_NTD: Tensor, position_NT: Tensor, cache: SlotCache) -> None:
+        """Allocate a new cache, by feeding one position as it is."""
+        mapping = cache.mapping
+        one_11D = embeds_NTD[:1, :1]
+        mask = cache.at_prefill(0, 1, 0, 1, one_11D)
+        self.lm.hidden(one_11D, mask, position_NT[:1, :1], cache)
+        cache.mapping = mapping
+
+    def _compile(self, kind: str, *fed: Any) -> Tensor:
+        """Compile by the first forward pass of its kind. If that fails, a plain one writes the same again."""
+        progress.say(f"compiling {kind}: about a minute, less where it was compiled before")
+        _name_sizes(*fed)
+        started = time.perf_counter()
+        config: Any = dynamic_shapes
+        try:
+            # Sizes that happen to be equal now are not the same size.
+            with config.patch(use_duck_shape=False):
+                hidden: Tensor = self.run(*fed)
+        except Exception as error:
+            # torch's errors are pages long; the first line names the reason.
+            first_line = str(error).strip().partition("\n")[0]
+            self._give_up(f"{type(error).__name__}: {first_line}")
+            return self.lm.hidden(*fed)
+        progress.say(f"compiled in {time.perf_counter() - started:.0f} s")
+        return hidden
+
+    def _give_up(self, reason: str) -> None:
+        progress.say(f"the engine runs without compilation: {reason}")
+        self.gave_up = True
+
+
+def _name_sizes(embeds_NTD: Tensor, mask: Any, position_NT: Tensor, cache: SlotCache) -> None:
+    """Tell torch which sizes vary: it would find out by compiling again and again."""
+    mark = torch._dynamo.maybe_mark_dynamic
+    mapping = cache.mapping
+
+    # N and T, where they are more than 1: a size of 1 stays a constant, which makes its kind of forward pass.
+    varying = [dimension for dimension, size in enumerate(position_NT.shape) if size > 1]
+    for tensor_NT in (embeds_NTD, position_NT, mapping.columns):
+        mark(tensor_NT, varying)
+    if 0 in varying:
+        mark(mapping.rows, 0)
+
+    # Columns read, the first slot (the size of `before`), and how many slots and columns there are.
+    mark(mapping.seen, 0)
+    mark(mapping.before, 0)
+    for layer in cache.layers:
+        mark(layer.keys, [0, 2])
+        mark(layer.values, [0, 2])
+
+    # N and T are dimensions 0 and 2 of a mask, C is 3.
+    masks = list(mask.values()) if isinstance(mask, dict) else [mask]
+    for mask_N1TC in masks:
+        mark(mask_N1TC, [2 * dimension for dimension in varying] + [3])
+
+
+# Attention
+
+
+def grouped_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attend as SDPA does, with less copying: query heads that share a key head become queries of that head.
+
+    transformers does the same in a plain step on a CPU, but copies keys and values for each query head in a compiled
+    one. Its older versions do so in all steps on a GPU, and so does SDPA's own `enable_gqa`, whose kernels for a mask
+    have no such heads. Returns (N, T, heads, d), and no attention weights.
+    """
+    #     query   (N, 6 heads, T, d)   ->   (N, 2 heads, 3 T, d)
+    #     key     (N, 2 heads, C, d)        as it is, and the values too
+    n, heads, length, width = query.shape
+    key_heads = key.shape[1]
+    shared = heads // key_heads
+    grouped = query.reshape(n, key_heads, shared * length, width)
+    # A query's mask goes with it. That of a single position serves any number of queries.
+    mask = attention_mask if length == 1 else attention_mask.repeat(1, 1, shared, 1)
+    out = nn.functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=mask, scale=kwargs.get("scaling")
+    )
+    return out.reshape(n, heads, length, width).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)
+
+
+@contextlib.contextmanager
+def grouped_heads(lm: LatentLM) -> Iterator[None]:
+    """Use `grouped_attention` instead of sdpa inside the block."""
+    config = lm.config
+    before = config._attn_implementation
+    if before == "sdpa":
+        config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+# Packed linear layers
+
+
+def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return y
+
+
+# torch.compile traces with tensors that have a shape and no numbers: this is the operation on those.
+def _shape(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], width))
+
+
+_library: Any = torch.library
+_library.define(OPERATION, "(Tensor x, Tensor packed, Tensor? bias, SymInt width) -> Tensor")
+_library.impl(OPERATION, "CompositeExplicitAutograd", _packed_linear)
+_library.register_fake(OPERATION, _shape)
+
+
+class PackedLinear(nn.Module):
+    """Computes the same as `linear`, without gradient. The weight is shared, the packed copy is this module's own."""
+
+    computes_linear = True
+    """Its weight and bias are all of it (`model/vocabulary.py`)."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.pack()
+
+    def pack(self) -> None:
+        """Copy the weight as it is now."""
+        self.version, self.sample = self._state()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACK_FOR)
+
+    def outdated(self) -> bool:
+        """True if the weight has been changed since it was packed."""
+        version, sample = self._state()
+        return self.version != version or not torch.equal(self.sample, sample)
+
+    def _state(self) -> tuple[int, Tensor]:
+        """The count of in-place changes, and numbers from all over the weight: fused optimisers do not count theirs."""
+        version = 0 if self.weight.is_inference() else self.weight._version
+        flat = self.weight.detach().flatten()
+        return version, flat[:: max(1, len(flat) // SAMPLE)].clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.colar.packed_linear(x, self.packed, self.bias, self.out_features)
+        return y
+
+
+def can_pack(lm: LatentLM) -> bool:
+    """True for bfloat16 weights on a CPU whose oneDNN computes in bfloat16: nothing else gains by packing."""
+    dtype = lm.causal_lm.get_input_embeddings().weight.dtype
+    return lm.device.type == "cpu" and dtype == torch.bfloat16 and devices.computes_bfloat16(lm.device)
+
+
+def packed_copy(lm: LatentLM) -> LatentLM:
+    """Copy `lm` with packed linear layers, in eval mode. Parameters and buffers are shared; `lm` stays as it is."""
+    shared: tuple[Any, ...] = (*lm.parameters(), *lm.buffers(), lm.tokenizer, lm.template)
+    # deepcopy takes what is in its memo for copied already: the copy has these very objects.
+    twin = copy.deepcopy(lm, {id(value): value for value in shared}).eval()
+    for parent in list(twin.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
+                setattr(parent, name, PackedLinear(child))
+    return twin
+
+
+def refresh(twin: LatentLM) -> None:
+    """Pack the weights again that have been trained since."""
+    for module in twin.modules():
+        if isinstance(module, PackedLinear) and module.outdated():
+            module.pack()

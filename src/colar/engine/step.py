@@ -23,8 +23,8 @@ from torch import Tensor
 from colar.engine.request import Event
 from colar.engine.rows import Rows
 from colar.methods.base import Method, ThinkState, Thought, known_decoding
-from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
+from colar.model.vocabulary import HeadRows
 from colar.ops import devices, noise
 from colar.ops.sampling import sample_tokens, token_logps, top_logps
 

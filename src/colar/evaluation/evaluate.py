@@ -27,7 +27,7 @@ from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.rows import Cell, System, cell_to_json
 from colar.methods.base import Method
-from colar.methods.params import given, texts
+from colar.methods.registry import given, texts
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
@@ -47,14 +47,10 @@ class Limits:
     """Requests that run at once."""
     compile: bool = False
     """Compile the decode step: takes a minute, and pays off after some thousand steps."""
-    cuda_graphs: bool = False
-    """Record decode steps as CUDA graphs; not with compile. No GPU has run it yet."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
-        if self.compile and self.cuda_graphs:
-            raise ValueError("compile and cuda_graphs exclude each other: set one of them")
 
 
 @dataclass(frozen=True)
@@ -200,9 +196,7 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
     unanswered: defaultdict[Request, deque[Question]] = defaultdict(deque)
     for question in questions:
         unanswered[question.request].append(question)
-    engine = Engine(
-        model.lm, model.method, limits.batch_size, compile=limits.compile, cuda_graphs=limits.cuda_graphs
-    )
+    engine = Engine(model.lm, model.method, limits.batch_size, compile=limits.compile)
     # Most often a dtype of too small a range is what makes them so.
     dtype = str(model.lm.lm.dtype).removeprefix("torch.")
     events = engine.stream([question.request for question in questions])

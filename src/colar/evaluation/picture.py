@@ -30,8 +30,8 @@ from matplotlib.text import Text
 from colar.checks import check_choice
 from colar.evaluation.rows import AVERAGE, ReportRow, System, base_name, datasets_of, note, systems_of
 from colar.evaluation.stats import Z95
-from colar.methods import params
-from colar.methods.params import Given
+from colar.methods import registry
+from colar.methods.registry import Given
 
 Styles = Mapping[tuple[Any, ...], tuple[str, str]]
 """Curve (see `_curve`) -> colour, marker."""
@@ -92,7 +92,7 @@ def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
 
 def _curve(system: System) -> tuple[Any, ...]:
     """The fields that the points of a curve share: all but its values, and the training run."""
-    names = tuple(name for name, _ in params.options(system.params))
+    names = tuple(name for name, _ in registry.options(system.params))
     return system.model, system.method, system.label, names, system.decoding
 
 
@@ -102,7 +102,7 @@ def _names(rows: Sequence[ReportRow]) -> list[str]:
     several_decodings = len({system.decoding for system in systems}) > 1
     names = {}
     for system in systems:
-        changed = note(system.label, (name for name, _ in params.options(system.params)))
+        changed = note(system.label, (name for name, _ in registry.options(system.params)))
         name = base_name(system, systems) + (f" ({changed})" if changed else "")
         names[_curve(system)] = name + (f", {system.decoding}" if several_decodings else "")
     return list(names.values())
@@ -171,7 +171,7 @@ def _by_curve(rows: Iterable[ReportRow]) -> dict[tuple[Any, ...], list[ReportRow
 def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
     """The points of a curve that are joined: of one training run, and along one of its values."""
     # The last of the values that differ, where several do; the speed is the first.
-    names = [*dict(params.options(members[0].system.params)), *dict(members[0].system.params)]
+    names = [*dict(registry.options(members[0].system.params)), *dict(members[0].system.params)]
     values = {name: {dict(row.system.params)[name] for row in members} for name in names}
     varied = next((name for name in names if len(values[name]) > 1), None)
     lines: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
@@ -192,7 +192,7 @@ def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
             told = tuple(pair for pair in values if pair not in shared) or values
             if not told:
                 continue
-            texts = [params.speed_text(told), *(f"{value:g}" for _, value in params.options(told))]
+            texts = [registry.speed_text(told), *(f"{value:g}" for _, value in registry.options(told))]
             text = axes.annotate(
                 ", ".join(text for text in texts if text),
                 (row.length, 100 * row.accuracy),

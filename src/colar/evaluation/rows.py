@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
-from colar.methods import params
-from colar.methods.params import Given
+from colar.methods import registry
+from colar.methods.registry import Given
 
 AVERAGE = "average"
 """The dataset of a macro-average row."""
@@ -42,7 +42,7 @@ class System(NamedTuple):
 
     def plain(self) -> System:
         """The system without what was changed in it: its label, and values other than the speed."""
-        speed = tuple(pair for pair in self.params if pair[0] in params.SPEEDS)
+        speed = tuple(pair for pair in self.params if pair[0] in registry.SPEEDS)
         return self._replace(label="", params=speed)
 
     @property
@@ -58,12 +58,12 @@ class System(NamedTuple):
     @property
     def note(self) -> str:
         """The text in brackets behind its name: `DL, confidence_threshold=0.8`."""
-        return note(self.label, params.texts(params.options(self.params)))
+        return note(self.label, registry.texts(registry.options(self.params)))
 
     @property
     def order(self) -> tuple[Any, ...]:
         """Sort key among the systems of a report."""
-        speed = params.speed(self.params)
+        speed = registry.speed(self.params)
         return none_first((self.model, self.method, self.note, speed, self.decoding, self.train_seed))
 
 
@@ -99,7 +99,7 @@ def base_name(system: System, systems: Collection[System]) -> str:
 def system_name(system: System, systems: Collection[System]) -> str:
     """Name of a system in a table of `systems`: model and method, speed, note, training run, as far as they differ."""
     bracketed = f"({system.note})" if system.note else ""
-    parts = [base_name(system, systems), params.speed_text(system.params), bracketed]
+    parts = [base_name(system, systems), registry.speed_text(system.params), bracketed]
     name = " ".join(part for part in parts if part)
     # Other methods may have been trained more often: that is no reason to number the runs of this one.
     runs = {

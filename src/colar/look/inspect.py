@@ -40,7 +40,7 @@ from colar.look.retrieval import (
 from colar.look.states import norms_of
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.methods.params import given, options, speed, texts
+from colar.methods.registry import given, options, speed, texts
 from colar.model.latent_lm import LatentLM
 
 FACTORS = (1, 2, 5)

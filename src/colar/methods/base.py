@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from colar.data.example import Example
-from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
+from colar.model.vocabulary import HeadRows
 from colar.ops import noise
 from colar.ops.ragged import length_mask, pad
 from colar.template.template import Template

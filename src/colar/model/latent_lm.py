@@ -27,10 +27,10 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from colar.model import added_rows, chunks, masks, probes
+from colar.model import chunks, masks, vocabulary
 from colar.model.backbones import Backbone, Context, context_of
-from colar.model.head import HeadRows, head_logits
 from colar.model.lora import LoraSettings, adapted_weights, with_adapter
+from colar.model.vocabulary import HeadRows, head_logits
 from colar.ops import devices, trees
 from colar.template.template import Template, TemplateConfig
 
@@ -47,10 +47,10 @@ class LatentLM(nn.Module):
         self.tokenizer: PreTrainedTokenizerBase = backbone.tokenizer
         self.template = template
         self.fingerprint = backbone.fingerprint
-        added_rows.fit_vocabulary(backbone.lm, template)
-        probes.check_inputs(backbone.lm, head_logits)
+        vocabulary.fit_vocabulary(backbone.lm, template)
+        masks.check_inputs(backbone.lm, head_logits)
         # Asked of the whole backbone, before its weights may be split between processes.
-        self._takes_trees = probes.trees_differ(backbone.lm) is None
+        self._takes_trees = masks.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora, template)
@@ -67,9 +67,9 @@ class LatentLM(nn.Module):
     ) -> LatentLM:
         """Wrap a fresh backbone, adding the separator to its tokenizer where it is not one token."""
         layout = Template(template or TemplateConfig(), backbone.tokenizer)
-        added_rows.fit_vocabulary(backbone.lm, layout)
+        vocabulary.fit_vocabulary(backbone.lm, layout)
         if layout.separator_added:
-            added_rows.start_separator(backbone.lm, layout.separator_id)
+            vocabulary.start_separator(backbone.lm, layout.separator_id)
         return cls(backbone, layout, lora)
 
     # What the parts are
@@ -101,7 +101,7 @@ class LatentLM(nn.Module):
     @property
     def vocabulary_size(self) -> int:
         """Rows of the embedding: ids that the model knows, spare ones included."""
-        return added_rows.vocabulary_size(self.causal_lm)
+        return vocabulary.vocabulary_size(self.causal_lm)
 
     @property
     def context(self) -> Context:
@@ -117,7 +117,7 @@ class LatentLM(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embedding module's output, any scaling inside it (Gemma) included: (...,) -> (..., D)."""
-        return added_rows.embed(self.causal_lm.get_input_embeddings(), ids)
+        return vocabulary.embed(self.causal_lm.get_input_embeddings(), ids)
 
     def hidden(
         self,
@@ -195,7 +195,7 @@ class LatentLM(nn.Module):
         count = len(rows.ids_S) if rows is not None and narrow else self.vocabulary_size
         head = self.causal_lm.get_output_embeddings()
         size = chunks.positions_of(self.chunk_bytes or chunks.default_bytes(head), count)
-        own_XN = None if narrow else added_rows.own_logits(head, hidden_XD)
+        own_XN = None if narrow else vocabulary.own_logits(head, hidden_XD)
         if own_XN is None or len(hidden_XD) <= size:
             return chunks.in_chunks(
                 lambda hidden_CD, *own: reduce(self.logits(hidden_CD, rows), *own), hidden_XD, columns, size
@@ -287,4 +287,4 @@ class LatentLM(nn.Module):
         # Under an adapter the base is frozen anyway, and peft trains the separator's row alone.
         if not self.has_adapter:
             kept = [self.template.separator_id] if self.template.separator_added else []
-            added_rows.train_only(self.causal_lm.get_input_embeddings().weight, kept)
+            vocabulary.train_only(self.causal_lm.get_input_embeddings().weight, kept)

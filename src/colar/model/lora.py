@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from colar.checks import check_holds, in_library
-from colar.model import added_rows
+from colar.model import vocabulary
 from colar.template.template import Template
 
 
@@ -80,7 +80,7 @@ def with_adapter(lm: PreTrainedModel, lora: LoraSettings, template: Template) ->
     """
     if not template.separator_added:
         return _adapt(lm, lora)
-    config = lora.to_peft(added_rows.to_train(lm, template.separator_id))
+    config = lora.to_peft(vocabulary.to_train(lm, template.separator_id))
     with in_library(_misfit(lm, lora)):
         _check_rows(lm, template, config)
     return _adapt(lm, lora, config)

@@ -25,14 +25,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from colar.model import added_rows
+from colar.model import vocabulary
 from colar.model.latent_lm import LatentLM
 
 
 def check(lm: LatentLM) -> None:
     """ValueError for a model that cannot be trained in shares."""
     # The hook that leaves the other rows alone is one of the whole weight.
-    if added_rows.partly_trained(lm.causal_lm):
+    if vocabulary.partly_trained(lm.causal_lm):
         raise ValueError(
             "training.fsdp cannot train single rows of the embedding, as a separator that was added needs them: set "
             "template.separator to one token of the tokenizer"

@@ -3,8 +3,8 @@
 Conventions of transformers and vLLM: temperature divides the logits, top-p keeps the smallest set of most
 probable tokens whose mass reaches p (always at least one), temperature 0 is argmax.
 
-A draw is the inverse CDF over ids in ascending order (`cdf.py`). Nothing is sorted for it, unless a nucleus is too
-large for its window (`nucleus.py`).
+A draw is the inverse CDF over ids in ascending order (`distribution.py`). Nothing is sorted for it, unless a nucleus is
+too large for its window.
 
 Shape suffixes: B rows, V vocabulary, N blocks of it, W tokens of a block, K likeliest ones, X some of the rows.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from colar.ops import cdf, devices, nucleus
+from colar.ops import devices, distribution
 
 BLOCK = 256
 """Tokens that `likeliest` compares at a time."""
@@ -93,7 +93,7 @@ def is_drawn(
     As probable as `sample_tokens` draws it, by other uniform numbers. All that it takes is the token's probability.
     """
     weights_BV = _weights(logits_BV, temperature_B)
-    total_B = cdf.mass(weights_BV)
+    total_B = distribution.mass(weights_BV)
     mine_B = devices.wide(weights_BV[:, token_id])
     drawn_B = uniform_B * total_B < mine_B
     if known is not None and bool((known[1] >= 1).all()):
@@ -106,9 +106,9 @@ def is_drawn(
     if len(at):
         weights_XV, goal_X, mine_X = weights_BV[at], goal_B[at], mine_B[at]
         edge_X1 = weights_XV[:, token_id, None]
-        equals_X = nucleus.equal(weights_XV[:, :token_id], edge_X1).sum(-1)
-        before_X = cdf.mass(nucleus.above(weights_XV, edge_X1)) + mine_X * equals_X
-        kept_X = nucleus.kept_mass(weights_XV, goal_X)
+        equals_X = distribution.equal(weights_XV[:, :token_id], edge_X1).sum(-1)
+        before_X = distribution.mass(distribution.above(weights_XV, edge_X1)) + mine_X * equals_X
+        kept_X = distribution.kept_mass(weights_XV, goal_X)
         drawn_B[at] = (before_X < goal_X) & (uniform_B[at] * kept_X < mine_X)
     return drawn_B
 
@@ -116,7 +116,7 @@ def is_drawn(
 def probability(token_id: int, logits_BV: Tensor) -> Tensor:
     """(B,) float32: the probability of one token at temperature 1."""
     weights_BV = _weights(logits_BV, torch.ones_like(logits_BV[:, 0]))
-    return (weights_BV[:, token_id] / cdf.mass(weights_BV)).float()
+    return (weights_BV[:, token_id] / distribution.mass(weights_BV)).float()
 
 
 def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tensor:
@@ -137,13 +137,13 @@ def unlikely_logps(
     """
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     weights_BV = _weights(logits_BV, scale_B)
-    total_B = cdf.mass(weights_BV)
+    total_B = distribution.mass(weights_BV)
     # By their own sum, not as 1 - the others': exact where hardly anything is left.
     outside_BV = weights_BV < (least_B * total_B).float()[:, None]
     if allowed_BV is not None:
         outside_BV = outside_BV | ~allowed_BV
     unlikely_BV = torch.where(outside_BV, weights_BV, 0)
-    return (cdf.mass(unlikely_BV) / total_B).log().float()
+    return (distribution.mass(unlikely_BV) / total_B).log().float()
 
 
 def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor,
 
 def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
-    total_B = cdf.mass(_weights(logits_BV, scale_B))
+    total_B = distribution.mass(_weights(logits_BV, scale_B))
     # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
     mine_BK = devices.wide(logits_BV.gather(1, ids_BK))
     behind_BK = mine_BK - devices.wide(logits_BV.amax(-1, keepdim=True))
@@ -174,7 +174,7 @@ def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
 
 def _drawn(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p_B: Tensor) -> Tensor:
     """`sample_tokens` of rows with a temperature above 0 and a top-p of 1."""
-    return cdf.first_above(_weights(logits_BV, temperature_B), uniform_B)
+    return distribution.first_above(_weights(logits_BV, temperature_B), uniform_B)
 
 
 def _drawn_from_nucleus(
@@ -182,13 +182,13 @@ def _drawn_from_nucleus(
 ) -> Tensor:
     """`sample_tokens` of rows with a temperature above 0 and a top-p below 1."""
     weights_BV = _weights(logits_BV, temperature_B)
-    goal_B = top_p_B * cdf.mass(weights_BV)
-    ids_BW, kept_BW, holds_B = nucleus.in_window(weights_BV, goal_B)
+    goal_B = top_p_B * distribution.mass(weights_BV)
+    ids_BW, kept_BW, holds_B = distribution.in_window(weights_BV, goal_B)
     # Both in the order of the ids: a uniform number draws the same token either way.
-    place_B = cdf.first_above(kept_BW, uniform_B)
+    place_B = distribution.first_above(kept_BW, uniform_B)
     ids_B = ids_BW.gather(1, place_B[:, None])[:, 0]
     at = (~holds_B).nonzero()[:, 0]
     if len(at):
-        kept_XV = nucleus.in_all(weights_BV[at], goal_B[at])
-        ids_B[at] = cdf.first_above(kept_XV, uniform_B[at])
+        kept_XV = distribution.in_all(weights_BV[at], goal_B[at])
+        ids_B[at] = distribution.first_above(kept_XV, uniform_B[at])
     return ids_B

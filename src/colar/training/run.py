@@ -32,10 +32,18 @@ from colar import checks, files, processes, progress
 from colar.engine.request import NonFiniteError
 from colar.model import sharded, weights
 from colar.training import layers, preflight, run_folder
-from colar.training.callbacks import Checkpoints, Clock, Epochs, Evaluations, LogAtSaves, ProgressBar
+from colar.training.callbacks import (
+    Checkpoints,
+    Clock,
+    Epochs,
+    Evaluations,
+    KeepBest,
+    LogAtSaves,
+    ProgressBar,
+    Publisher,
+)
 from colar.training.config import TrainingConfig
 from colar.training.curriculum import Curriculum
-from colar.training.publish import KeepBest, Publisher
 from colar.training.run_folder import RunFolder, fault, was_finished
 from colar.training.trainer import LatentTrainer
 

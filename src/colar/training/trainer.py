@@ -35,7 +35,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from colar import processes
 from colar.engine.request import NonFiniteError
 from colar.methods.base import Batch, Method, Row
-from colar.model import added_rows, sharded, weights
+from colar.model import sharded, vocabulary, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.curriculum import Curriculum
@@ -251,7 +251,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
         """Up to four groups: backbone and the method's modules, each without and with weight decay."""
         decayed_names = set(self.get_decay_parameter_names(model))
         # Embeddings of which some rows are trained (`LatentLM.freeze_embeddings`).
-        masked = {id(weight) for weight in added_rows.partly_trained(self.objective.lm.causal_lm)}
+        masked = {id(weight) for weight in vocabulary.partly_trained(self.objective.lm.causal_lm)}
         own_rate = self.modules_learning_rate
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in model.named_parameters():

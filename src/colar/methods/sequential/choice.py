@@ -18,8 +18,8 @@ from torch import Tensor
 
 from colar.methods.sequential.decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT, NOTHING, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
-from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
+from colar.model.vocabulary import HeadRows
 from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unlikely_logps
 
 

@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from colar.methods.losses import chosen_logps, go_on_logps, log_probs
 from colar.methods.rollouts import ThoughtActions
 from colar.methods.sequential.equations import Equations
-from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
+from colar.model.vocabulary import HeadRows
 from colar.ops.ragged import row_mean
 
 NOTHING = -1

@@ -42,13 +42,19 @@ from colar.methods import grouping
 from colar.methods.base import Batch, ThinkState, Thought
 from colar.methods.grouping import Deck, Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
-from colar.methods.sequential import choice, decoder, merging, shortlist
+from colar.methods.sequential import choice, decoder, merging
 from colar.methods.sequential.choice import Rules
-from colar.methods.sequential.config import SequentialConfig, SequentialParams
+from colar.methods.sequential.config import (
+    SequentialConfig,
+    SequentialParams,
+    count_shortlist,
+    outside_shortlist,
+    warn_of_others,
+)
 from colar.methods.sequential.decoder import NOTHING, GroupDecoder
 from colar.methods.sequential.equations import LONGEST, NUMBERS_FROM, Equations
-from colar.model.head import HeadRows
 from colar.model.latent_lm import LatentLM
+from colar.model.vocabulary import HeadRows
 from colar.ops import noise
 from colar.ops.sampling import probability
 
@@ -82,10 +88,10 @@ class Sequential(grouping.GroupMethod):
             return examples
         rows = list(examples)
         if self.config.shortlist_ids is None:
-            counted = shortlist.count(lm.template, rows)
+            counted = count_shortlist(lm.template, rows)
             self.config = dataclasses.replace(self.config, shortlist_ids=counted)
         else:
-            shortlist.warn_of_others(lm.template, rows, self.config.shortlist_ids)
+            warn_of_others(lm.template, rows, self.config.shortlist_ids)
         return rows
 
     def shortlist_rows(self, gather: Callable[[tuple[int, ...]], HeadRows]) -> HeadRows | None:
@@ -154,7 +160,7 @@ class Sequential(grouping.GroupMethod):
         rows = self.shortlist_rows(lm.head_rows)
         terms = {"ce": decoder.loss(lm, hidden_BND, ids_BNG, weights_BNG, rows)}
         if rows is not None:
-            terms["_outside_shortlist"] = shortlist.outside(ids_BNG, weights_BNG, rows)
+            terms["_outside_shortlist"] = outside_shortlist(ids_BNG, weights_BNG, rows)
         return terms
 
     def _labels(self, lm: LatentLM, batch: Batch, fed: Fed) -> tuple[Tensor, Tensor]:

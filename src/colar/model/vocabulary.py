@@ -1,14 +1,15 @@
-"""Rows of the embedding and of the LM head for an added separator.
+"""Both ends of the vocabulary: ids to embeddings, hidden states to logits, and the rows of an added separator.
 
-Where embedding and head are tied, one row serves both. Under LoRA peft trains these rows: they lie in the adapter, in
-place of the base's. peft's own layer copies the whole table to put them in, at each call; `embed` and `logits` compute
-the same without the copy.
+Where embedding and LM head are tied, one row serves both. Under LoRA peft trains the added rows: they lie in the
+adapter, in place of the base's. peft's own layer copies the whole table to put them in, at each call; `embed` and
+`head_logits` compute the same without the copy.
 
 Shape suffixes: N added tokens, D width, V vocabulary, S ids asked for.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from colar.template.template import Template
 
-# What they start from
+# Rows of an added separator
 
 
 def fit_vocabulary(lm: PreTrainedModel, template: Template) -> None:
@@ -48,9 +49,6 @@ def vocabulary_size(lm: PreTrainedModel) -> int:
     embedding = lm.get_input_embeddings()
     base = embedding.token_adapter.base_layer if isinstance(embedding, TrainableTokensWrapper) else embedding
     return int(base.weight.shape[0])
-
-
-# Which of them are trained
 
 
 def to_train(lm: PreTrainedModel, separator_id: int) -> dict[str, list[int]]:
@@ -88,7 +86,7 @@ def partly_trained(lm: PreTrainedModel) -> list[nn.Parameter]:
     return found
 
 
-# What they compute
+# From ids to logits
 
 
 class AdapterRows:
@@ -99,11 +97,6 @@ class AdapterRows:
         name = layer.active_adapters[0]
         self.weight_ND: nn.Parameter = layer.trainable_tokens_delta[name]
         self.ids_N = torch.tensor(layer.token_indices[name], device=self.weight_ND.device)
-
-    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
-        place = torch.searchsorted(self.ids_N, ids).clamp(max=len(self.ids_N) - 1)
-        return place, self.ids_N[place] == ids
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits by these rows of an LM head, (..., D) -> (..., N)."""
@@ -130,7 +123,7 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
         result: Tensor = embedding(ids)
         return result
     base: Tensor = added.base(ids)
-    place, is_added = added.find(ids)
+    place, is_added = find(added.ids_N, ids)
     own = added.weight_ND.to(base.dtype)[place]
     # Gemma scales inside its embedding module.
     scale = getattr(added.base, "embed_scale", None)
@@ -139,7 +132,7 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor:
     return torch.where(is_added[..., None], own, base)
 
 
-def logits(head: nn.Module, hidden: Tensor, own: Tensor | None = None) -> Tensor:
+def unscaled_logits(head: nn.Module, hidden: Tensor, own: Tensor | None = None) -> Tensor:
     """The LM head's output, (..., D) -> (..., V). `own` is what `own_logits` gave, where it was called already."""
     added = adapter_rows(head)
     if added is None:
@@ -156,3 +149,71 @@ def own_logits(head: nn.Module, hidden: Tensor) -> Tensor | None:
     """The logits of the rows that an adapter holds for the LM head, (..., N); None where it holds none."""
     added = adapter_rows(head)
     return None if added is None else added.logits(hidden)
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows of an LM head as it was when they were gathered, ids in ascending order.
+
+    Without a weight the head is more than one product (a LoRA adapter lies on it): the logits of all ids are made
+    there, and these taken.
+    """
+
+    ids_S: Tensor
+    weight_SD: Tensor | None = None
+    bias_S: Tensor | None = None
+
+    @classmethod
+    def gather(cls, head: Any, ids: tuple[int, ...], device: torch.device) -> HeadRows:
+        """The head's rows at these ids. Gradients go through them to the head."""
+        ids_S = torch.tensor(ids, device=device)
+        added = adapter_rows(head)
+        base = head if added is None else added.base
+        if not is_linear(base):
+            return cls(ids_S)
+        weight_SD = base.weight[ids_S]
+        if added is not None:
+            place_S, is_added_S = find(added.ids_N, ids_S)
+            own_SD = added.weight_ND.to(weight_SD.dtype)[place_S]
+            weight_SD = torch.where(is_added_S[:, None], own_SD, weight_SD)
+        return cls(ids_S, weight_SD, None if base.bias is None else base.bias[ids_S])
+
+    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The place of each of some ids among the rows, and True where it has one, both of the shape of `ids`."""
+        return find(self.ids_S, ids)
+
+
+def find(known_S: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of each of some ids among `known_S`, ascending, and True where it has one."""
+    place = torch.searchsorted(known_S, ids).clamp(max=len(known_S) - 1)
+    return place, known_S[place] == ids
+
+
+def is_linear(head: nn.Module) -> bool:
+    """True where a module computes x W^T + b, and nothing else: no adapter on it, no quantised weight."""
+    return type(head) is nn.Linear or bool(getattr(head, "computes_linear", False))
+
+
+def head_logits(
+    lm: PreTrainedModel, hidden: Tensor, rows: HeadRows | None = None, own: Tensor | None = None
+) -> Tensor:
+    """The LM head, or some of its rows, and the scaling that some families do after it.
+
+    Cohere and Granite scale, Gemma 2 caps. `own` are logits of rows in an adapter, where they are made already.
+    """
+    config = lm.config.get_text_config()
+    logits: Tensor
+    if rows is None:
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own).float()
+    elif rows.weight_SD is None:
+        logits = unscaled_logits(lm.get_output_embeddings(), hidden, own)[..., rows.ids_S].float()
+    else:
+        logits = nn.functional.linear(hidden, rows.weight_SD, rows.bias_S).float()
+    if getattr(config, "logit_scale", None) is not None:
+        logits = logits * config.logit_scale
+    if getattr(config, "logits_scaling", None) is not None:
+        logits = logits / config.logits_scaling
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits
