@@ -26,7 +26,7 @@ from colar import files
 from colar.checks import check_choice
 from colar.data.example import Example
 from colar.methods.sequential.equations import DIGITS, Equations
-from colar.model import backbones
+from colar.model import backbones, tiny
 from colar.ops import devices
 from colar.template.template import Template, TemplateConfig
 
@@ -35,11 +35,13 @@ PERCENTILE = 99.5
 """Of the lengths of the rows: what is longer is cut in generation."""
 ROOM = 1.25
 """Limits of generation over that percentile: a model also makes longer chains than its rows have."""
-FROM_SCRATCH = tuple(backbones.tiny.DIGITS)
+FROM_SCRATCH = tuple(tiny.DIGITS)
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
 """Parameters from which compiled layers repay their half minute."""
+SPEEDS: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
+"""Per-request values of validation."""
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 
 
@@ -201,7 +203,7 @@ def _training(facts: Facts, scratch: bool, lora: bool) -> dict[str, Any]:
         "warmup_steps": 0.05,
         "weight_decay": 0.01,
         "bf16": facts.bfloat16 and (lora or not on_cpu),
-        "evals_per_epoch": max(1, round(6 / epochs)),
+        "eval_steps": 0.2,
         "save_steps": 0.05,
     }
     if scratch:
@@ -223,19 +225,15 @@ def _rate(parameters: int) -> float:
 
 def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[dict[str, Any], str]:
     """The stage of CoLaR-SFT."""
-    training = {"modules_learning_rate": 6e-3 if scratch else 1e-3}
+    training: dict[str, Any] = {"modules_learning_rate": 6e-3 if scratch else 1e-3}
     if method == "colar":
         config: dict[str, Any] = {
             "name": "colar",
             "compression_factors": [1, 2, 2, 3, 4, 5],
             "latent_weight": 2.0,
         }
-        params = [{"compression_factor": 1}, {"compression_factor": 2}]
-        return {
-            "method": config,
-            "training": training,
-            "validation": {"params": params},
-        }, "method: the paper's head"
+        note = "method: colar, the paper's head"
+        return {"method": config, "training": training, "validation": {"params": SPEEDS}}, note
     grouped = facts.equations and facts.digits
     config = {
         "name": "sequential",
@@ -247,21 +245,13 @@ def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[di
         "shortlist": facts.equations and not scratch,
     }
     if lora:
-        draws = 4
-        training["draws_per_example"] = draws
-        size = 32 if facts.device == "cpu" else 64
-        training["per_device_train_batch_size"] = size
-    params = [
-        {"compression_factor": 1},
-        {"compression_factor": 2},
-        {"compression_factor": 2, "confidence_threshold": 0.8},
-    ]
-    note = (
-        "grouping: equations, for the chains are equations and each digit is a token"
-        if grouped
-        else "grouping: tokens"
-    )
-    return {"method": config, "training": training, "validation": {"params": params}}, note
+        training["draws_per_example"] = 4
+        training["per_device_train_batch_size"] = 32 if facts.device == "cpu" else 64
+    speeds = [*SPEEDS, {"compression_factor": 2, "confidence_threshold": 0.8}]
+    note = "grouping: tokens"
+    if grouped:
+        note = "grouping: equations, for the chains are equations and each digit is a token"
+    return {"method": config, "training": training, "validation": {"params": speeds}}, note
 
 
 def _grpo_stage(own: Mapping[str, Any], limits: Mapping[str, int], lora: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from colar.evaluation.records import RecordFiles
 from colar.evaluation.rows import Difference, Report, ReportRow, System
 from colar.evaluation.stats import Z95
 from colar.methods import pretrained, registry
-from colar.methods.params import Given
+from colar.methods.registry import Given
 from colar.model import checkpoint
 
 SPEEDS = (
@@ -171,7 +171,7 @@ def _key(system: System) -> str:
 def choose(made: Report) -> tuple[dict[str, Any], str]:
     """The fastest speed within a point of CoT, or c = 1 where none is, and a sentence about it."""
     cot, _, own, apart = _parts(made)
-    within = [row for row in own if apart[row.system].difference >= -WITHIN]
+    within = [row for row in own if apart[row.system].difference >= -WITHIN - 1e-9]
     chosen = min(within, key=lambda row: row.length) if within else own[0]
     difference = apart[chosen.system]
     half = Z95 * (difference.se or 0.0)
