@@ -253,7 +253,7 @@ def _callbacks(
     steps_per_epoch = curriculum.steps_per_epoch
     callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch)]
     if trainer.validate is not None:
-        callbacks.append(Evaluations(steps_per_epoch, config.evals_per_epoch, config.eval_steps))
+        callbacks.append(Evaluations(steps_per_epoch if config.eval_steps is None else config.eval_steps))
     keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
     callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
     if config.report_to == "tensorboard":
