@@ -53,10 +53,9 @@ from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.ops import devices
 from colar.ops.noise import seed_from
 from colar.template.template import Template, TemplateConfig
-from colar.training import layers, preflight, sft
+from colar.training import preflight, sft
 from colar.training.callbacks import Evaluations
 from colar.training.curriculum import UnfinishedCurriculumError
-from colar.training.layers import decoder_layers
 from colar.training.objective import LossTermSums, Objective
 from colar.training.rows import RowSchedule, TrainingRows, collate
 from colar.training.run import TrainResult, arguments
@@ -849,7 +848,7 @@ def test_a_cpu_that_is_slow_in_bfloat16_says_what_to_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Where the CPU gains by it there is nothing to say.
-    warns = not devices.computes_bfloat16(torch.device("cpu")) or devices.bfloat16_speed() < 1
+    warns = not devices.computes_bfloat16(torch.device("cpu"))
     budget = {"max_steps": 1, "per_device_train_batch_size": 2}
     run(tmp_path / "half", bf16=True, **budget)
     assert ("set --training.bf16 false\n" in capsys.readouterr().err) == warns
@@ -1109,7 +1108,7 @@ def test_model_card(tmp_path: Path, lora: LoraSettings | None) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_layers_of_every_family_are_found(family):
     lm = tiny_lm(family)
-    layers = decoder_layers(lm)
+    layers = lm.decoder_layers()
     assert len(layers) == lm.config.num_hidden_layers
     assert all("attn" in " ".join(name for name, _ in layer.named_modules()) for layer in layers)
 
@@ -1123,14 +1122,14 @@ def test_compiled_layers_compute_the_same_and_leave_no_trace(plain_kernels):
     def gradient(length):
         lm.zero_grad()
         lm.hidden(lm.embed(ids[:, :length])).square().mean().backward()
-        return decoder_layers(lm)[0].mlp.up_proj.weight.grad.clone()
+        return lm.decoder_layers()[0].mlp.up_proj.weight.grad.clone()
 
     plain = [gradient(length) for length in (7, 12)]
-    with layers.prepared(lm, compiled=True):
+    with preflight.prepared(lm, compiled=True):
         assert list(lm.state_dict()) == names
         for expected, length in zip(plain, (7, 12), strict=True):
             torch.testing.assert_close(gradient(length), expected, rtol=1e-3, atol=1e-5)
-    assert all(layer._compiled_call_impl is None for layer in decoder_layers(lm))
+    assert all(layer._compiled_call_impl is None for layer in lm.decoder_layers())
     torch.testing.assert_close(gradient(7), plain[0])
 
 
@@ -1139,7 +1138,7 @@ def test_compilation_without_a_compiler_is_refused_in_words(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     with (
         pytest.raises(ValueError, match=r"training.compile needs a C\+\+ compiler"),
-        layers.prepared(tiny_lm("llama"), compiled=True),
+        preflight.prepared(tiny_lm("llama"), compiled=True),
     ):
         pass
 

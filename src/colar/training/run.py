@@ -31,7 +31,7 @@ from transformers.utils import logging
 from colar import checks, files, processes, progress
 from colar.engine.request import NonFiniteError
 from colar.model import sharded, weights
-from colar.training import layers, preflight, run_folder
+from colar.training import preflight, run_folder
 from colar.training.callbacks import (
     Checkpoints,
     Clock,
@@ -232,7 +232,9 @@ def _ready_to_train(
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with layers.prepared(publisher.lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
+        with preflight.prepared(
+            publisher.lm, compiled=config.compile, recomputed=config.gradient_checkpointing
+        ):
             yield
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
