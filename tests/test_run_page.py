@@ -8,7 +8,7 @@ from colar.recipe import run_page
 from colar.training.run_folder import RunFolder
 
 SETTINGS = [
-    "--training.evals_per_epoch", "1", "--training.num_train_epochs", "2", "--validation.page_size", "3",
+    "--training.num_train_epochs", "2", "--validation.page_size", "3",
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from rich.console import Console
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
 
 from colar import recipe
-from colar.training import layers
+from colar.training import preflight
 from colar.training.objective import Objective
 from colar.training.rows import RowSchedule, TrainingRows
 from colar.training.run import arguments
@@ -170,7 +170,7 @@ def ours(
     trainer = LatentTrainer(Objective(lm.to(training.device), method), training, rows, schedule)
     trainer.add_callback(passes)
     if settings["compile"]:
-        with layers.prepared(lm, compiled=True):
+        with preflight.prepared(lm, compiled=True):
             trainer.train()
     else:
         trainer.train()

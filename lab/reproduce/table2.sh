@@ -21,7 +21,7 @@ continued() {  # SEED
   steps=$(python lab/scripts/updates_in.py "$out/nll-$1" --as-long-as "$out/rl-$1")
   train "continued-$1" colar-nll --model.init_from "$out/nll-$1/best" --label "SFT continued" --data.seed 3 \
     --data.train_size $((steps * 16)) --training.max_steps "$steps" \
-    --training.evals_per_epoch 16 --training.load_best_model_at_end true
+    --training.eval_steps 0.0625 --training.load_best_model_at_end true
 }
 
 for s in "${seeds[@]}"; do train "cot-$s" cot-overruns; done

@@ -242,6 +242,17 @@ class LatentLM(nn.Module):
 
     # What is trained
 
+    def decoder_layers(self) -> list[nn.Module]:
+        """The backbone's stack of layers. ValueError where it has none."""
+        # Families name it differently (layers, h, blocks): it is known by its length.
+        count = self.config.num_hidden_layers
+        for module in self.causal_lm.base_model.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return list(module)
+        raise ValueError(
+            f"{type(self.causal_lm).__name__} has no list of {count} layers: train with compile false"
+        )
+
     def add_modules(self, modules: Mapping[str, nn.Module]) -> None:
         """Register a method's modules, float32 as they are made, on the backbone's device; they are trained too."""
         for name, module in modules.items():

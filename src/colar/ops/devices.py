@@ -6,8 +6,6 @@ all that was asked of it is done, and then the GPU waits for Python. To send it 
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Sequence
 
 import torch
@@ -22,27 +20,6 @@ def computes_bfloat16(device: torch.device) -> bool:
     if device.type != "cpu":
         return True
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-@functools.cache
-def bfloat16_speed() -> float:
-    """Speed of this CPU's matrix products in bfloat16 over float32, measured once.
-
-    Some have the instructions and are slower with them: oneDNN needs matrix units (AMX) to gain much.
-    """
-    seconds: dict[torch.dtype, float] = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        # The shape of a small model's layer with a batch of rows.
-        left = torch.ones(1024, 576, dtype=dtype)
-        right = torch.ones(576, 1536, dtype=dtype)
-        runs = []
-        for _ in range(5):
-            started = time.perf_counter()
-            left @ right
-            runs.append(time.perf_counter() - started)
-        # The fastest: others had the cores to share, or were the first.
-        seconds[dtype] = min(runs)
-    return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -25,7 +25,7 @@ from colar.methods import registry
 from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate
 from colar.recipe.schema import Recipe
-from colar.training import layers, preflight, sft
+from colar.training import preflight, sft
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
 from colar.training.preflight import clock
@@ -86,7 +86,7 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
 
     config = recipe.training
-    with layers.prepared(lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
+    with preflight.prepared(lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
         started = time.perf_counter()
         # Before its weights are split the model would have to fit into one device.
         if not trainer.shards:

@@ -67,28 +67,15 @@ class Epochs(TrainerCallback):  # type: ignore[misc]
 
 
 class Evaluations(TrainerCallback):  # type: ignore[misc]
-    """Requests an evaluation `per_epoch` times an epoch (or every `every` steps) and at the end."""
+    """Requests an evaluation every `every` steps (below 1: a share of all) and at the end."""
 
-    def __init__(self, steps_per_epoch: int, per_epoch: float, every: float | None) -> None:
-        self.steps_per_epoch = steps_per_epoch
-        self.per_epoch = per_epoch
+    def __init__(self, every: float) -> None:
         self.every = every
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        step = state.global_step
-        # Counted, not divided: also a number of evaluations that does not divide the epoch is met.
-        due = self.count(step, state.max_steps) > self.count(step - 1, state.max_steps)
-        if due or step >= state.max_steps:
+        every = math.ceil(self.every * state.max_steps) if self.every < 1 else int(self.every)
+        if state.global_step % every == 0 or state.global_step >= state.max_steps:
             control.should_evaluate = True
-
-    def count(self, step: int, max_steps: int) -> int:
-        """Evaluations that fall into the first `step` steps."""
-        if self.every is None:
-            # 100 x 0.29 is 28.999999999999996 in binary, and must count as 29.
-            return math.floor(step * self.per_epoch / self.steps_per_epoch + 1e-9)
-        if self.every < 1:
-            return step // math.ceil(self.every * max_steps)
-        return step // int(self.every)
 
 
 class LogAtSaves(TrainerCallback):  # type: ignore[misc]

@@ -28,7 +28,6 @@ ABOVE_0 = (
     "num_train_epochs",
     "learning_rate",
     "logging_steps",
-    "evals_per_epoch",
     "save_steps",
     "ddp_timeout",
 )
@@ -90,10 +89,8 @@ class TrainingConfig:
     # Logs, validation and checkpoints. None of them changes the course of a run.
     logging_steps: float = 10
     """Updates between two rows of the log; below 1: a share of all."""
-    evals_per_epoch: float = 1.0
-    """Validations an epoch (0.5: every second epoch); one more at the end. Unused where eval_steps is given."""
     eval_steps: float | None = None
-    """Updates between two validations; below 1: a share of all."""
+    """Updates between two validations; below 1: a share of all; null: once an epoch. One more at the end."""
     load_best_model_at_end: bool = True
     """Publish the weights that were best on validation, by loss on held-out rows where two are equally accurate; false:
     the last ones, without regard to validation."""

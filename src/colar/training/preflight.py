@@ -1,24 +1,68 @@
-"""The longest batch, forward and backward once before the first step; nothing of it stays.
+"""A model made ready for training: its layers compiled or recomputed, its longest batch measured before the first step.
 
-A batch that does not fit into the device's memory is found now, and not after hours. Weights, random numbers and
-gradients are as before. Under GRPO it is the longest batch of generation 0, which is sampled now and not again.
+Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer sees
+one (rows, positions, width) tensor, and all layers share one graph; its lengths are symbolic, so later batches need no
+new graph. A layer that is recomputed (gradient checkpointing) keeps its input only.
+
+The longest batch goes forward and backward once, and nothing of it stays. One that does not fit into the device's
+memory is found now, and not after hours. Weights, random numbers and gradients are as before. Under GRPO it is the
+longest batch of generation 0, which is sampled now and not again.
 
 A curriculum's rows change from stage to stage: the longest batch is that of the stage where it has the most positions.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from colar import progress
+from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.rows import RowSchedule, TrainingRows, collate, count_rows
 from colar.training.trainer import LatentTrainer
+
+
+@contextlib.contextmanager
+def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) -> Iterator[None]:
+    """Compile or recompute the layers inside the block; the model is as before after it, its state dict throughout."""
+    if recomputed:
+        _checkpointing(lm, "enable", {"use_reentrant": False})
+    layers = _compile(lm) if compiled else []
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
+        if recomputed:
+            _checkpointing(lm, "disable")
+
+
+def _compile(lm: LatentLM) -> list[nn.Module]:
+    layers = lm.decoder_layers()
+    # torch would fail on this at the first update, with a traceback of its own.
+    compilers = [os.environ.get("CXX"), "g++", "clang++"]
+    if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
+        raise ValueError("training.compile needs a C++ compiler on a CPU (g++ or clang++); or set it false")
+    progress.say("compiling the layers: the first updates take about half a minute")
+    for layer in layers:
+        # In place: a wrapper module would change the names in the state dict.
+        layer.compile(dynamic=True)
+    return layers
+
+
+def _checkpointing(lm: LatentLM, verb: str, *options: dict[str, Any]) -> None:
+    # Its name differs between releases of transformers 5.
+    new = getattr(lm.causal_lm, f"activation_checkpointing_{verb}", None)
+    (new or getattr(lm.causal_lm, f"gradient_checkpointing_{verb}"))(*options)
 
 
 @dataclass(frozen=True)
@@ -36,22 +80,16 @@ class LongestBatch:
 
 
 def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
-    """Warn where a run computes in bfloat16 on a CPU that has no such arithmetic, or is slower in it."""
+    """Warn where a run computes in bfloat16 on a CPU that has no such arithmetic."""
     lm = trainer.objective.lm
     advice = ["--training.bf16 false"] if trainer.args.bf16 else []
     if any(weight.dtype == torch.bfloat16 for weight in lm.parameters()):
         advice.append("--model.dtype float32")
-    if lm.device.type != "cpu" or not advice:
-        return
-    if not devices.computes_bfloat16(lm.device):
-        reason = (
-            "has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or more"
+    if advice and not devices.computes_bfloat16(lm.device):
+        progress.say(
+            "warning: this CPU has no bfloat16 arithmetic, and training in it takes ten times as long as in float32 or "
+            f"more: set {' '.join(advice)}"
         )
-    elif devices.bfloat16_speed() < 1:
-        reason = f"multiplies in bfloat16 at {devices.bfloat16_speed():.1f} of the speed of float32"
-    else:
-        return
-    progress.say(f"warning: this CPU {reason}: set {' '.join(advice)}")
 
 
 def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestBatch:

@@ -31,7 +31,7 @@ from transformers.utils import logging
 from colar import checks, files, processes, progress
 from colar.engine.request import NonFiniteError
 from colar.model import sharded, weights
-from colar.training import layers, preflight, run_folder
+from colar.training import preflight, run_folder
 from colar.training.callbacks import (
     Checkpoints,
     Clock,
@@ -232,7 +232,9 @@ def _ready_to_train(
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with layers.prepared(publisher.lm, compiled=config.compile, recomputed=config.gradient_checkpointing):
+        with preflight.prepared(
+            publisher.lm, compiled=config.compile, recomputed=config.gradient_checkpointing
+        ):
             yield
     except NonFiniteError as error:
         raise NonFiniteError(f"{error}. {_still_good(publisher.folder)}") from error
@@ -253,7 +255,7 @@ def _callbacks(
     steps_per_epoch = curriculum.steps_per_epoch
     callbacks = [Epochs(trainer.schedule, publisher.method, steps_per_epoch)]
     if trainer.validate is not None:
-        callbacks.append(Evaluations(steps_per_epoch, config.evals_per_epoch, config.eval_steps))
+        callbacks.append(Evaluations(steps_per_epoch if config.eval_steps is None else config.eval_steps))
     keep_best = KeepBest(publisher, curriculum, publish_last=not config.load_best_model_at_end)
     callbacks += [publisher.clock, keep_best, bar, LogAtSaves()]
     if config.report_to == "tensorboard":

@@ -39,7 +39,6 @@ from colar.model import sharded, vocabulary, weights
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.curriculum import Curriculum
-from colar.training.layers import decoder_layers
 from colar.training.objective import LossTermSums, Objective
 from colar.training.rows import (
     Schedule,
@@ -240,7 +239,7 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW over `parameter_groups`; with `shards` the weights are split before it sees them."""
         if self.shards and not sharded.is_sharded(self.objective):
-            sharded.shard(self.objective, decoder_layers(self.objective.lm), self.args.device)
+            sharded.shard(self.objective, self.objective.lm.decoder_layers(), self.args.device)
         if self.optimizer is None:
             target = self.model if model is None else model
             cls, options = self.get_optimizer_cls_and_kwargs(self.args, target)
