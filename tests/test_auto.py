@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import colar
 from colar import files, recipe
 from colar.cli import main
@@ -59,15 +60,19 @@ def test_the_recipe_is_one_that_can_be_read(facts: auto.Facts, method: str, tmp_
 
 def test_values_follow_from_the_facts(tmp_path: Path) -> None:
     cot, own = _stages(FACTS, tmp_path)
-    assert cot.recipe.model.lora is not None and cot.recipe.model.dtype == "bfloat16"
-    assert cot.recipe.training.bf16 and cot.recipe.training.tokens_per_batch == 16_384
-    assert own.recipe.method["grouping"] == "equations" and own.recipe.method["merge"] == "ordered"
+    assert cot.recipe.model.lora is not None
+    assert cot.recipe.model.dtype == "bfloat16"
+    assert cot.recipe.training.bf16
+    assert cot.recipe.training.tokens_per_batch == 16_384
+    assert own.recipe.method["grouping"] == "equations"
+    assert own.recipe.method["merge"] == "ordered"
     # Both limits leave a quarter of room above the percentile.
     limits = own.recipe.validation.limits
     assert (limits.max_latents, limits.max_completion_length) == (104, 8)
 
     [slow, _] = _stages(replace(FACTS, device="cpu", bfloat16=False), tmp_path)
-    assert slow.recipe.model.dtype == "float32" and not slow.recipe.training.bf16
+    assert slow.recipe.model.dtype == "float32"
+    assert not slow.recipe.training.bf16
     assert slow.recipe.model.attn_implementation == "eager"
     small = replace(FACTS, model="tiny", parameters=800_000, device="cpu")
     assert _stages(small, tmp_path)[0].recipe.model.lora is None
@@ -84,11 +89,15 @@ def test_facts_are_counted(tmp_path: Path) -> None:
     facts = auto.facts_of("tiny", rows, device="cpu")
     # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
     assert (facts.rows, facts.chain, facts.answer) == (40, 7, 1)
-    assert facts.equations and not facts.digits and facts.judged and facts.layout == "plain"
+    assert facts.equations
+    assert not facts.digits
+    assert facts.judged
+    assert facts.layout == "plain"
     assert auto.facts_of("tiny-digits", rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
     facts = auto.facts_of("tiny", words, device="cpu")
-    assert not facts.equations and not facts.judged
+    assert not facts.equations
+    assert not facts.judged
 
 
 def _row(method: str, label: str, accuracy: float, length: float, **params: float) -> ReportRow:
@@ -101,9 +110,24 @@ def _row(method: str, label: str, accuracy: float, length: float, **params: floa
 @pytest.mark.parametrize(
     ("accuracies", "se", "chosen", "part"),
     [
-        ((0.80, 0.795, 0.70), 0.004, 2, "c = 2 answers as well as CoT, 0.5 ± 0.8 points less, with 50% of the"),
-        ((0.80, 0.80, 0.80), 0.004, 5, "c = 5 answers as well as CoT, 0.0 ± 0.8 points more, with 20% of the"),
-        ((0.70, 0.60, 0.50), 0.004, 1, "no speed is within a point of CoT: c = 1 answers 10.0 ± 0.8 points less"),
+        (
+            (0.80, 0.795, 0.70),
+            0.004,
+            2,
+            "c = 2 answers as well as CoT, 0.5 ± 0.8 points less, with 50% of the",
+        ),
+        (
+            (0.80, 0.80, 0.80),
+            0.004,
+            5,
+            "c = 5 answers as well as CoT, 0.0 ± 0.8 points more, with 20% of the",
+        ),
+        (
+            (0.70, 0.60, 0.50),
+            0.004,
+            1,
+            "no speed is within a point of CoT: c = 1 answers 10.0 ± 0.8 points less",
+        ),
         ((0.80, 0.79, 0.70), 0.04, 2, "too few to choose by: c = 2 answers 1.0 ± 7.8 points less"),
     ],
 )
@@ -122,7 +146,8 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
     made = Report({}, "cot", None, [cot, bare, *own], differences)
     default, sentence = outcome.choose(made)
     assert default == {"compression_factor": chosen}
-    assert sentence.startswith("CoT answers 80.0% of 100 held-out questions; ") and part in sentence
+    assert sentence.startswith("CoT answers 80.0% of 100 held-out questions; ")
+    assert part in sentence
 
 
 def test_from_a_file_to_a_model(tmp_path: Path) -> None:
@@ -136,7 +161,9 @@ def test_from_a_file_to_a_model(tmp_path: Path) -> None:
         "CoT", "no chain", "sequential, c = 1", "sequential, c = 2", "sequential, c = 3", "sequential, c = 5",
         "sequential, c = 2 with threshold 0.8",
     ]  # fmt: skip
-    assert run.picture.exists() and "accuracy %" in run.table and run.sentence in run._repr_html_()
+    assert run.picture.exists()
+    assert "accuracy %" in run.table
+    assert run.sentence in run._repr_html_()
     # The folder is a model, and asks at the speed that was chosen.
     folder = checkpoint.resolve(tmp_path / "run")
     info = checkpoint.read_info(folder)

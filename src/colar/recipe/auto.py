@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ def facts_of(
         judged=all(example.answer_type != "text" for example in examples),
         layout=layout,
         device=device,
-        bfloat16=fast and (device != "cpu" or devices.bfloat16_speed() > 1.1),
+        bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
     )
 
 
@@ -117,6 +118,25 @@ def parameters_of(model: str, config: Any) -> int:
     """The number of a backbone's weights; a model of shapes takes no memory."""
     with torch.device("meta"):
         return int(AutoModelForCausalLM.from_config(config).num_parameters())
+
+
+def _bfloat16_speed() -> float:
+    """Speed of this CPU's matrix products in bfloat16 over float32.
+
+    Some have the instructions and are slower with them: oneDNN needs matrix units (AMX) to gain much.
+    """
+    seconds: dict[torch.dtype, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        # The shape of a small model's layer with a batch of rows.
+        left, right = torch.ones(1024, 576, dtype=dtype), torch.ones(576, 1536, dtype=dtype)
+        runs = []
+        for _ in range(5):
+            started = time.perf_counter()
+            left @ right
+            runs.append(time.perf_counter() - started)
+        # The fastest: others had the cores to share, or were the first.
+        seconds[dtype] = min(runs)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
 def _percentile(lengths: Sequence[int]) -> int:
