@@ -121,7 +121,10 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `auto` that were given, as arguments of `recipe.plan`."""
     given = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
     if args.columns:
-        given["columns"] = dict(pair.partition("=")[::2] for pair in args.columns.split(","))
+        pairs = [pair.partition("=") for pair in args.columns.split(",")]
+        if not all(key and column for key, _, column in pairs):
+            raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {args.columns!r}")
+        given["columns"] = {key.strip(): column.strip() for key, _, column in pairs}
     return given
 
 

@@ -80,6 +80,10 @@ def facts_of(
     config, tokenizer = describe(model)
     has_chat = bool(getattr(tokenizer, "chat_template", None))
     check_choice("template", layout, ["auto", "plain", "chat"])
+    if layout == "chat" and not has_chat:
+        raise ValueError(
+            f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
+        )
     layout = ("chat" if has_chat else "plain") if layout == "auto" else layout
     template = Template(TemplateConfig(), tokenizer)
     chains, answers, questions = [], [], []

@@ -102,7 +102,7 @@ def plan(
             check_same_run(output, files.read_json(path), asked, "give this run its own --output")
         if (output / RECIPE).exists():
             return
-        split = own.split(own.read(data, columns), None if test is None else own.read(test, columns))
+        split = _split(data, test, columns)
         for name in SPLITS:
             files.write_jsonl(
                 output / "data" / f"{name}.jsonl", [row.as_row() for row in getattr(split, name)]
@@ -117,6 +117,21 @@ def plan(
     processes.from_main(make)
     progress.say(f"recipe: {output / RECIPE}")
     return parsing.load_stages(output / RECIPE, overrides)
+
+
+def _split(data: Any, test: Any, columns: Mapping[str, str] | None) -> own.Split:
+    """Read and split the rows, and log how they were understood."""
+    rows = own.read(data, columns)
+    for line in rows.summary():
+        progress.say(line)
+    measured = None if test is None else own.read(test, columns, "test").examples
+    split = own.split(rows.examples, measured)
+    if split.also_in_test:
+        progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
+    progress.say(
+        f"{len(split.train):,} rows to train on, {len(split.validation):,} to validate, {len(split.test):,} held out"
+    )
+    return split
 
 
 def _named(data: Any) -> str | None:
