@@ -63,7 +63,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "icot-steps": ("icot", {"unit": "steps", "removed_per_epoch": 1.0, "most_removed": 2}),
-    "distill-plain": ("distill", {"projection": False, "align_loss": "l1", "align_scale": False}),
 }
 """Name -> method and the values of its config."""
 SPEEDS = {"colar": (1, 2, 5, 3), "sequential": (1, 2, 4, 3)}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from families import CONTEXT, EXAMPLES, WINDOW, tiny_lm
 from torch.nn import functional as F
-from transformers import BertConfig, BertForTokenClassification, BertTokenizerFast
 
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
@@ -113,12 +112,9 @@ def undropped(lm):
             module.p = 0.0
 
 
-@pytest.mark.parametrize("projection", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_distills_terms_are_those_of_two_full_forwards(family, projection):
-    lm, method = build(
-        "distill", family, projection=projection, student_weight=2.0, teacher_weight=3.0, align_weight=5.0
-    )
+def test_distills_terms_are_those_of_two_full_forwards(family):
+    lm, method = build("distill", family, align_weight=5.0)
     lm.double()
     rows = encode(lm, method)
     found = method.loss(lm, Batch.collate(rows))
@@ -129,9 +125,9 @@ def test_distills_terms_are_those_of_two_full_forwards(family, projection):
         teacher = [*lm.embed(ids(*row.question)), *chain, *answer]
         close = {"rtol": 1e-5, "atol": 1e-6}
         student_ce = naive_ce(lm, [*latents, *answer], row.answer[1:])
-        torch.testing.assert_close(found["student"][b], 2 * student_ce, **close)
+        torch.testing.assert_close(found["student"][b], student_ce, **close)
         teacher_ce = naive_ce(lm, teacher, [*row.chain, *row.answer])
-        torch.testing.assert_close(found["teacher"][b], 3 * teacher_ce, **close)
+        torch.testing.assert_close(found["teacher"][b], teacher_ce, **close)
         # Their states at the separator before the answer, by the backbone's own forward: embeddings, then layers.
         states = [
             lm.causal_lm(inputs_embeds=torch.stack(fed)[None], output_hidden_states=True).hidden_states
@@ -172,8 +168,6 @@ def test_alignment_by_hand():
     std = [math.sqrt(2), math.sqrt(0.5)]
     # smooth-L1: d - 1/2 from 1 on, d^2 / 2 below
     assert alignment(student, teacher).item() == pytest.approx((1.5 / std[0] + 0.125 / std[1]) / 2)
-    assert alignment(student, teacher, "l1").item() == pytest.approx((2 / std[0] + 0.5 / std[1]) / 2)
-    assert alignment(student, teacher, "l1", scale=False).item() == pytest.approx((2 + 0.5) / 2)
 
 
 @pytest.mark.parametrize("name", ["coconut", "distill", "pause"])
@@ -504,78 +498,6 @@ def test_surprisal_is_the_backbones_own(family):
         assert scores == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    return make_classifier(tmp_path_factory.mktemp("classifier"))
-
-
-def make_classifier(folder):
-    """A tiny token classifier of random weights, which cuts words into pieces of its own."""
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"0123456789<>+*=-/",
-        *(f"##{d}" for d in range(10)),
-        "14",
-    ]
-    (folder / "vocab.txt").write_text("\n".join(pieces))
-    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=16)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(pieces), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=32, num_labels=2, initializer_range=1.0,
-    )  # fmt: skip
-    BertForTokenClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_classifiers_scores_are_laid_over_characters(family, classifier):
-    """A chain beyond its window of 16 tokens; each of our tokens gets the mean over its own characters."""
-    lm, _ = build("cot", family)
-    scorer = importance.LLMLingua2(str(classifier), lm.device)
-    text, spans = importance.chain_spans(lm.template, CHAIN)
-    assert text == "<<3+4=7>> <<7*2=14>> <<14+1=15>>"
-    (per_character,) = scorer.characters([text])
-    assert len(per_character) == len(text)
-    assert [p is None for p in per_character] == [character == " " for character in text]
-    tokens = scorer.tokenizer(text[:9], return_tensors="pt")
-    assert len(set(per_character[:9])) > 5
-    assert tokens["input_ids"].shape[1] == 11, "a piece a character, and two markers"
-    (scores,) = scorer.scores(lm.template, [CHAIN])
-    chain = [token for step in lm.template.steps(CHAIN.steps) for token in step]
-    assert len(scores) == len(spans) == len(chain)
-    for token, (first, end) in zip(chain, spans, strict=True):
-        assert text[first:end].strip() == lm.template.token(token).strip()
-    for score, (first, end) in zip(scores, spans, strict=True):
-        known = [p for p in per_character[first:end] if p is not None]
-        assert score == pytest.approx(sum(known) / len(known) if known else 0.0)
-    assert list(scorer.scores(lm.template, [EXAMPLES[2]])) == [()]
-
-
-def test_tokenskip_scores_by_a_classifier_that_is_named(classifier):
-    lm, method = build("tokenskip", scorer="llmlingua2", scorer_model=str(classifier), ratios=[0.5])
-    (scored,) = method.prepare(lm, [CHAIN])
-    assert all(0 <= score <= 1 for score in scored.importance)
-    assert len({score for score in scored.importance if score > 0}) > 5
-    row = method.encode(lm.template, scored, Random(0), 0.0)
-    assert len(row.chain) == math.ceil(len(scored.importance) / 2)
-
-
-def test_a_classifier_that_is_not_there_is_named_in_one_line(tmp_path):
-    lm = tiny_lm("llama")
-    method = registry.build("tokenskip", {"scorer": "llmlingua2", "scorer_model": str(tmp_path / "none")})
-    with pytest.raises(
-        ValueError, match="method.scorer llmlingua2 cannot load .*none.*use scorer surprisal"
-    ) as error:
-        method.prepare(lm, EXAMPLES)
-    assert "\n" not in str(error.value)
-
-
 def test_ratios_beyond_what_was_trained():
     method = registry.build("tokenskip", {"ratios": [0.5, 1]})
     assert method.trained(TokenSkipParams(0.5)) is None
@@ -652,13 +574,11 @@ def test_pauses_loss_is_the_answers_after_them(family):
         ),
         ("icot", {"remove_all_at": 0}, "method.remove_all_at must be a whole number, 1 or more, got 0"),
         ("distill", {"n_latents": 0}, "method.n_latents must be a whole number, 1 or more, got 0"),
-        ("distill", {"align_loss": "l2"}, "method.align_loss must be one of smooth_l1, l1, got 'l2'"),
         ("distill", {"align_weight": -1}, "method.align_weight must be a number, 0 or more, got -1"),
-        ("distill", {"projection": 1}, "projection must be a bool, got 1"),
+        ("distill", {"drop_last_step": 1}, "drop_last_step must be a bool, got 1"),
         ("tokenskip", {"ratios": []}, "method.ratios must be a list of numbers, got ()"),
         ("tokenskip", {"ratios": [0.5, 1.2]}, "ratio must be a number, from 1e-06 to 1, got 1.2"),
         ("tokenskip", {"ratios": 0.5}, "method.ratios must be a list of numbers, got 0.5"),
-        ("tokenskip", {"scorer": "gpt4"}, "method.scorer must be one of surprisal, llmlingua2, got 'gpt4'"),
         ("pause", {"n_pauses": 0}, "method.n_pauses must be a whole number, 1 or more, got 0"),
         ("pause", {"sigma_e": -1}, "method.sigma_e must be a number, 1e-12 or more, got -1"),
     ],

@@ -17,7 +17,6 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, prompt_ids
 from colar.methods import pretrained, registry
-from colar.methods.tokenskip import chain_spans
 from colar.model import tiny
 from colar.template.template import Template, TemplateConfig
 
@@ -256,13 +255,6 @@ def test_a_row_of_every_method_has_the_separator_and_eos_where_they_belong(name)
     )
     for step in row.steps:
         assert not {template.separator_id, template.eos_id, template.bos_id}.intersection(step)
-
-
-def test_the_tokens_of_a_chain_cover_its_text():
-    template = template_of("llama-True")
-    text, spans = chain_spans(template, Example("t/0", "q", ("a ### b", "<|end_of_text|> c"), "1"))
-    ids = [token_id for step in template.steps(("a ### b", "<|end_of_text|> c")) for token_id in step]
-    assert [text[first:end] for first, end in spans] == [template.token(token_id) for token_id in ids]
 
 
 def test_an_engine_answers_a_question_that_spells_control_tokens():

@@ -163,3 +163,14 @@ def test_an_old_recipe_is_told_the_new_name(tmp_path: Path) -> None:
         ValueError, match="write method.name sequential and leave method.head out; unit, alone"
     ):
         recipe.load(path)
+
+
+def test_keys_that_are_constants_now_are_dropped_where_they_had_that_value() -> None:
+    old = {"n_latents": 4, "projection": True, "align_loss": "smooth_l1", "align_scale": True}
+    found = registry.rebuild({"name": "distill", "config": old}, "here")
+    assert (found.name, found.config.n_latents) == ("distill", 4)
+    registry.rebuild({"name": "tokenskip", "config": {"scorer": "surprisal", "scorer_model": "x"}}, "here")
+    with pytest.raises(
+        ValueError, match="here: trained with method.projection False, an option that this version"
+    ):
+        registry.rebuild({"name": "distill", "config": {**old, "projection": False}}, "here")

@@ -28,7 +28,6 @@ FOUND: list[tuple[str, list[object]]] = [
     ("recipe", ["coconut", False, "method.n_stages", 1e308]),
     ("recipe", ["coconut", False, "method.n_stages", 2**63]),
     ("recipe", ["distill", False, "method.align_weight", 10**30]),
-    ("recipe", ["tokenskip", False, "method.scorer_model", "1e999"]),
     ("recipe", ["cot", False, "training.num_train_epochs", float("inf")]),
     ("recipe", ["cot", False, "training.num_train_epochs", 1e308]),
     ("recipe", ["cot", False, "data.options", {"max_number": 2**64}]),

@@ -361,7 +361,7 @@ def test_a_key_without_a_value_is_named_or_legal(tmp_path):
         assert f"recipe.yaml: {dotted} is blank (null): it must be " in message
         assert "\n" not in message
     assert {"training.max_hours", "model.lora", "grpo", "method.most_removed"} <= set(passed)
-    assert not {"training.seed", "model.backbone", "label", "method.scorer_model"} & set(passed)
+    assert not {"training.seed", "model.backbone", "label", "method.merge"} & set(passed)
 
 
 def test_a_blank_key_is_named_with_its_own_file_or_option(tiny):

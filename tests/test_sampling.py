@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from colar.ops import distribution, noise
-from colar.ops.sampling import is_drawn, likeliest, probability, sample_tokens, token_logps, top_logps
+from colar.ops import noise, sampling
+from colar.ops.sampling import is_drawn, probability, sample_tokens, token_logps, top_logps
 
 LAST = 1 - 2**-53
 """The largest uniform number."""
@@ -111,7 +111,7 @@ def test_a_nucleus_is_the_one_that_a_sort_finds(spread, top_p):
     logits = spread * torch.randn(size, generator=torch.Generator().manual_seed(3))
     probs = logits.softmax(-1)
     kept = kept_by_sorting(probs, top_p)
-    _, _, holds = distribution.in_window(probs[None] / probs.max(), top_p * probs.sum()[None] / probs.max())
+    _, _, holds = sampling.in_window(probs[None] / probs.max(), top_p * probs.sum()[None] / probs.max())
     assert bool(holds) == (spread == 4)
     inside = torch.where(kept, probs.double(), 0)
     found = torch.cat([sample(logits, part, top_p=top_p) for part in draws(n).split(5000)])
@@ -125,11 +125,11 @@ def test_equals_at_the_edge_stay_by_their_ids(seed, top_p):
     """Logits of few different values, as bfloat16's are: the window and the search agree with a stable sort."""
     logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(seed)).mul(3).round()
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    goal = top_p * distribution.mass(weights)
+    goal = top_p * sampling.mass(weights)
     expected = torch.stack([kept_by_sorting(row, top_p) for row in weights])
-    assert torch.equal(distribution.in_all(weights, goal) > 0, expected)
+    assert torch.equal(sampling.in_all(weights, goal) > 0, expected)
     for window in (4, 64, 300):
-        ids, kept, holds = distribution.in_window(weights, goal, window)
+        ids, kept, holds = sampling.in_window(weights, goal, window)
         for row in range(2):
             found = ids[row][kept[row] > 0].tolist()
             if holds[row]:
@@ -138,15 +138,15 @@ def test_equals_at_the_edge_stay_by_their_ids(seed, top_p):
                 assert (
                     window < expected[row].sum() + (weights[row] == weights[row][expected[row]].min()).sum()
                 )
-    assert not distribution.in_window(weights, goal, 300)[2].logical_not().any()
+    assert not sampling.in_window(weights, goal, 300)[2].logical_not().any()
 
 
 def test_window_and_search_draw_the_same_token(monkeypatch):
     logits = 3 * torch.randn(200, 1000, generator=torch.Generator().manual_seed(4))
     columns = (torch.ones(200), torch.full((200,), 0.8, dtype=torch.float64), draws(200))
     wide = sample_tokens(logits, *columns)
-    narrow = distribution.in_window
-    monkeypatch.setattr(distribution, "in_window", lambda weights, goal: narrow(weights, goal, 2))
+    narrow = sampling.in_window
+    monkeypatch.setattr(sampling, "in_window", lambda weights, goal: narrow(weights, goal, 2))
     assert sample_tokens(logits, *columns).tolist() == wide.tolist()
     assert len(wide.unique()) > 50
 
@@ -165,7 +165,7 @@ def test_rows_of_all_kinds_are_what_they_are_alone():
         assert sample_tokens(*(column[i : i + 1] for column in columns)).item() == together[i]
     flipped = sample_tokens(*(column.flip(0) for column in columns))
     assert flipped.flip(0).tolist() == together
-    assert together[::4] == likeliest(logits)[::4].tolist()
+    assert together[::4] == logits.argmax(-1)[::4].tolist()
 
 
 class Watch(TorchDispatchMode):

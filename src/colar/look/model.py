@@ -18,14 +18,12 @@ import torch
 from colar.checks import check_choice, check_holds
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Request
-from colar.look import retrieval
+from colar.look import thought
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
-NEAREST = 5
-"""Tokens that are read from a latent, where it was not chosen as tokens."""
 UNFINISHED = "\ufffd"
 """The end of a text whose last character is not complete yet."""
 
@@ -97,13 +95,17 @@ class Model:
         """Yield the thoughts and the answer of one question as they come. Arguments are those of `ask`."""
         ids: list[int] = []
         shown = ""
-        for event in self.engine.stream([self._request(question, 0, **asked)]):
+        request = self._request(question, 0, **asked)
+        size = thought.group_size(request.params)
+        directions_VD = thought.directions(self.lm)
+        for event in self.engine.stream([request]):
             if event.kind == "thought":
                 assert event.embed is not None
-                [thought] = retrieval.read_each(
-                    self.lm, [event.token_id], event.embed[None], [event.info], NEAREST
+                [near] = thought.nearest_tokens(event.embed[None], size, directions_VD)
+                found = thought.thought_object(
+                    self.lm.template, 0, event.token_id, event.info, near, size, dict(near)
                 )
-                yield Piece("thought", text_of(thought))
+                yield Piece("thought", found["text"])
             elif event.kind == "token" and event.token_id != self.lm.template.eos_id:
                 ids.append(event.token_id)
                 text = self.lm.template.decode(ids)
@@ -138,24 +140,15 @@ class Model:
         )
 
     def _answer(self, completion: Completion) -> Answer:
-        thoughts = retrieval.read_thoughts(self.lm, completion, NEAREST)
+        thoughts = thought.read_thoughts(self.lm, completion)
         return Answer(
             question=completion.request.question,
             answer=completion.text,
-            thoughts=tuple(text_of(thought) for thought in thoughts),
+            thoughts=tuple(each["text"] for each in thoughts),
             truncated=completion.truncated,
             seconds=completion.seconds,
             completion=completion,
         )
-
-
-def text_of(thought: retrieval.ReadThought) -> str:
-    """A thought in a few words: its token, the tokens that it was chosen as, or those nearest to it."""
-    if thought.token is not None:
-        return thought.token.strip()
-    if thought.chosen:
-        return "".join(token for token, _ in thought.chosen).strip()
-    return " ".join(neighbour.token.strip() for neighbour in thought.neighbours)
 
 
 def load(

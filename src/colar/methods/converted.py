@@ -35,6 +35,18 @@ TOKENS = {"unit": "token", "alone": [], "starts": []}
 EQUATIONS = {"unit": "result", "alone": ["="], "starts": ["*", "+", "-", "/"], "numbers_from": 2}
 """The old values that `grouping: tokens` and `grouping: equations` stand for."""
 
+CONSTANT: dict[str, dict[str, Any]] = {
+    "distill": {
+        "student_weight": 1.0,
+        "teacher_weight": 1.0,
+        "align_loss": "smooth_l1",
+        "align_scale": True,
+        "projection": True,
+    },
+    "tokenskip": {"scorer": "surprisal"},
+}
+"""Keys of other methods that are constants now, with their values."""
+
 
 def check_recipe(name: str, config: Mapping[str, Any]) -> None:
     """Reject the name by which a recipe of an earlier version asked for `sequential`."""
@@ -51,6 +63,10 @@ def current(saved: Mapping[str, Any], where: object) -> dict[str, Any]:
     ValueError, naming `where`, for an option that was on and is gone.
     """
     name, config = saved["name"], dict(saved["config"])
+    config.pop("scorer_model", None)
+    for key, value in CONSTANT.get(name, {}).items():
+        if config.pop(key, value) != value:
+            raise _gone(where, key, saved["config"][key])
     if name != "colar":
         return {"name": name, "config": config}
     if config.get("own_latents", 0):

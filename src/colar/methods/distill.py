@@ -5,7 +5,7 @@
     student    question ###   z1 .. z6      ###  answer EOS        z_i = projection(last hidden state before it)
                                              ^ aligned here, in every layer: the token before the answer
 
-    L = student_weight * L_student + teacher_weight * L_teacher + align_weight * L_align
+    L = L_student + L_teacher + align_weight * L_align
     L_student = mean over (answer, EOS) of -log p(token | question, z_1 .. z_n, ###)
     L_teacher = mean over (chain, ###, answer, EOS) of -log p(token)
     L_align   = mean over layers l and D of  smooth-L1(s_l, stop-gradient(t_l)) / std(t_l)
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,6 @@ from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.template.template import Template
 
-AlignLoss = Literal["smooth_l1", "l1"]
-
 
 @dataclass(frozen=True)
 class DistillConfig:
@@ -52,26 +50,14 @@ class DistillConfig:
 
     n_latents: int = 6
     """Latents of the student, 1 or more."""
-    student_weight: float = 1.0
-    """Weight of the student's cross-entropy (CODI's alpha), 0 or more."""
-    teacher_weight: float = 1.0
-    """Weight of the teacher's cross-entropy (beta), 0 or more."""
     align_weight: float = 1.0
     """Weight of the alignment (gamma), 0 or more."""
-    align_loss: AlignLoss = "smooth_l1"
-    """"smooth_l1" (CODI's code) or "l1" (its paper's equation)."""
-    align_scale: bool = True
-    """Divide each layer's alignment by the standard deviation of the teacher's hidden state."""
-    projection: bool = True
-    """Put an MLP between a hidden state and the latent that is fed; false: feed it as it is."""
     drop_last_step: bool = True
     """Leave the chain's last step out of the teacher's row."""
 
     def __post_init__(self) -> None:
         checks.check_number("method.n_latents", self.n_latents, 1, whole=True)
-        for name in ("student_weight", "teacher_weight", "align_weight"):
-            checks.check_number(f"method.{name}", getattr(self, name), 0)
-        checks.check_choice("method.align_loss", self.align_loss, get_args(AlignLoss))
+        checks.check_number("method.align_weight", self.align_weight, 0)
 
 
 class Projection(nn.Sequential):
@@ -91,7 +77,7 @@ class Distill(base.Method):
         return True
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        return {"projection": Projection(lm.width)} if self.config.projection else {}
+        return {"projection": Projection(lm.width)}
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = base.encode_row(template, example, NoParams(), "", rng.getrandbits(62))
@@ -100,16 +86,11 @@ class Distill(base.Method):
         return replace(row, steps=steps, n_latents=self.config.n_latents)
 
     def loss(self, lm: LatentLM, batch: Batch) -> dict[str, Tensor]:
-        """student, teacher, align: the three weighted terms."""
-        config = self.config
+        """student, teacher, align: the three terms."""
         teacher_B, target_LBD = self._teacher(lm, batch)
         student_B, aligned_LBD = self._student(lm, batch)
-        align_B = alignment(aligned_LBD, target_LBD, config.align_loss, config.align_scale)
-        return {
-            "student": config.student_weight * student_B,
-            "teacher": config.teacher_weight * teacher_B,
-            "align": config.align_weight * align_B,
-        }
+        align_B = self.config.align_weight * alignment(aligned_LBD, target_LBD)
+        return {"student": student_B, "teacher": teacher_B, "align": align_B}
 
     def _teacher(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Its cross-entropy (B,), and its hidden states at the closing separator, (B, D) for each layer."""
@@ -150,8 +131,6 @@ class Distill(base.Method):
 
     def project(self, lm: LatentLM, hidden_BD: Tensor) -> Tensor:
         """The latent that a hidden state makes, (B, D)."""
-        if not self.config.projection:
-            return hidden_BD
         module = lm.extra["projection"]
         # A method's modules are float32, also on a half-precision backbone.
         projected: Tensor = module(hidden_BD.to(next(module.parameters()).dtype))
@@ -167,15 +146,12 @@ class Distill(base.Method):
         return base.fixed_thought(state, self.project(lm, state.hidden), self.config.n_latents)
 
 
-def alignment(
-    student: list[Tensor], teacher: list[Tensor], kind: AlignLoss = "smooth_l1", scale: bool = True
-) -> Tensor:
+def alignment(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     """Mean over layers and D of the distance of two lists of hidden states (B, D), (B,); no gradient to `teacher`."""
-    distance = F.smooth_l1_loss if kind == "smooth_l1" else F.l1_loss
     by_layer = []
     for student_BD, teacher_BD in zip(student, teacher, strict=True):
         target_BD = teacher_BD.detach().float()
-        loss_B = distance(student_BD.float(), target_BD, reduction="none").mean(-1)
+        loss_B = F.smooth_l1_loss(student_BD.float(), target_BD, reduction="none").mean(-1)
         # A layer whose states are large would outweigh the others.
-        by_layer.append(loss_B / target_BD.std(-1) if scale else loss_B)
+        by_layer.append(loss_B / target_BD.std(-1))
     return torch.stack(by_layer).mean(0)

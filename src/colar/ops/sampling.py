@@ -3,10 +3,26 @@
 Conventions of transformers and vLLM: temperature divides the logits, top-p keeps the smallest set of most
 probable tokens whose mass reaches p (always at least one), temperature 0 is argmax.
 
-A draw is the inverse CDF over ids in ascending order (`distribution.py`). Nothing is sorted for it, unless a nucleus is
-too large for its window.
+A draw is the inverse CDF over ids in ascending order: where a number falls when a row's weights are laid end to end.
+Weights are float32, from 0 to 1. They are added up in blocks, and the blocks' sums in float64: errors do not grow along
+the row.
 
-Shape suffixes: B rows, V vocabulary, N blocks of it, W tokens of a block, K likeliest ones, X some of the rows.
+    weights       3 0 1 | 0 0 2 | 1 1 0        total 8
+    blocks        4       2       2
+    u = 0.7       5.6 falls into the second block, 1.6 behind its beginning: its third token
+
+A sort of the whole vocabulary would find the nucleus. Nearly always it is small, though, and a window holds it:
+
+    weights, largest first    30  20  10  10 | 10   8   7 ...       window of 4, total 100
+    mass before each           0  30  50  60
+    p = 0.5                    *   *                                the window holds it
+    p = 0.55                   *   *   *                            its last token equals one outside: not sure
+
+Only a row whose window might not hold it is sorted. Either way the nucleus is the same, and a function of the row
+alone.
+
+Shape suffixes: B rows, V vocabulary, N blocks of it, G tokens of a block, W tokens of the window, K likeliest tokens, X
+some of the rows; blocks or tokens in `_find`.
 """
 
 from __future__ import annotations
@@ -14,13 +30,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from colar.ops import devices, distribution
+from colar.ops import devices
 
 BLOCK = 256
-"""Tokens that `likeliest` compares at a time."""
-
+"""Tokens that are added up at a time."""
+WINDOW = 64
+"""Tokens of the window: a trained model's nucleus at p = 0.9 is smaller."""
 
 Known = tuple[Tensor, Tensor]
 """Temperature and top_p on the CPU, (B,) each."""
@@ -43,7 +60,7 @@ def sample_tokens(
     drawn_B = known_temperature_B > 0
     cut_B = drawn_B & (known_top_p_B < 1)
     ways: tuple[tuple[Tensor, Callable[..., Tensor]], ...] = (
-        (~drawn_B, lambda logits_XV, *_: likeliest(logits_XV)),
+        (~drawn_B, lambda logits_XV, *_: logits_XV.argmax(-1)),
         (drawn_B & ~cut_B, _drawn),
         (cut_B, _drawn_from_nucleus),
     )
@@ -57,26 +74,6 @@ def sample_tokens(
             at = devices.send(rows_B.nonzero()[:, 0], logits_BV.device)
             ids_B[at] = choose(logits_BV[at], temperature_B[at], uniform_B[at], top_p_B[at])
     return ids_B
-
-
-def likeliest(logits_BV: Tensor) -> Tensor:
-    """(B,) the first of the largest logits' indices, as `argmax` gives them, in a fifth of its time on a CPU."""
-    # argmax looks at one number after another; the largest of each block is found many at a time.
-    n = logits_BV.shape[1] // BLOCK
-    if n < 2:
-        return logits_BV.argmax(-1)
-    blocks_BNW = logits_BV[:, : n * BLOCK].view(-1, n, BLOCK)
-    largest_BN = blocks_BNW.amax(-1)
-    block_B = largest_BN.argmax(-1)
-    row_B = torch.arange(len(block_B), device=block_B.device)
-    index_B: Tensor = block_B * BLOCK + blocks_BNW[row_B, block_B].argmax(-1)
-
-    # Behind the last whole block: only a larger one comes before what was found.
-    rest_BV = logits_BV[:, n * BLOCK :]
-    if rest_BV.shape[1] == 0:
-        return index_B
-    rest = rest_BV.max(-1)
-    return torch.where(rest.values > largest_BN.amax(-1), n * BLOCK + rest.indices, index_B)
 
 
 @torch.no_grad()
@@ -93,7 +90,7 @@ def is_drawn(
     As probable as `sample_tokens` draws it, by other uniform numbers. All that it takes is the token's probability.
     """
     weights_BV = _weights(logits_BV, temperature_B)
-    total_B = distribution.mass(weights_BV)
+    total_B = mass(weights_BV)
     mine_B = devices.wide(weights_BV[:, token_id])
     drawn_B = uniform_B * total_B < mine_B
     if known is not None and bool((known[1] >= 1).all()):
@@ -106,9 +103,9 @@ def is_drawn(
     if len(at):
         weights_XV, goal_X, mine_X = weights_BV[at], goal_B[at], mine_B[at]
         edge_X1 = weights_XV[:, token_id, None]
-        equals_X = distribution.equal(weights_XV[:, :token_id], edge_X1).sum(-1)
-        before_X = distribution.mass(distribution.above(weights_XV, edge_X1)) + mine_X * equals_X
-        kept_X = distribution.kept_mass(weights_XV, goal_X)
+        equals_X = (weights_XV[:, :token_id] == edge_X1).sum(-1)
+        before_X = mass(torch.where(weights_XV > edge_X1, weights_XV, 0)) + mine_X * equals_X
+        kept_X = kept_mass(weights_XV, goal_X)
         drawn_B[at] = (before_X < goal_X) & (uniform_B[at] * kept_X < mine_X)
     return drawn_B
 
@@ -116,7 +113,7 @@ def is_drawn(
 def probability(token_id: int, logits_BV: Tensor) -> Tensor:
     """(B,) float32: the probability of one token at temperature 1."""
     weights_BV = _weights(logits_BV, torch.ones_like(logits_BV[:, 0]))
-    return (weights_BV[:, token_id] / distribution.mass(weights_BV)).float()
+    return (weights_BV[:, token_id] / mass(weights_BV)).float()
 
 
 def token_logps(logits_BV: Tensor, temperature_B: Tensor, ids_B: Tensor) -> Tensor:
@@ -137,13 +134,13 @@ def unlikely_logps(
     """
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
     weights_BV = _weights(logits_BV, scale_B)
-    total_B = distribution.mass(weights_BV)
+    total_B = mass(weights_BV)
     # By their own sum, not as 1 - the others': exact where hardly anything is left.
     outside_BV = weights_BV < (least_B * total_B).float()[:, None]
     if allowed_BV is not None:
         outside_BV = outside_BV | ~allowed_BV
     unlikely_BV = torch.where(outside_BV, weights_BV, 0)
-    return (distribution.mass(unlikely_BV) / total_B).log().float()
+    return (mass(unlikely_BV) / total_B).log().float()
 
 
 def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -157,7 +154,7 @@ def top_logps(logits_BV: Tensor, temperature_B: Tensor, k: int) -> tuple[Tensor,
 
 def _logps(logits_BV: Tensor, temperature_B: Tensor, ids_BK: Tensor) -> Tensor:
     scale_B = torch.where(temperature_B == 0, 1.0, temperature_B)
-    total_B = distribution.mass(_weights(logits_BV, scale_B))
+    total_B = mass(_weights(logits_BV, scale_B))
     # Not the logarithm of the weight, which may be 0 where the log-probability is a number.
     mine_BK = devices.wide(logits_BV.gather(1, ids_BK))
     behind_BK = mine_BK - devices.wide(logits_BV.amax(-1, keepdim=True))
@@ -174,7 +171,7 @@ def _weights(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
 
 def _drawn(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p_B: Tensor) -> Tensor:
     """`sample_tokens` of rows with a temperature above 0 and a top-p of 1."""
-    return distribution.first_above(_weights(logits_BV, temperature_B), uniform_B)
+    return first_above(_weights(logits_BV, temperature_B), uniform_B)
 
 
 def _drawn_from_nucleus(
@@ -182,13 +179,102 @@ def _drawn_from_nucleus(
 ) -> Tensor:
     """`sample_tokens` of rows with a temperature above 0 and a top-p below 1."""
     weights_BV = _weights(logits_BV, temperature_B)
-    goal_B = top_p_B * distribution.mass(weights_BV)
-    ids_BW, kept_BW, holds_B = distribution.in_window(weights_BV, goal_B)
+    goal_B = top_p_B * mass(weights_BV)
+    ids_BW, kept_BW, holds_B = in_window(weights_BV, goal_B)
     # Both in the order of the ids: a uniform number draws the same token either way.
-    place_B = distribution.first_above(kept_BW, uniform_B)
+    place_B = first_above(kept_BW, uniform_B)
     ids_B = ids_BW.gather(1, place_B[:, None])[:, 0]
     at = (~holds_B).nonzero()[:, 0]
     if len(at):
-        kept_XV = distribution.in_all(weights_BV[at], goal_B[at])
-        ids_B[at] = distribution.first_above(kept_XV, uniform_B[at])
+        kept_XV = in_all(weights_BV[at], goal_B[at])
+        ids_B[at] = first_above(kept_XV, uniform_B[at])
     return ids_B
+
+
+# Weights: mass, inverse CDF, nucleus
+
+
+def first_above(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """(B,) the first index whose cumulated weight exceeds `uniform_B` (in [0, 1)) times the row's total.
+
+    Never one of weight 0, while the row has another.
+    """
+    blocks_BNG = _blocks(weights_BV)
+    # First the block: `behind` is how far behind its beginning the number lies, as a share of the block's sum.
+    sums_BN = devices.wide(blocks_BNG.sum(-1))
+    block_B, behind_B = _find(sums_BN, uniform_B)
+    row_B = torch.arange(len(block_B), device=block_B.device)
+    place_B, _ = _find(devices.wide(blocks_BNG[row_B, block_B]), behind_B)
+    index_B: Tensor = block_B * blocks_BNG.shape[2] + place_B
+    return index_B
+
+
+def _find(weights_BX: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse CDF over a few weights, float64: the index (B,), and where in it the number fell, (B,) in [0, 1]."""
+    cdf_BX = weights_BX.cumsum(-1)
+    # Below the end, also by rounding: some weight above 0 then ends behind it, and none of 0 is the first to.
+    end_B1 = torch.nextafter(cdf_BX[:, -1:], torch.zeros_like(cdf_BX[:, -1:]))
+    at_B1 = torch.minimum(devices.wide(uniform_B)[:, None] * cdf_BX[:, -1:], end_B1)
+    # The clamp is for a row of NaN, which has no such index.
+    index_B1 = torch.searchsorted(cdf_BX, at_B1, right=True).clamp(max=weights_BX.shape[1] - 1)
+    found_B1 = weights_BX.gather(1, index_B1)
+    behind_B1 = at_B1 - (cdf_BX.gather(1, index_B1) - found_B1)
+    return index_B1[:, 0], (behind_B1 / found_B1).clamp(0, 1)[:, 0]
+
+
+def mass(weights_BV: Tensor) -> Tensor:
+    """The sum of each row's weights, (B,) float64, taken in one fixed order."""
+    return devices.wide(_blocks(weights_BV).sum(-1)).sum(-1)
+
+
+def _blocks(weights_BV: Tensor) -> Tensor:
+    """The weights in blocks of neighbours, (B, N, G), with zeros behind the last; a vocabulary of fewer is one."""
+    V = weights_BV.shape[1]
+    size = min(BLOCK, V)
+    missing = -V % size
+    # A copy only where the vocabulary is no multiple of the size.
+    padded = nn.functional.pad(weights_BV, (0, missing)) if missing else weights_BV
+    return padded.view(len(weights_BV), -1, size)
+
+
+def in_window(weights_BV: Tensor, goal_B: Tensor, window: int = WINDOW) -> tuple[Tensor, Tensor, Tensor]:
+    """The nucleus whose mass reaches `goal_B` among the likeliest tokens of each row.
+
+    Returns their ids in ascending order (B, W), their weights (B, W) float64, 0 outside the nucleus, and whether the
+    window holds all of the nucleus, (B,) bool. Where it does not, the row's weights mean nothing.
+    """
+    found = weights_BV.topk(min(window, weights_BV.shape[1]), sorted=False)
+    ids_BW, order_BW = found.indices.sort(-1)
+    values_BW = devices.wide(found.values.gather(1, order_BW))
+    # All tokens that are likelier than the window's last are in it. Of those equal to the last some may be outside.
+    sure_BW = values_BW > values_BW.amin(-1, keepdim=True)
+    holds_B = torch.where(sure_BW, values_BW, 0).sum(-1) >= goal_B
+    if ids_BW.shape[1] >= weights_BV.shape[1]:
+        holds_B = torch.ones_like(holds_B)
+
+    # The mass before a token: of those that are likelier, and of its equals with smaller ids.
+    mine_BW1, other_B1W = values_BW[:, :, None], values_BW[:, None, :]
+    place_W = torch.arange(ids_BW.shape[1], device=ids_BW.device)
+    is_before_BWW = (other_B1W > mine_BW1) | ((other_B1W == mine_BW1) & (place_W < place_W[:, None]))
+    before_BW = torch.where(is_before_BWW, other_B1W, 0).sum(-1)
+    return ids_BW, torch.where(before_BW < goal_B[:, None], values_BW, 0), holds_B
+
+
+def kept_mass(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
+    """The mass of the nucleus whose mass reaches `goal_B`, (B,) float64."""
+    _, kept_BW, holds_B = in_window(weights_BV, goal_B)
+    mass_B = kept_BW.sum(-1)
+    at = (~holds_B).nonzero()[:, 0]
+    if len(at):
+        mass_B[at] = mass(in_all(weights_BV[at], goal_B[at]))
+    return mass_B
+
+
+def in_all(weights_BV: Tensor, goal_B: Tensor) -> Tensor:
+    """The nucleus whose mass reaches `goal_B`, searched in the whole vocabulary: weights (B, V), 0 outside it."""
+    # Stable: of equals those with the smaller ids come first.
+    sorted_BV, ids_BV = weights_BV.sort(dim=-1, descending=True, stable=True)
+    wide_BV = devices.wide(sorted_BV)
+    before_BV = wide_BV.cumsum(-1) - wide_BV
+    kept_BV = torch.where(before_BV < goal_B[:, None], sorted_BV, 0)
+    return torch.zeros_like(weights_BV).scatter(1, ids_BV, kept_BV)

@@ -51,7 +51,7 @@ from colar.methods.grouping import Factors, Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise, ragged
-from colar.ops.sampling import is_drawn, likeliest, probability, token_logps
+from colar.ops.sampling import is_drawn, probability, token_logps
 
 Merge = Literal["sqrt", "mean"]
 Head = Literal["gaussian", "deterministic"]
@@ -314,7 +314,7 @@ class Colar(grouping.GroupMethod):
             if self.config.stop == "majority":
                 stops_B = probability(separator_id, logits_BV) > 0.5
             else:
-                stops_B = likeliest(logits_BV) == separator_id
+                stops_B = logits_BV.argmax(-1) == separator_id
         if bool(is_greedy_B.all()):
             return stops_B
         known = state.known_decoding()

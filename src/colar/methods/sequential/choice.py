@@ -20,7 +20,7 @@ from colar.methods.sequential.decoder import DIGIT_OR_START, GROUP_START, NO_DIG
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
-from colar.ops.sampling import Known, likeliest, sample_tokens, token_logps, unlikely_logps
+from colar.ops.sampling import Known, sample_tokens, token_logps, unlikely_logps
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def choose_first(
     """
     # No draw: its noise would cost more than the choice.
     if bool((known[0] == 0).all()) and bool((known_latent_temperature_B == 0).all()):
-        return likeliest(logits_BV)
+        return logits_BV.argmax(-1)
     first_B = sample_tokens(logits_BV, temperature_B, top_p_B, uniform(1), known)
     # Where both temperatures are one, the draw that decided has chosen the token, too.
     if bool((known[0] == known_latent_temperature_B).all()):
@@ -202,7 +202,7 @@ def choose(
         logits_XV = lm.logits(state_XD, shortlist)
         temperature_X = rules.temperature[rows_X]
         # No draw where all are greedy: its noise would cost more than the choice.
-        index_X = likeliest(logits_XV) if greedy else _drawn(logits_XV, rows_X, place, rules, compact)
+        index_X = logits_XV.argmax(-1) if greedy else _drawn(logits_XV, rows_X, place, rules, compact)
         token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
 
         was_going_X = going_X
@@ -251,7 +251,7 @@ def _note_declined(
     end_logps_X = unlikely_logps(logits_XV, temperature_X, threshold_X, allowed_XV)
     # Certain, a log-prob of 0, where no token could have let it go on. And what is greedy is no draw.
     declined_X = ended_X & (end_logps_X < 0) & (temperature_X > 0)
-    best_X = likeliest(best_XV)
+    best_X = best_XV.argmax(-1)
     if rules.shortlist is not None:
         best_X = rules.shortlist.ids_S[best_X]
     # Without a threshold it is not one token alone.
