@@ -25,6 +25,7 @@ from colar.cli.shared import (
     param_grid,
     params_options,
     quiet_libraries,
+    settle_limits,
 )
 
 STANDS_OUT = 0.6
@@ -87,13 +88,14 @@ def run(args: argparse.Namespace) -> None:
         from colar.model import checkpoint
 
     check_params(args)
+    folder = checkpoint.resolve(args.checkpoint)
+    settle_limits(args, [folder])
     decoding = _decoding(args)
     rows = _questions(args)
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
         _check_output(args)
     quiet_libraries()
-    folder = checkpoint.resolve(args.checkpoint)
     check_backbone([folder], args)
     # The method without its weights, which take seconds to load, tells which values it has.
     described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)

@@ -23,6 +23,7 @@ from colar.cli.shared import (
     own_options,
     param_grid,
     params_options,
+    settle_limits,
 )
 
 ENDINGS = (".html", ".json")
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> None:
         options=own_options(args.options, args.data),
     )
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
+    settle_limits(args, [named(text)[1] for text in args.checkpoints])
     limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in each_system(args):
