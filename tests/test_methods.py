@@ -543,10 +543,6 @@ def test_a_whole_number_may_be_written_with_a_point():
     """6.0 in YAML is a size of 6."""
     n_pauses = registry.build("pause", {"n_pauses": 6.0}).config.n_pauses
     assert (n_pauses, type(n_pauses)) == (6, int)
-    # One that may also be null.
-    most_removed = registry.build("icot", {"most_removed": 6.0}).config.most_removed
-    assert (most_removed, type(most_removed)) == (6, int)
-    assert registry.build("icot", {"most_removed": None}).config.most_removed is None
 
 
 def test_a_number_beyond_the_largest_float_is_no_size():
