@@ -58,10 +58,9 @@ MODELS = [
         "colar": {
             "method": "colar",
             "params": {
-                "compression_factor": {"default": 1.0, "allowed": None, "about": "tokens a thought"},
+                "compression_factor": {"default": 1.0, "allowed": [1, 2, 3, 5], "about": "tokens a thought"},
                 "confidence_threshold": {"default": 0.0, "allowed": None, "about": "end a group early"},
             },
-            "factors": [1, 2, 3, 5],
             "efforts": {"none": {"thinking_token_budget": 0}, "low": {"compression_factor": 5}, "medium": {"compression_factor": 2}, "high": {"compression_factor": 1}},
             "max_latents": 128,
             "max_completion_length": 64,
@@ -72,7 +71,7 @@ MODELS = [
         "object": "model",
         "created": 0,
         "owned_by": "colar",
-        "colar": {"method": "cot", "params": {}, "factors": [], "efforts": {"none": {"thinking_token_budget": 0}}, "max_latents": 128, "max_completion_length": 64},
+        "colar": {"method": "cot", "params": {}, "efforts": {"none": {"thinking_token_budget": 0}}, "max_latents": 128, "max_completion_length": 64},
     },
 ]  # fmt: skip
 
@@ -100,7 +99,7 @@ def thoughts(c: int | None, hostile: bool = False) -> list[dict[str, Any]]:
                 "neighbours": near,
                 "sigma": None if c is None else round(0.03 * math.exp(0.35 * (index % 7)), 3),
                 "stop_probability": None if c is None else 0.01,
-                "compression_factor": None if c is None else float(c),
+                "low_confidence": False,
             }
         )
     return made

@@ -53,7 +53,7 @@ def thought(index: int, c: float, mark: str | None, text: str, neighbours: int =
         "neighbours": near,
         "sigma": 0.08,
         "stop_probability": 0.013,
-        "compression_factor": c,
+        "low_confidence": False,
         "mark": mark,
         "reference": [] if mark in (None, "extra") else [
             {"text": "<<", "kind": "bracket", "said": True},
@@ -106,19 +106,6 @@ def measured(c: float, n: int) -> dict[str, Any]:
             "by_position": by_position,
             "thoughts": [],
         }
-    stop_bins = []
-    for b in range(10):
-        low = b / 10
-        found = (low + 0.05, low) if b in (0, 3, 9) else (None, None)
-        stop_bins.append(
-            {
-                "low": low,
-                "high": low + 0.1,
-                "n": 9 if found[0] else 0,
-                "predicted": found[0],
-                "observed": found[1],
-            }
-        )
     effects = []
     for change in ("none", "swap", "drop"):
         for position in ("first", "middle", "last"):
@@ -129,21 +116,10 @@ def measured(c: float, n: int) -> dict[str, Any]:
                     "changed": 0.0 if none else 0.5, "accuracy_before": 0.75,
                     "accuracy_after": 0.75 if none else 0.25,
                 })  # fmt: skip
-    scores = []
-    for step in range(2):
-        for features in ("before", "after", "question"):
-            scores.append({
-                "step": step, "features": features, "n": n, "n_questions": n,
-                "r2": {"before": 0.7, "after": 0.9, "question": -3.0}[features], "shuffled": -0.1,
-            })  # fmt: skip
     return {
         "n": n,
-        "n_looked": 8,
         "retrieval": chains,
-        "stop": {"n": 90, "brier": 0.01, "error": 0.02, "bins": stop_bins},
         "diagnosis": {"n": n, "read": 0.9, "write": 0.8, "whole_chain": 0.6, "stop": 1.0},
-        "probes": [{"layer": 2, "scores": scores}, {"layer": None, "scores": scores}],
-        "norms": {"n_thoughts": 90, "norms": [1, 2, 3, 4, 5.0], "differences": [1, 0.5, 0.33, 0.25]},
         "causal": {"n": 8, "effects": effects},
     }  # fmt: skip
 
@@ -165,7 +141,7 @@ def system(model: str, c: float, chains: list[dict[str, Any]]) -> dict[str, Any]
     answers = [
         {key: value for key, value in each.items() if key not in ("thoughts", "missing")} for each in chains
     ]
-    key = {"model": model, "compression_factor": c, "variant": ""}
+    key = {"model": model, "params": {"compression_factor": c}}
     return {**key, **measured(c, len(chains)), "cost": cost, "answers": answers}
 
 
@@ -190,7 +166,7 @@ def inside(
     for model in models[1:]:
         for c in factors:
             comparisons.append({
-                "model": model, "baseline": models[0], "compression_factor": c, "variant": "", "n": n,
+                "model": model, "baseline": models[0], "params": {"compression_factor": c}, "n": n,
                 "difference": 0.05, "interval": [-0.02, 0.12],
             })  # fmt: skip
     whole = {

@@ -20,7 +20,7 @@ from colar.cli import main
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.look import retrieval
+from colar.look.thought import read_thoughts
 from colar.methods import grouping, pretrained, registry
 from colar.methods.base import Batch, Row
 from colar.methods.grouping import Factors
@@ -295,7 +295,7 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
             torch.testing.assert_close(done.latents[k], expected)
             seen.add((threshold > 0, "early" if early else "separator" if stopped else "full"))
             if threshold:
-                seen.add("unsure")
+                seen.add("low_confidence")
     assert {(True, "early"), (True, "full"), (False, "separator"), (False, "full")} <= seen
 
 
@@ -597,15 +597,15 @@ def test_a_group_that_ended_unsure_is_read_as_such() -> None:
     for request in requests():
         done = reference.complete(lm, method, request)
         phase = phase_of(request.seed, request.sample)
-        for k, (reading, info) in enumerate(
-            zip(retrieval.read_thoughts(lm, done, 3), done.info, strict=True)
-        ):
+        for k, (thought, info) in enumerate(zip(read_thoughts(lm, done, 3), done.info, strict=True)):
             ids = ids_of(info)
-            assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
+            assert [token["id"] for token in thought["tokens"]] == [
+                i for i in ids if i != lm.template.separator_id
+            ]
             full = len(ids) == most_of(k, request.params.compression_factor, phase)
-            assert reading.unsure == (not full and ids[-1] != lm.template.separator_id)
-            assert request.params.confidence_threshold or not reading.unsure
-            seen.add(reading.unsure)
+            assert thought["low_confidence"] == (not full and ids[-1] != lm.template.separator_id)
+            assert request.params.confidence_threshold or not thought["low_confidence"]
+            seen.add(thought["low_confidence"])
     assert seen == {True, False}
 
 
@@ -728,9 +728,11 @@ def test_inspect_tells_thresholds_apart(
     asked = ["inspect", f"m={checkpoint}", "--limit", "3", "--look", "1", *GRID, "--output", str(out), *SHORT]
     assert main(asked) == 0
     systems = json.loads(out.read_text())["systems"]
-    assert [(each["compression_factor"], each["variant"]) for each in systems] == [
-        (1.5, ""), (1.5, "confidence_threshold=1"), (3, ""), (3, "confidence_threshold=1"),
-    ]  # fmt: skip
+    assert [each["params"] for each in systems] == [
+        {"compression_factor": c, **threshold}
+        for c in (1.5, 3)
+        for threshold in ({}, {"confidence_threshold": 1})
+    ]
     # A threshold of 1: one token a group, as many groups as tokens.
     lengths = [len(each["retrieval"]["reference"]["thoughts"]) for each in systems]
     assert lengths[1] == lengths[3] > lengths[0]

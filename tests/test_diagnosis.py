@@ -11,7 +11,7 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, NonFiniteError, Request
 from colar.evaluation.controls import Forced
-from colar.look import chains, diagnosis, retrieval
+from colar.look import chains, diagnosis, thought
 from colar.look.diagnosis import classify, missing
 from colar.look.reference_chain import (
     Token,
@@ -115,7 +115,7 @@ def test_a_group_with_an_operand_missing_is_a_wrong_plan():
 def test_a_token_that_was_chosen_once_is_said_once():
     """Where the reference has 11, a thought of 12 is wrong: it has one 1."""
     eleven = [Token(5, "sign"), Token(1, "result"), Token(1, "result")]
-    assert retrieval.says([5, 1, 1], [5, 1, 2]) == [True, True, False]
+    assert thought.says([5, 1, 1], [5, 1, 2]) == [True, True, False]
     assert missing(eleven, [5, 1, 2]) == [Token(1, "result")]
     assert missing(eleven, [1, 5, 1]) == []
     assert classify([eleven], [[5, 1, 2]], True, False) == "wrong result"
@@ -132,7 +132,9 @@ def test_writing_is_judged_position_by_position():
     head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
     head.bias.data[said] = 1e4
     passes = list(reference_passes(lm, method, [CHAIN], method.Params()))
-    assert diagnosis.groups_written(lm, passes[0], method.Params()) == row.chain.count(said)
+    assert diagnosis.groups_written(passes[0], method.Params(), thought.directions(lm)) == row.chain.count(
+        said
+    )
     found = diagnosis.diagnose(lm, method, passes, method.Params(), LIMITS)
     assert (found.write, found.whole_chain, found.stop) == (row.chain.count(said) / len(row.chain), 0, 0)
 
@@ -342,29 +344,3 @@ def test_a_chosen_thought_stands_for_as_many_tokens_as_it_has():
     assert groups_thought(lm, training, Thought(chosen([1, 2]), chosen([3, SEPARATOR]))) == [[a, b], [c]]
     # Thoughts behind the chain's end have no group.
     assert groups_thought(lm, training, Thought(chosen([1, 2, 3]), chosen([9]))) == [[a, b, c]]
-
-
-# Calibration of the stop
-
-
-def test_stops_by_hand():
-    found = diagnosis.stop_calibration(
-        torch.tensor([0.05, 0.05, 0.95, 1.0]), torch.tensor([False, True, True, True])
-    )
-    assert found.n == 4
-    assert [b.n for b in found.bins] == [2, 0, 0, 0, 0, 0, 0, 0, 0, 2]
-    assert found.bins[0].predicted == pytest.approx(0.05)
-    assert found.bins[0].observed == 0.5
-    assert found.bins[1].predicted is None
-    assert found.bins[9].observed == 1.0
-    assert found.error == pytest.approx((2 * 0.45 + 2 * 0.025) / 4)
-    assert found.brier == pytest.approx((0.05**2 + 0.95**2 + 0.05**2) / 4)
-
-
-def test_a_stop_probability_is_asked_at_all_positions_and_a_chain_of_tokens_has_none():
-    examples = [example for example in EXAMPLES if example.steps]
-    lm, method = build("colar")
-    passes = list(reference_passes(lm, method, examples, ColarParams(2)))
-    assert diagnosis.stop_of(passes).n == sum(each.n_thoughts + 1 for each in passes)
-    lm, method = build("cot")
-    assert diagnosis.stop_of(list(reference_passes(lm, method, examples, method.Params()))) is None

@@ -97,39 +97,20 @@ def test_factors_left_out_stand_on_grey() -> None:
 # Norms
 
 
-def inspected(c: float, differences: list[float], errors: list[float] | None = None) -> dict[str, Any]:
-    return {
-        "compression_factor": c,
-        "norms": {"differences": differences, "differences_se": errors, "n_thoughts": 10},
+def curve_of(c: float, differences: list[float], half: list[float | None]) -> dict[str, Any]:
+    return {"c": c, "differences": differences, "half": half, "runs": [differences], "n_thoughts": 10}
+
+
+def test_the_first_layers_norms_have_a_panel_of_their_own() -> None:
+    one = {
+        "interval": "over questions",
+        "curves": [curve_of(1, [0.4, 0.2], [0.02, 0.04]), curve_of(2, [0.5, 0.1], [None, None])],
     }
-
-
-def test_norms_of_one_run_have_intervals_over_questions_and_of_several_over_runs() -> None:
-    one = norms.data_of([inspected(2, [0.5, 0.1], [0.01, 0.02]), inspected(1, [0.4, 0.2], [0.01, 0.02])])
-    assert one["interval"] == "over questions"
-    assert [curve["c"] for curve in one["curves"]] == [1, 2]
-    assert one["curves"][1]["half"] == pytest.approx([0.01 * Z95, 0.02 * Z95])
-    two = norms.data_of([inspected(2, [0.5, 0.1]), inspected(2, [0.7, 0.1])])
-    assert two["interval"] == "over training runs"
-    (curve,) = two["curves"]
-    assert curve["differences"] == pytest.approx([0.6, 0.1])
-    # t(1) = 12.706, sd = 0.1414, over sqrt(2).
-    assert curve["half"] == pytest.approx([1.2706, 0], abs=1e-3)
-    assert curve["n_thoughts"] == 20
+    two = {"interval": "over training runs", "curves": [curve_of(2, [0.6, 0.1], [1.27, 0])]}
     first, others, *second = norms.draw({"a": one, "b": two}).axes
-    # The first layer has a panel of its own.
     assert [list(axes.lines[0].get_ydata()) for axes in (first, others)] == [[0.4], [0.2]]
-    assert [list(axes.lines[0].get_ydata()) for axes in second] == [
-        pytest.approx([0.6]),
-        pytest.approx([0.1]),
-    ]
+    assert [list(axes.lines[0].get_ydata()) for axes in second] == [[0.6], [0.1]]
     assert others.get_xlabel() == "layer; bars: 95% interval over questions"
-
-
-def test_norms_without_an_interval_have_none() -> None:
-    data = norms.data_of([inspected(2, [0.5, 0.1])])
-    assert data["curves"][0]["half"] == [None, None]
-    assert norms.draw({"a": data}).axes
 
 
 # Retrieval
@@ -143,7 +124,7 @@ def thought(
 
 def chains(*thoughts: dict[str, Any]) -> dict[str, Any]:
     of = {"thoughts": list(thoughts)}
-    return {"compression_factor": 2, "retrieval": {"own": of, "written": of, "reference": of}}
+    return {"params": {"compression_factor": 2}, "retrieval": {"own": of, "written": of, "reference": of}}
 
 
 def test_a_token_is_found_among_as_many_as_its_group_has_different_tokens() -> None:

@@ -19,7 +19,7 @@ def test_the_page_is_one_file_that_may_fetch_nothing():
     page = inside_page.render(WHOLE, QUESTIONS, CHAINS)
     assert len(re.findall(r"<script|<style", page)) == 3
     drawn = re.findall(r'<img src="data:image/svg\+xml;base64,[^"]+" alt="[^"]+">', page)
-    assert len(drawn) == 7
+    assert len(drawn) == 4
     rest = re.sub(r'src="data:[^"]+"|id="data">[^<]+', "", page)
     assert not re.search(r"""\s(src|href)=["']?(?!#)[^"' >]""", rest.replace("location.href", ""))
     assert "http" not in rest.replace("http-equiv", "")
@@ -45,12 +45,13 @@ def test_the_data_are_those_that_were_given_and_cannot_end_the_script():
 
 
 def test_names_are_as_short_as_they_can_be():
-    row = {"model": "a", "compression_factor": 2, "variant": ""}
-    assert figures.names_of([row, row | {"compression_factor": 1.5, "variant": "snap"}]) == [
+    row = {"model": "a", "params": {"compression_factor": 2}}
+    other = {"model": "a", "params": {"compression_factor": 1.5, "confidence_threshold": 0.8}}
+    assert figures.names_of([row, other]) == [
         "c = 2",
-        "c = 1.5 (snap)",
+        "c = 1.5 (confidence_threshold=0.8)",
     ]
-    other = {"model": "cot", "compression_factor": None, "variant": ""}
+    other = {"model": "cot", "params": {}}
     assert figures.names_of([row, other]) == ["a, c = 2", "cot"]
 
 
@@ -74,19 +75,14 @@ def test_verdicts_say_what_the_control_says_and_no_more():
 def test_what_a_system_does_not_have_is_left_out():
     whole = copy.deepcopy(WHOLE)
     for system in whole["systems"]:
-        for name in ("retrieval", "diagnosis", "stop", "norms", "causal", "cost", "probes"):
+        for name in ("retrieval", "diagnosis", "causal", "cost"):
             system[name] = None
     page = inside_page.render(whole, QUESTIONS, CHAINS)
     assert re.findall(r'<section id="(\w+)"', page) == ["questions", "causes", "made"]
-    # One of several has no stop probability, as CoT.
-    whole = copy.deepcopy(WHOLE)
-    whole["systems"][0]["stop"] = None
-    section = sections.stop_section(whole["systems"])
-    assert [row[0] for row in section.tables[0].rows] == ["c = 2", "c = 5"]
 
 
 def test_shares_of_causes_by_hand():
-    system = {"model": "m", "compression_factor": 2, "variant": ""}
+    system = {"model": "m", "params": {"compression_factor": 2}}
     system["answers"] = [{"cause": cause} for cause in ("right", "right", "misread", "wrong plan")]
     (chart,) = sections.causes_section([system]).charts
     assert chart.numbers.head == ["system", "right", "misread", "wrong plan"]
@@ -111,9 +107,3 @@ def test_a_changed_thought_is_a_cell_and_fewer_questions_are_named():
     assert table.rows[0] == ["nothing (a check)", *["0% / 75%"] * 6]
     assert table.rows[1] == ["another question's thought", *["–"] * 6]
     assert table.rows[2] == ["left out", "50% / 25%", "50% / 25%", "50% / 25% (of 5)", *["50% / 25%"] * 3]
-
-
-def test_probes_are_rows_of_steps():
-    first, _ = sections.probes_section(WHOLE["systems"][:1]).tables
-    assert first.caption == "c = 1, layer 2"
-    assert first.rows[1] == ["step 2", "40", "0.700", "0.900", "-3.000", "-0.100"]

@@ -115,7 +115,7 @@ def test_a_question_has_its_chains_side_by_side(visit, file):
     page.keyboard.press("Enter")
     expect(thoughts.nth(1)).to_have_attribute("aria-expanded", "true")
     details = page.locator("#question .details")
-    expect(details.locator(".facts")).to_have_text("thought 2 · c = 1 · sigma 0.080 · stop 0.013")
+    expect(details.locator(".facts")).to_have_text("thought 2 · sigma 0.080 · stop 0.013")
     assert details.locator("tbody tr").count() == 10
 
 

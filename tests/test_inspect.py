@@ -37,16 +37,14 @@ def inside(tmp_path_factory):
 
 
 def test_every_system_is_there(inside):
-    assert [(s["model"], s["compression_factor"]) for s in inside["systems"]] == [
-        ("gaussian", 2), ("sequential", 2),
+    assert [(s["model"], s["params"]) for s in inside["systems"]] == [
+        ("gaussian", {"compression_factor": 2}), ("sequential", {"compression_factor": 2}),
     ]  # fmt: skip
     assert inside["asked"] == {"data": "arithmetic", "split": "test", "limit": 22, "look": 4}
     assert "torch" in json.dumps(inside["provenance"])
     for system in inside["systems"]:
-        assert (system["n"], system["n_looked"]) == (22, 4)
+        assert system["n"] == 22
         assert system["causal"]["n"] <= 4
-        assert [probe["layer"] for probe in system["probes"]][1] is None
-        assert system["probes"][1]["scores"][0]["r2"] is not None
 
 
 def test_a_page_that_fails_leaves_the_numbers(inside, tmp_path, capsys):
@@ -106,7 +104,7 @@ def test_the_page_has_every_chain(inside):
             assert (chain["answer"], chain["cause"], len(chain["thoughts"])) == (
                 answer["answer"], answer["cause"], answer["length"],
             )  # fmt: skip
-    for section in ("cost", "causes", "retrieval", "stop", "layers", "causal", "probes"):
+    for section in ("cost", "causes", "retrieval", "causal"):
         assert f'<section id="{section}">' in inside["page"]
 
 
@@ -123,7 +121,6 @@ def test_what_a_head_does_not_have_is_null(inside):
     for system in inside["systems"]:
         gaussian = system["model"] == "gaussian"
         assert (system["retrieval"]["written"]["tokens"]["chosen"] is None) == gaussian
-        assert system["stop"]["n"] > 22
         for effect in system["causal"]["effects"]:
             if effect["change"] == "none":
                 assert not effect["changed"]

@@ -10,7 +10,7 @@ from families import EXAMPLES, FAMILIES, tiny_lm
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.look import retrieval
+from colar.look import retrieval, thought
 from colar.look.reference_chain import reference_passes
 from colar.look.retrieval import Shares, ThoughtRanks
 from colar.methods import pretrained, registry
@@ -43,11 +43,11 @@ def test_an_embedding_is_nearest_to_its_own_token_and_a_group_to_its_members(fam
     ids = torch.tensor([[30, 41, 52, 63]])
     with torch.no_grad():
         latents = compress(lm.embed(ids), torch.tensor([[2, 2]]))
-        own = retrieval.nearest_tokens(lm, lm.embed(ids)[0], 3)
+        rays = thought.directions(lm)
+        own = thought.nearest_tokens(lm.embed(ids)[0], 3, rays)
     assert [near[0].token_id for near in own] == [30, 41, 52, 63]
     assert all(near[0].cosine == pytest.approx(1, abs=1e-5) for near in own)
-    assert own[0][0].token == lm.template.token(30)
-    merged = retrieval.nearest_tokens(lm, latents[0], 2)
+    merged = thought.nearest_tokens(latents[0], 2, rays)
     assert [{n.token_id for n in near} for near in merged] == [{30, 41}, {52, 63}]
     by_hand = torch.cosine_similarity(latents[0, 0], lm.embed(torch.tensor(merged[0][0].token_id)), dim=0)
     assert merged[0][0].cosine == pytest.approx(by_hand.item(), abs=1e-5)
@@ -62,19 +62,16 @@ def test_a_chain_is_read_as_its_tokens_and_latents_by_their_neighbours():
         short = Decoding(max_latents=3, max_completion_length=2)
         request = Request("a", "How many?", method.Params(), short, keep_latents=True)
         completion = reference.complete(lm, method, request)
-        thoughts = retrieval.read_thoughts(lm, completion, 4)
+        thoughts = thought.read_thoughts(lm, completion, 4)
         assert len(thoughts) == completion.length == 3
         if name == "cot":
-            assert [r.token for r in thoughts] == [lm.template.token(i) for i in completion.thought_ids]
+            assert [t["kind"] for t in thoughts] == ["token"] * 3
+            assert [t["text"] for t in thoughts] == [lm.template.token(i) for i in completion.thought_ids]
         else:
-            assert all(r.token is None and len(r.neighbours) == 4 and r.sigma > 0 for r in thoughts)
-            assert all(0 <= r.stop_probability <= 1 for r in thoughts)
-    assert (
-        retrieval.read_thoughts(
-            lm, reference.complete(lm, method, Request("a", "q", method.Params(), short)), 4
-        )
-        == []
-    )
+            assert all(t["kind"] == "latent" and len(t["neighbours"]) == 4 for t in thoughts)
+            assert all(t["sigma"] > 0 and 0 <= t["stop_probability"] <= 1 for t in thoughts)
+    without = reference.complete(lm, method, Request("a", "q", method.Params(), short))
+    assert thought.read_thoughts(lm, without) == []
 
 
 # Accuracy
@@ -118,9 +115,10 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
     """Against the reader of people, one thought at a time."""
     lm, method = build(family)
     for each in passes_of(lm, method):
-        ranked = retrieval.reference_ranks(each, retrieval.directions(lm))
+        rays = thought.directions(lm)
+        ranked = retrieval.reference_ranks(each, rays)
         assert [r.position for r in ranked] == list(range(each.n_thoughts))
-        for k, neighbours in enumerate(retrieval.nearest_tokens(lm, each.latents_KD, 5)):
+        for k, neighbours in enumerate(thought.nearest_tokens(each.latents_KD, 5, rays)):
             near = [n.token_id for n in neighbours]
             for token_id, rank in zip(ranked[k].token_ids, ranked[k].ranks, strict=True):
                 assert (near.index(token_id) if token_id in near else None) == (rank if rank < 5 else None)
@@ -128,7 +126,7 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
         [
             r
             for each in passes_of(lm, method, c=1)
-            for r in retrieval.reference_ranks(each, retrieval.directions(lm))
+            for r in retrieval.reference_ranks(each, thought.directions(lm))
         ]
     )
     assert ceiling.tokens.top1 == 1.0
@@ -137,7 +135,7 @@ def test_the_references_latents_are_read_as_nearest_tokens_say(family):
 @pytest.mark.parametrize("head", HEADS)
 def test_written_and_own_thoughts_have_chosen_tokens_where_the_head_chooses(head):
     lm, method = build(head=head)
-    rays = retrieval.directions(lm)
+    rays = thought.directions(lm)
     requests = [Request(e.id, e.question, method.Params(2), LIMITS, keep_latents=True) for e in CHAINS]
     completions = Engine(lm, method, 4).generate(requests)
     written, own = [], []
@@ -160,7 +158,7 @@ def test_a_question_that_is_asked_twice_is_one():
     for each in reference_passes(lm, method, [CHAINS[0], again], method.Params(2)):
         request = Request(each.example.id, each.example.question, method.Params(2), LIMITS, keep_latents=True)
         (completion,) = Engine(lm, method, 1).generate([request])
-        rays = retrieval.directions(lm)
+        rays = thought.directions(lm)
         ranks = retrieval.written_ranks(each, rays) + retrieval.reference_ranks(each, rays)
         found |= {rank.question for rank in ranks + retrieval.own_ranks(lm, each, completion, rays)}
     assert found == {CHAINS[0].id}

@@ -19,7 +19,7 @@ from torch import Tensor
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.look import retrieval
+from colar.look.thought import read_thoughts
 from colar.methods import registry
 from colar.methods.base import Batch, Row
 from colar.methods.sequential import SequentialParams
@@ -313,13 +313,16 @@ def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:
     lm, method = made(live=True, compression_factors=[1, 2, 3, 5])
     request = next(r for r in requests() if r.params.compression_factor == 3 and r.decoding == SAMPLED)
     done = reference.complete(lm, method, request)
-    readings = retrieval.read_thoughts(lm, done, 2)
-    assert readings
-    for reading, info in zip(readings, done.info, strict=True):
+    thoughts = read_thoughts(lm, done, 2)
+    assert thoughts
+    for thought, info in zip(thoughts, done.info, strict=True):
         ids = [i for i in info["group_ids"].tolist() if i >= 0]
-        assert [token for token, _ in reading.chosen] == [lm.template.token(i) for i in ids]
-        total = math.prod(probability for _, probability in reading.chosen)
-        assert math.log(total) == pytest.approx(float(info["logp"]), rel=1e-4)
+        kept = [i for i in ids if i != lm.template.separator_id]
+        assert [token["id"] for token in thought["tokens"]] == kept
+        # The separator that ends a group is no part of it, but one of its draws.
+        if kept == ids:
+            total = sum(token["logprob"] for token in thought["tokens"])
+            assert total == pytest.approx(float(info["logp"]), rel=1e-4)
 
 
 def test_reinforcement_shortens_what_costs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from families import EXAMPLES, FAMILIES, tiny_lm
 from serving import QUESTION, colar_model, serve_model
 
-from colar.look import retrieval
+from colar.look import thought
 from colar.methods import registry
 from colar.methods.base import EFFORTS, efforts_over
 from colar.serve.answer import Sample, pieces
@@ -139,7 +139,7 @@ def test_nearest_tokens_are_those_of_retrieval():
         lm = tiny_lm(family)
         torch.manual_seed(0)
         latents = torch.randn(5, lm.width)
-        want = retrieval.nearest_tokens(lm, latents, 7)
+        want = thought.nearest_tokens(latents, 7, thought.directions(lm))
 
         async def ask(lm=lm, latents=latents):
             nearest = Nearest(lm, asyncio.to_thread)

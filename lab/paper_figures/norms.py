@@ -2,48 +2,24 @@
 
     (|h_(l+1)| - |h_l|) / |h_l|, the mean over the thoughts of the reference's chain
 
-Records are those of `colar inspect`. Of several training runs the mean is drawn with its t interval over runs; of one
-run the interval is over questions.
+Its data were measured at commit b0a26a2, whose `colar inspect` had norms. Of several training runs the mean is drawn
+with its t interval over runs; of one run the interval is over questions.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
 from colar.evaluation import picture
-from colar.evaluation.stats import Z95, t_interval
 from paper_figures.points import bars, legend_below, new_figure
-
-
-def data_of(systems: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Curves by c from the `systems` of an inspection. Its checkpoints are training runs of one recipe."""
-    by_factor: defaultdict[float, list[dict[str, Any]]] = defaultdict(list)
-    for system in systems:
-        by_factor[system["compression_factor"]].append(system["norms"])
-    curves = []
-    for c, runs in sorted(by_factor.items()):
-        columns = list(zip(*(run["differences"] for run in runs), strict=True))
-        errors = runs[0]["differences_se"]
-        half: list[float | None] = [t_interval(column) for column in columns]
-        if len(runs) == 1 and errors is not None:
-            half = [Z95 * error for error in errors]
-        curves.append({
-            "c": c, "differences": [fmean(column) for column in columns], "half": half,
-            "runs": [run["differences"] for run in runs], "n_thoughts": sum(run["n_thoughts"] for run in runs),
-        })  # fmt: skip
-    interval = "over training runs" if len(curves[0]["runs"]) > 1 else "over questions"
-    return {"interval": interval, "curves": curves}
 
 
 def draw(data: dict[str, dict[str, Any]]) -> Any:
     """Two panels for each model: the first layer, behind which short embeddings have grown long, and the others.
 
-    `data` has what `data_of` gives by the model's title.
+    `data` has the curves by c of each model, by its title.
     """
     figure = new_figure(4.9 * len(data), 3.9)
     panels = figure.subplots(1, 2 * len(data), squeeze=False, width_ratios=[1, 3] * len(data))[0]

@@ -45,7 +45,7 @@ def shares_of(systems: Sequence[Mapping[str, Any]], c: float) -> dict[str, dict[
 
     ValueError where none was inspected at c.
     """
-    runs = [system["retrieval"] for system in systems if system["compression_factor"] == c]
+    runs = [system["retrieval"] for system in systems if system["params"]["compression_factor"] == c]
     if not runs:
         raise ValueError(f"nothing was inspected at c = {c:g}")
     # All runs have the same questions: one of them is enough.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's figures: their data, SVG and PNG in results/figures; results/figures/README.md says what they show. Curves over c
-# and reinforcement are drawn from committed records. Made here: a look into thoughts (retrieval, norms), and the toy in
+# and reinforcement are drawn from committed records. Made here: a look into thoughts (retrieval), and the toy in
 # four sizes, its records in results/toy/sizes. Everything else is left in runs/figures (or the folder given). Stopped
 # and run again, it resumes.
 #
@@ -42,16 +42,11 @@ inside() {
     train "seed$seed/colar" arena/colar "$seed" --model.init_from "$(cot_of "$seed")"
     toys+=("seed$seed=$out/seed$seed/colar/best")
   done
-  # The control: weights of CoT, one update into CoLaR.
-  train untaught arena/colar "${seeds[0]}" --model.init_from "$(cot_of "${seeds[0]}")" --training.max_steps 1
   run_all "training CoLaR"
 
   mkdir -p "$out/inside"
   add "inside/toy-$(IFS=- && echo "${seeds[*]}")" colar inspect "${toys[@]}" "${measured[@]}" --limit "$problems" \
     "${short[@]}" --output "$out/inside/toy.html"
-  # Of the control only the norms are drawn. Its own chains, which never stop, are cut.
-  add inside/untaught colar inspect "$out/untaught/best" "${measured[@]}" --limit "$look" --max_latents 2 \
-    --max_completion_length 1 --output "$out/inside/untaught.json"
   add inside/smollm2 colar inspect checkpoints/smollm2-135m-gsm --data gsm8k-aug --skip_malformed \
     --limit $((problems * 3 / 10)) --look $((look / 2)) --compression_factor 1 2 --max_latents 128 --max_completion_length 16 --output "$out/inside/smollm2.html"
   # The case study's question is the first of the test split.

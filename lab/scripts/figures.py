@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT / "lab"))
 from paper_figures import factors, left_out, norms, reinforcement, retrieval, scaling  # noqa: E402
 
 RESULTS = ROOT / "results"
-TOY, UNTAUGHT, SMOLLM2 = "toy, 0.84M", "control: its CoT weights", "SmolLM2-135M"
-INSPECTED = {TOY: ("toy", (2, 5)), UNTAUGHT: ("untaught", ()), SMOLLM2: ("smollm2", (2,))}
+TOY, SMOLLM2 = "toy, 0.84M", "SmolLM2-135M"
+INSPECTED = {TOY: ("toy", (2, 5)), SMOLLM2: ("smollm2", (2,))}
 """Panel -> the JSON of `colar inspect`, and the factors of the retrieval figure, all of them trained ones."""
 SMOLLM2_PARAMETERS = 134_515_008
 VALIDATION_ROWS = 400
@@ -97,11 +97,10 @@ def reinforced() -> dict[str, Any]:
 
 
 def inspected(folder: Path) -> dict[str, Any]:
-    """Data of the two figures that `colar inspect` has records of, for the models inspected; {} without the toy."""
+    """Data of the figure that `colar inspect` has records of, for the models inspected; {} without the toy."""
     if not all((folder / name).exists() for name in ("toy.json", "thoughts.jsonl")):
         return {}
     shares: dict[str, dict[str, Any]] = {}
-    curves = {}
     made_by = {}
     for title, (name, asked) in INSPECTED.items():
         path = folder / f"{name}.json"
@@ -111,13 +110,11 @@ def inspected(folder: Path) -> dict[str, Any]:
         # The command is in lab/reproduce/figures.sh; here it would name the folders of one machine.
         made_with = {key: value for key, value in whole["provenance"].items() if key != "command"}
         made_by[title] = {"asked": whole["asked"], "provenance": made_with}
-        if asked:
-            shares[title] = {f"{c:g}": retrieval.shares_of(whole["systems"], c) for c in asked}
-        curves[title] = norms.data_of(whole["systems"]) | made_by[title]
+        shares[title] = {f"{c:g}": retrieval.shares_of(whole["systems"], c) for c in asked}
     problem = next(row for _, row in files.read_jsonl(folder / "problem" / "test.jsonl"))
     answers = [row for _, row in files.read_jsonl(folder / "thoughts.jsonl")]
     case = retrieval.case_of(answers, problem["question"], " ".join(problem["steps"]), problem["answer"])
-    return {"retrieval": {"case": case, "shares": shares, "records": made_by}, "norms": curves}
+    return {"retrieval": {"case": case, "shares": shares, "records": made_by}}
 
 
 def scaled(folder: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ WIDTH = 80
 """Characters of a line that shows thoughts: what does not fit goes to the next one."""
 INDENT = 6
 """Characters in front of a thought: its number."""
-UNSURE = "?"
+LOW_CONFIDENCE = "?"
 """Behind the tokens of a group that ended because the next one had low confidence."""
 
 
@@ -241,7 +242,7 @@ def _requests(
 def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """A completion as a row of the output."""
     from colar.engine.request import answer_key
-    from colar.look import retrieval
+    from colar.look.thought import read_thoughts
 
     row = {
         "id": completion.request.id,
@@ -256,30 +257,29 @@ def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Name
     }
     if args.show_latents:
         thoughts: list[Any] = []
-        for reading in retrieval.read_thoughts(lm, completion, args.neighbours):
+        for thought in read_thoughts(lm, completion, args.neighbours):
             # A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it.
-            if reading.token is not None:
-                thoughts.append(reading.token)
-            elif reading.chosen:
-                thoughts.append([token for token, _ in reading.chosen])
-            else:
-                thoughts.append([neighbour.token for neighbour in reading.neighbours])
+            shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][: args.neighbours]
+            texts = [token["text"] for token in shown]
+            thoughts.append(texts[0] if thought["kind"] == "token" else texts)
         row["thoughts"] = thoughts
     return row
 
 
 def _print_completion(lm: Any, completion: Any, expected: str | None, args: argparse.Namespace) -> None:
     """One question in full, one thought per line; each question of a file in a few lines."""
-    from colar.look import retrieval
+    from colar.look.thought import read_thoughts
 
-    readings = retrieval.read_thoughts(lm, completion, args.neighbours)
+    thoughts = read_thoughts(lm, completion, args.neighbours)
+    for thought in thoughts:
+        del thought["neighbours"][args.neighbours :]
     if args.input:
         # Many questions: all thoughts of one in few lines, each by the tokens that stand out.
         print(f"\n{completion.request.question}{_asked_with(completion.request.params)}")
-        for line in _wrapped([f"[{' '.join(_short(reading))}]" for reading in readings]):
+        for line in _wrapped([f"[{' '.join(_short(thought))}]" for thought in thoughts]):
             print(f"  {line}")
     else:
-        _print_long(readings)
+        _print_long(thoughts)
     answer = completion.text
     if expected is not None:
         answer += f"   (expected {expected})"
@@ -300,33 +300,27 @@ def _asked_with(params: Any) -> str:
     return f"  [{', '.join(shown)}]" if shown else ""
 
 
-def _long(reading: Any) -> tuple[list[str], list[str]]:
-    """The words of a thought, and of a second part: a latent that was chosen as tokens has the tokens near it there.
-
-    A token; or the tokens that it was chosen as, with their probabilities; or those near it, with their cosines, and
-    its spread where it has one.
-    """
-    if reading.token is not None:
-        return [repr(reading.token)], []
-    near = [f"{n.token!r} {n.cosine:.2f}" for n in reading.neighbours]
-    if reading.chosen:
-        chosen = [f"{token!r} {probability:.2f}" for token, probability in reading.chosen]
-        if reading.unsure:
-            chosen.append(UNSURE)
-        return chosen, near
-    if reading.sigma is not None:
-        near.append(f" sigma {reading.sigma:.2f}")
-    return near, []
-
-
-def _print_long(readings: Sequence[Any]) -> None:
+def _print_long(thoughts: Sequence[Any]) -> None:
     """Number the thoughts, each on a line; below a latent that was chosen as tokens stand those near it."""
-    for number, reading in enumerate(readings, start=1):
-        words, near = _long(reading)
-        first, *rest = [*_wrapped(words), *_wrapped(near, "near: ")]
+    for number, thought in enumerate(thoughts, start=1):
+        first, *rest = _long(thought)
         print(f"{number:4d}  {first}")
         for more in rest:
             print(f"{'':{INDENT}}{more}")
+
+
+def _long(thought: Any) -> list[str]:
+    """The lines of a thought: a token; or those that it was chosen as, with their probabilities; and those near it,
+    with their cosines, and its spread where it has one."""
+    if thought["kind"] == "token":
+        return [repr(thought["text"])]
+    near = [f"{token['text']!r} {token['cosine']:.2f}" for token in thought["neighbours"]]
+    if thought["ordered"]:
+        chosen = [f"{token['text']!r} {math.exp(token['logprob']):.2f}" for token in thought["tokens"]]
+        return [*_wrapped(chosen + [LOW_CONFIDENCE] * thought["low_confidence"]), *_wrapped(near, "near: ")]
+    if thought["sigma"] is not None:
+        near.append(f" sigma {thought['sigma']:.2f}")
+    return _wrapped(near)
 
 
 def _wrapped(words: Sequence[str], head: str = "") -> list[str]:
@@ -340,11 +334,10 @@ def _wrapped(words: Sequence[str], head: str = "") -> list[str]:
     return lines
 
 
-def _short(reading: Any) -> list[str]:
+def _short(thought: Any) -> list[str]:
     """A token, or those a latent was chosen as, or else those near it: STANDS_OUT of the best cosine or more."""
-    if reading.token is not None:
-        return [reading.token.strip()]
-    if reading.chosen:
-        return [token.strip() for token, _ in reading.chosen] + [UNSURE] * reading.unsure
-    least = STANDS_OUT * reading.neighbours[0].cosine
-    return [n.token.strip() for n in reading.neighbours if n.cosine >= least]
+    tokens = thought["tokens"]
+    if not thought["ordered"]:
+        least = STANDS_OUT * thought["neighbours"][0]["cosine"]
+        tokens = [token for token in thought["neighbours"] if token["cosine"] >= least]
+    return [token["text"].strip() for token in tokens] + [LOW_CONFIDENCE] * thought["low_confidence"]

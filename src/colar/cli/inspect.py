@@ -34,9 +34,8 @@ def add_parser(commands: Any, method_options: bool) -> None:
         help="a page that shows what checkpoints think and where they fail, and the numbers behind it",
         description="Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
         "in reading latents, writing them, stopping, the plan or the arithmetic; whether thoughts can be read as the "
-        "tokens that they stand for; whether the stop is calibrated; what one changed thought does to the answer; "
-        "linear probes with their controls; norms layer by layer. A page shows this, and each question's chains beside "
-        "the reference's.",
+        "tokens that they stand for; what one changed thought does to the answer. A page shows this, and each "
+        "question's chains beside the reference's.",
     )
     checkpoint_options(inspect)
     data_options(inspect)
@@ -49,7 +48,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
         params_options(inspect)
     limit_options(inspect, max_completion_length=16)
     inspect.add_argument(
-        "--look", type=int, default=32, help="first N problems for what takes long: changed thoughts, norms"
+        "--look", type=int, default=32, help="first N problems whose thoughts are changed, which takes long"
     )
     inspect.add_argument(
         "--output",

@@ -15,7 +15,7 @@ Groups that no thought has come to are `missing`. Shape suffixes: K thoughts, V 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,11 @@ from colar.data.judge.answers import judge
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Decoding, Request, fold
 from colar.look.diagnosis import classify, missing
-from colar.look.reference_chain import Token, group_size, groups_thought, reference_groups, reference_rows
-from colar.look.retrieval import ReadAs, directions, nearest_tokens, said_by, says
+from colar.look.reference_chain import Token, groups_thought, reference_groups, reference_rows
+from colar.look.thought import ReadAs, directions, group_size, read_thoughts, said_by, says
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
-from colar.template.template import Template
 
 BATCH = 32
 PLAIN_CAUSES = ("right", "unparsable", "wrong")
@@ -115,10 +114,10 @@ def _chain(
     groups: Sequence[list[Token]] | None,
     directions_VD: Tensor,
 ) -> Chain:
-    read_as = said_by(lm, completion, group_size(params), directions_VD)
+    read_as = said_by(completion, group_size(params), directions_VD)
     verdict = judge(completion.text, example.answer, example.answer_type)
     parsed = verdict.parsed is not None
-    thoughts = thought_objects(lm, params, completion, directions_VD)
+    thoughts = read_thoughts(lm, completion, directions_VD=directions_VD)
     if groups is None:
         cause = "right" if verdict.correct else "wrong" if parsed else "unparsable"
         for thought in thoughts:
@@ -161,107 +160,8 @@ def marks_of(groups: Sequence[Sequence[Token]], read_as: Sequence[ReadAs]) -> li
     return marks
 
 
-def thought_objects(
-    lm: LatentLM, params: Any, completion: Completion, directions_VD: Tensor
-) -> list[dict[str, Any]]:
-    """A completion's thoughts, as `colar serve` sends them."""
-    if completion.latents is None:
-        return []
-    size = group_size(params)
-    template = lm.template
-    # At a large c a thought stands for more tokens than are shown as neighbours.
-    near_K = nearest_tokens(lm, completion.latents, max(NEIGHBOURS, size), directions_VD)
-    thoughts = []
-    for k, token_id in enumerate(completion.thought_ids):
-        info: Mapping[str, Tensor] = completion.info[k]
-        near = near_K[k]
-        cosine_of = {each.token_id: each.cosine for each in near}
-        ids, logprobs = chosen_tokens(token_id, info, template.separator_id)
-        ordered = bool(ids)
-        if not ordered:
-            ids = [each.token_id for each in near[:size]]
-            logprobs = [None] * len(ids)
-        tokens = []
-        for chosen_id, logprob in zip(ids, logprobs, strict=True):
-            # A chosen token beyond the nearest ones has no cosine here.
-            token = token_object(template, chosen_id, cosine_of.get(chosen_id))
-            tokens.append({**token, "logprob": rounded(logprob)})
-        neighbours = [
-            token_object(template, each.token_id, each.cosine) for each in near[: max(NEIGHBOURS, size)]
-        ]
-        text = "".join(token["text"] for token in tokens)
-        factor = getattr(params, "compression_factor", None)
-        thoughts.append(thought_object(k, text, token_id >= 0, ordered, tokens, neighbours, info, factor))
-    return thoughts
-
-
 def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[dict[str, Any]]:
     found = []
     for token, said in zip(group, says([token.token_id for token in group], read_as), strict=True):
         found.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
     return found
-
-
-# A thought as data: the object THOUGHT of docs/serve.md, which the chain viewer shows. Its tokens are, of a token of a
-# chain, itself; of a latent chosen token by token, these in their order ("ordered": true); of any other latent its
-# ceil(c) nearest, nearest first ("ordered": false).
-
-NEIGHBOURS = 10
-"""Nearest tokens that a THOUGHT has."""
-
-
-def chosen_tokens(
-    token_id: int, info: Mapping[str, Tensor], separator_id: int
-) -> tuple[list[int], list[float | None]]:
-    """The tokens that a thought was chosen as, and their log-probs where they are known; none for other latents."""
-    if token_id >= 0:
-        logp = info.get("logp")
-        return [token_id], [None if logp is None else float(logp)]
-    if "group_ids" not in info:
-        return [], []
-    ids: list[int] = []
-    logprobs: list[float | None] = []
-    pairs = zip(info["group_ids"].tolist(), info["group_logps"].tolist(), strict=True)
-    for chosen_id, logprob in pairs:
-        # Nothing stands behind a group's last token, and the separator that ends one is no part of it.
-        if chosen_id >= 0 and chosen_id != separator_id:
-            ids.append(chosen_id)
-            logprobs.append(logprob)
-    return ids, logprobs
-
-
-def token_object(template: Template, token_id: int, cosine: float | None) -> dict[str, Any]:
-    return {"id": token_id, "text": template.token(token_id), "cosine": rounded(cosine)}
-
-
-def thought_object(
-    index: int,
-    text: str,
-    is_token: bool,
-    ordered: bool,
-    tokens: Sequence[Mapping[str, Any]],
-    neighbours: Sequence[Mapping[str, Any]],
-    info: Mapping[str, Tensor],
-    compression_factor: float | None,
-) -> dict[str, Any]:
-    """The object, from what was read of the thought and what the method says of it."""
-    return {
-        "index": index,
-        "text": text,
-        "kind": "token" if is_token else "latent",
-        "tokens": list(tokens),
-        "ordered": ordered,
-        "neighbours": list(neighbours),
-        "sigma": _mean(info.get("sigma")),
-        "stop_probability": _mean(info.get("stop_probability")),
-        "compression_factor": compression_factor,
-    }
-
-
-def rounded(value: float | None) -> float | None:
-    """Five digits are more than anybody looks at, and a third of what is sent otherwise."""
-    return None if value is None else float(f"{value:.5g}")
-
-
-def _mean(column: Tensor | None) -> float | None:
-    return None if column is None else rounded(column.float().mean().item())

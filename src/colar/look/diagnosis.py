@@ -10,8 +10,6 @@ A latent says a group of tokens when all of them are among its c nearest embeddi
 as tokens says these, each as often as it was chosen, in any order. A group is wrong by its `result` when only digits
 after an "=" are missing, by its `plan` otherwise; a chain that solves the problem in another way than the reference's
 counts as another plan.
-
-Shape suffixes: N positions, K thoughts, D width.
 """
 
 from __future__ import annotations
@@ -21,22 +19,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from colar.data.judge.answers import judge
 from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import Forced
-from colar.look.reference_chain import ReferencePass, Token, chosen_ids, group_size, reference_thoughts
-from colar.look.retrieval import ReadAs, nearest_ids, says
+from colar.look.reference_chain import ReferencePass, Token, reference_thoughts
+from colar.look.thought import ReadAs, chosen_ids, directions, group_size, nearest_ids, says
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
 CAUSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 BATCH = 64
 """Requests that run at once."""
-BINS = 10
 
 
 def missing(group: Sequence[Token], read_as: ReadAs) -> list[Token]:
@@ -87,9 +83,10 @@ def diagnose(
     """Measure `read` and `write` of examples by their passes; `free` is what `chains.py` has."""
     n = len(passes)
     right_answers = read(lm, method, passes, params, limits)
+    directions_VD = directions(lm)
     right = groups = whole = stopped = 0
     for each in passes:
-        right_here = groups_written(lm, each, params)
+        right_here = groups_written(each, params, directions_VD)
         right += right_here
         groups += len(each.groups)
         whole += right_here == len(each.groups)
@@ -117,10 +114,10 @@ def read(
     return right
 
 
-def groups_written(lm: LatentLM, each: ReferencePass, params: Any) -> int:
+def groups_written(each: ReferencePass, params: Any, directions_VD: Tensor) -> int:
     """The groups of a chain that the method says after a right prefix."""
     # The last position is the stop's: the embedding there is ignored.
-    nearest = nearest_ids(lm, each.thought.embeds[:-1], group_size(params))
+    nearest = nearest_ids(each.thought.embeds[:-1], group_size(params), directions_VD)
     tokens = list(itertools.chain.from_iterable(each.groups))
     start = 0
     right = 0
@@ -133,64 +130,3 @@ def groups_written(lm: LatentLM, each: ReferencePass, params: Any) -> int:
         # By the reference's group, not by what was chosen: the pass has fed the right prefix.
         start += len(group)
     return right
-
-
-# Calibration of the stop: of the positions at which the model stops with a probability of about p, a share of p should
-# be ends of the chain.
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Of `n` probabilities from `low` to `high`: the mean, and the share of ends; None without any."""
-
-    low: float
-    high: float
-    n: int
-    predicted: float | None
-    observed: float | None
-
-
-@dataclass(frozen=True)
-class StopCalibration:
-    n: int
-    """Positions: one before each thought, one behind the last."""
-    brier: float
-    """Mean squared difference of probability and truth."""
-    error: float
-    """Expected calibration error: the mean over positions of their bin's |predicted - observed|."""
-    bins: list[Bin]
-    """Of equal width."""
-
-
-def stop_of(passes: Sequence[ReferencePass]) -> StopCalibration | None:
-    """The calibration of a model's stops; None where its method gives them no probability."""
-    if "stop_probability" not in passes[0].thought.info:
-        return None
-    probability = [each.thought.info["stop_probability"] for each in passes]
-    is_end = []
-    for each in passes:
-        # The method is asked at K + 1 positions; only behind the last thought does the chain end.
-        end_N = torch.zeros(each.n_thoughts + 1, dtype=torch.bool)
-        end_N[-1] = True
-        is_end.append(end_N)
-    return stop_calibration(torch.cat(probability).cpu(), torch.cat(is_end))
-
-
-def stop_calibration(probability_N: Tensor, is_end_N: Tensor) -> StopCalibration:
-    """Compare stop probabilities in 0..1 with where chains end."""
-    probability_N = probability_N.double()
-    truth_N = is_end_N.double()
-    # The last bin has 1 in it.
-    bin_N = (probability_N * BINS).long().clamp(max=BINS - 1)
-    bins = []
-    error = 0.0
-    for b in range(BINS):
-        here_N = bin_N == b
-        n = int(here_N.sum())
-        predicted = observed = None
-        if n:
-            predicted, observed = probability_N[here_N].mean().item(), truth_N[here_N].mean().item()
-            error += n / len(probability_N) * abs(predicted - observed)
-        bins.append(Bin(b / BINS, (b + 1) / BINS, n, predicted, observed))
-    brier = (probability_N - truth_N).square().mean().item()
-    return StopCalibration(len(probability_N), brier, error, bins)

@@ -2,12 +2,12 @@
 
 A system is a model at one value of its params. Its part of the JSON holds
 
-    model compression_factor variant    its name
-    n n_looked                          questions with a reference chain, and those of what takes long (`look`)
-    retrieval diagnosis stop probes     of all of them
-    norms causal                        of the first `look`
-    cost                                accuracy and cost, with controls
-    answers                             of each question: the answer, and what went wrong
+    model params              its name
+    n                         questions with a reference chain
+    retrieval diagnosis       of all of them
+    causal                    of the first `look`
+    cost                      accuracy and cost, with controls
+    answers                   of each question: the answer, and what went wrong
 
 What compares thoughts with the reference chain (n ... causal) is null for a method whose thoughts stand for no tokens
 of it. The chains themselves are for the page alone: they are longer than all numbers together.
@@ -27,25 +27,17 @@ from colar.engine.request import GREEDY, Completion, Decoding
 from colar.look.causal import causal_tests
 from colar.look.chains import Chain, answer_all, chains_of, requests_of
 from colar.look.cost import CONTROLS, cost_of, difference
-from colar.look.diagnosis import diagnose, stop_of
-from colar.look.probe import probe_of
+from colar.look.diagnosis import diagnose
 from colar.look.reference_chain import reference_passes, require_groups
-from colar.look.retrieval import (
-    directions,
-    own_ranks,
-    reference_ranks,
-    retrieval_accuracy,
-    written_ranks,
-)
-from colar.look.states import norms_of
+from colar.look.retrieval import own_ranks, reference_ranks, retrieval_accuracy, written_ranks
+from colar.look.thought import directions
 from colar.methods import registry
 from colar.methods.base import Method
-from colar.methods.registry import given, options, speed, texts
 from colar.model.latent_lm import LatentLM
 
 FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
-COMPARED = ("n", "n_looked", "retrieval", "diagnosis", "stop", "probes", "norms", "causal")
+COMPARED = ("n", "retrieval", "diagnosis", "causal")
 """The keys that need a reference chain to compare with."""
 
 
@@ -59,10 +51,7 @@ class Findings:
 
 def key_of(model: str, params: Any) -> dict[str, Any]:
     """The fields that name a system."""
-    # Only some methods have a speed; the row shows null for the others.
-    values = given(params)
-    variant = ", ".join(texts(options(values)))
-    return {"model": model, "compression_factor": speed(values), "variant": variant}
+    return {"model": model, "params": dict(registry.given(params))}
 
 
 def inspect_system(
@@ -129,7 +118,6 @@ def compare(
     with_steps = [example for example, _ in pairs]
     own = [completion for _, completion in pairs]
     n = len(pairs)
-    # A list: all measurements but `causal` read the same passes.
     passes = list(progress.track(reference_passes(lm, method, with_steps, params), "read", n))
     directions_VD = directions(lm)
     ranks: dict[str, list[Any]] = {"written": [], "own": [], "reference": []}
@@ -137,17 +125,11 @@ def compare(
         ranks["written"] += written_ranks(each, directions_VD)
         ranks["own"] += own_ranks(lm, each, completion, directions_VD)
         ranks["reference"] += reference_ranks(each, directions_VD)
-    stop = stop_of(passes)
-    layers = (lm.config.num_hidden_layers // 2, None)
     changed = causal_tests(lm, method, with_steps[:look], own[:look]) if causal else None
     return {
         "n": n,
-        "n_looked": min(look, n),
         "retrieval": {chain: asdict(retrieval_accuracy(found)) for chain, found in ranks.items()},
         "diagnosis": asdict(diagnose(lm, method, passes, params, limits)),
-        "stop": None if stop is None else asdict(stop),
-        "probes": [asdict(probe_of(lm, passes, layer)) for layer in layers],
-        "norms": asdict(norms_of(lm, passes[:look])),
         "causal": None if changed is None else asdict(changed),
     }
 
@@ -158,10 +140,9 @@ def comparisons(systems: Sequence[Mapping[str, Any]], examples: Sequence[Example
     Of questions that have an answer: of others it is not known who is right, and without any there is no comparison.
     """
     found = []
-    first_of: dict[tuple[Any, str], Mapping[str, Any]] = {}
+    first_of: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for system in systems:
-        speed = (system["compression_factor"], system["variant"])
-        baseline = first_of.setdefault(speed, system)
+        baseline = first_of.setdefault(tuple(system["params"].items()), system)
         if baseline is system:
             continue
         judged = []
@@ -175,8 +156,7 @@ def comparisons(systems: Sequence[Mapping[str, Any]], examples: Sequence[Example
             {
                 "model": system["model"],
                 "baseline": baseline["model"],
-                "compression_factor": speed[0],
-                "variant": speed[1],
+                "params": system["params"],
                 "n": len(judged),
                 "difference": mean.mean,
                 "interval": mean.interval,

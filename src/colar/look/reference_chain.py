@@ -18,6 +18,7 @@ from torch import Tensor
 from colar.data.example import Example
 from colar.engine.request import Completion, NonFiniteError, Request
 from colar.evaluation.controls import Thoughts
+from colar.look.thought import chosen_ids
 from colar.methods import base
 from colar.methods.base import Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -124,18 +125,6 @@ def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], pa
         )
 
 
-def group_size(params: Any) -> int:
-    """The most tokens that a thought stands for."""
-    return math.ceil(getattr(params, "compression_factor", 1))
-
-
-def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
-    """The tokens that one thought was chosen as, in order, the separator included; None for a latent of a head."""
-    if "group_ids" not in info:
-        return None
-    return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
-
-
 def groups_thought(
     lm: LatentLM, groups: Sequence[list[Token]], completion: Completion
 ) -> Sequence[list[Token]]:
@@ -176,28 +165,19 @@ def groups_thought(
 
 @dataclass(frozen=True)
 class ReferencePass:
-    """One example's pass: what was fed, the last hidden states, and the method's reply at its K + 1 positions."""
+    """One example's pass: what was fed, and the method's reply at its K + 1 positions."""
 
     example: Example
     row: Row
     groups: list[list[Token]]
-    fed_TD: Tensor
-    hidden_TD: Tensor
+    latents_KD: Tensor
+    """The reference's thoughts, which were fed."""
     thought: Thought
     """K + 1 rows: the last one is asked behind the last thought, where the method should stop."""
 
     @property
-    def n_question(self) -> int:
-        return len(self.row.question)
-
-    @property
     def n_thoughts(self) -> int:
-        return self.fed_TD.shape[0] - self.n_question
-
-    @property
-    def latents_KD(self) -> Tensor:
-        """The reference's thoughts."""
-        return self.fed_TD[self.n_question :]
+        return len(self.latents_KD)
 
 
 @torch.no_grad()
@@ -222,7 +202,7 @@ def reference_passes(
         if not bool(hidden_TD.isfinite().all() & thought.embeds.isfinite().all()):
             raise NonFiniteError(f"the model's numbers for {example.id} are not finite")
         groups = reference_groups(lm, method, row)
-        yield ReferencePass(example, row, groups, fed_1TD[0], hidden_TD, thought)
+        yield ReferencePass(example, row, groups, embeds_1KD[0], thought)
 
 
 def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor]) -> ThinkState:

@@ -1,10 +1,6 @@
-"""Thoughts read as tokens: by cosine or as they were chosen, for people and counted against the reference chain.
+"""Accuracy of retrieval: a group's tokens ranked in the vocabulary by their cosine with the thought.
 
-The paper's case study ("we retrieve tokens with the predicted latents by embedding cosine similarity"): a latent of c
-tokens is near the sum of their embeddings, so its c nearest tokens are the ones it stands for. A thought that was
-chosen as tokens is read as these, each as often as it was chosen.
-
-Accuracy of retrieval ranks a group's tokens in the vocabulary by their cosine with the thought. A token is
+A token is
 
     top1      the nearest of all
     top5      among the five nearest
@@ -19,9 +15,7 @@ Shape suffixes: K latents, V vocabulary, D width, G tokens of a group.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -29,147 +23,12 @@ import torch
 from torch import Tensor
 
 from colar.engine.request import Completion
-from colar.look.reference_chain import Kind, ReferencePass, Token, chosen_ids, groups_thought
+from colar.look.reference_chain import Kind, ReferencePass, Token, groups_thought
+from colar.look.thought import chosen_ids, cosine_with, says
 from colar.model.latent_lm import LatentLM
 
-ReadAs = set[int] | list[int]
-"""The ids that a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FIVE = 5
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A token and the cosine between its embedding and the latent."""
-
-    token: str
-    token_id: int
-    cosine: float
-
-
-@dataclass(frozen=True)
-class ReadThought:
-    """One thought as a person reads it: `token` for a token of a chain, `neighbours` for a latent."""
-
-    token: str | None
-    neighbours: tuple[Neighbour, ...] = ()
-    sigma: float | None = None
-    stop_probability: float | None = None
-    chosen: tuple[tuple[str, float], ...] = ()
-    """The tokens that a latent was chosen as, each with its probability; empty where none were chosen."""
-    unsure: bool = False
-    """True if a next one of low confidence (`confidence_threshold`) ended the group early."""
-
-
-@torch.no_grad()
-def nearest_tokens(
-    lm: LatentLM, latents_KD: Tensor, k: int, directions_VD: Tensor | None = None
-) -> list[tuple[Neighbour, ...]]:
-    """The `k` nearest tokens of each latent by cosine similarity, best first.
-
-    `directions_VD` are those of `directions`, for a caller who reads many chains.
-    """
-    cosine_KV = cosine_with(latents_KD, directions(lm) if directions_VD is None else directions_VD)
-    best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
-    cosines, token_ids = best.values.tolist(), best.indices.tolist()
-
-    nearest = []
-    for row in range(len(latents_KD)):
-        neighbours = []
-        for cosine, token_id in zip(cosines[row], token_ids[row], strict=True):
-            neighbours.append(Neighbour(lm.template.token(token_id), token_id, cosine))
-        nearest.append(tuple(neighbours))
-    return nearest
-
-
-def read_thoughts(lm: LatentLM, completion: Completion, k: int) -> list[ReadThought]:
-    """Each thought of a completion that was made with `keep_latents`; latents with their `k` nearest tokens."""
-    if completion.latents is None:
-        return []
-    nearest = nearest_tokens(lm, completion.latents, k)
-    thoughts = []
-    for place, token_id in enumerate(completion.thought_ids):
-        # A chain of tokens is fed as embeddings too, but there is nothing to guess.
-        if token_id >= 0:
-            thoughts.append(ReadThought(lm.template.token(token_id)))
-            continue
-        info = completion.info[place]
-        sigma = info["sigma"].mean().item() if "sigma" in info else None
-        stop = info["stop_probability"].item() if "stop_probability" in info else None
-        chosen = _chosen(lm, info)
-        unsure = bool(chosen) and bool(info["group_unsure"])
-        thoughts.append(ReadThought(None, nearest[place], sigma, stop, chosen, unsure))
-    return thoughts
-
-
-@torch.no_grad()
-def directions(lm: LatentLM) -> Tensor:
-    """The vocabulary's embeddings at length 1, (V, D): made once for many calls of `cosine_with`."""
-    return torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
-
-
-def cosine_with(latents_KD: Tensor, directions_VD: Tensor) -> Tensor:
-    """The cosine of each latent with each token's embedding, (K, V)."""
-    # Outputs that processes have sent each other are on the CPU.
-    directions_KD = torch.nn.functional.normalize(latents_KD.to(directions_VD), dim=-1)
-    # Of unit vectors the product is the cosine: a merged latent is longer than any embedding.
-    return directions_KD @ directions_VD.T
-
-
-def _chosen(lm: LatentLM, info: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
-    """The tokens of one group, in order, with the probability of each given those before it."""
-    if "group_ids" not in info:
-        return ()
-    found = []
-    for token_id, logp in zip(info["group_ids"].tolist(), info["group_logps"].tolist(), strict=True):
-        if token_id >= 0:
-            found.append((lm.template.token(token_id), math.exp(logp)))
-    return tuple(found)
-
-
-# Thoughts as token ids
-
-
-def nearest_ids(lm: LatentLM, embeds_KD: Tensor, c: int, directions_VD: Tensor | None = None) -> list[ReadAs]:
-    """The tokens that each embedding can be read as: its c nearest."""
-    if len(embeds_KD) == 0:
-        return []
-    read_as: list[ReadAs] = []
-    for neighbours in nearest_tokens(lm, embeds_KD, c, directions_VD):
-        read_as.append({near.token_id for near in neighbours})
-    return read_as
-
-
-def said_by(
-    lm: LatentLM, completion: Completion, c: int, directions_VD: Tensor | None = None
-) -> list[ReadAs]:
-    """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
-    if completion.latents is None:
-        return []
-    read_as = nearest_ids(lm, completion.latents, c, directions_VD)
-    for k, token_id in enumerate(completion.thought_ids):
-        ids = chosen_ids(completion.info[k])
-        if token_id >= 0:
-            read_as[k] = {token_id}
-        elif ids is not None:
-            read_as[k] = ids
-    return read_as
-
-
-def says(token_ids: Sequence[int], read_as: ReadAs) -> list[bool]:
-    """Of each token of a group whether a thought says it. One that was chosen once is said once: 12 does not say 11."""
-    if isinstance(read_as, set):
-        # The sum of two equal embeddings is near a single token.
-        return [token_id in read_as for token_id in token_ids]
-    left = Counter(read_as)
-    found = []
-    for token_id in token_ids:
-        found.append(left[token_id] > 0)
-        left[token_id] -= 1
-    return found
-
-
-# Accuracy of retrieval
 
 
 @dataclass(frozen=True)

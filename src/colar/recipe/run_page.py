@@ -21,9 +21,6 @@ from colar.model.latent_lm import LatentLM
 from colar.recipe.schema import ValidationConfig
 from colar.training.run_folder import RunFolder
 
-LOOK = 8
-"""Questions whose norms are measured."""
-
 
 def write(
     settings: ValidationConfig, folder: RunFolder, lm: LatentLM, method: Method, held_out: Sequence[Example]
@@ -51,12 +48,11 @@ def write(
                     examples,
                     params,
                     decoding,
-                    look=LOOK,
                     controls=False,
                     causal=False,
                 )
             )
-        asked = {"limit": len(examples), "look": LOOK}
+        asked = {"limit": len(examples)}
         inspection = Inspection(examples, systems, {"title": run, "asked": asked})
         files.write_json(folder.numbers, inspection.to_json())
         inspection.save(folder.page)

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from colar.engine.engine import QueueFull
@@ -75,6 +75,7 @@ class Sample:
             "answer_ms": round(1000 * (self.last_event - began), 3),
             "finish": "length" if self.cut else "stop",
             "seed": ask.seed,
+            "params": asdict(ask.requests[0].params),
         }
         return found | ({"warning": ask.warning} if ask.warning else {})
 

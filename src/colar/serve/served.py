@@ -66,7 +66,6 @@ class Served:
         own = {
             "method": self.method.name,
             "params": _params_card(self.method, self.defaults),
-            "factors": list(self.method.choices().get("compression_factor", ())),
             "efforts": self.efforts,
             "max_latents": self.decoding.max_latents,
             "max_completion_length": self.decoding.max_completion_length,

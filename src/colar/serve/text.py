@@ -3,10 +3,7 @@
 tokens    ' 3'   '6'   '\\xe2\\x82'   '\\xac'   ' '   '.'       a character may be several tokens
 pieces    '3'    '6'   ''           '€'      ''    ' .'      what is kept back comes with a later piece, or never
 
-thought                              text                     tokens in the object THOUGHT of docs/serve.md
-a token of a chain                   the token                itself
-a latent chosen token by token       these tokens             these, in their order ("ordered": true)
-any other latent                     its ceil(c) nearest      its nearest, nearest first ("ordered": false)
+Thoughts are read as `look/thought.py` has them.
 
 Shape suffixes: K embeddings, V vocabulary, D width.
 """
@@ -25,8 +22,7 @@ from torch import Tensor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from colar.engine.request import Event
-from colar.look.chains import NEIGHBOURS, chosen_tokens, rounded, thought_object, token_object
-from colar.look.reference_chain import group_size
+from colar.look.thought import MOST_TOKENS, NEIGHBOURS, chosen_tokens, group_size, thought_object
 from colar.model.latent_lm import LatentLM
 from colar.template.template import Template
 
@@ -35,8 +31,6 @@ BROKEN = "\ufffd"
 FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 """A token of one byte, in the vocabularies of SentencePiece."""
 BYTE_LEVEL = {character: byte for byte, character in bytes_to_unicode().items()}
-MOST_NEAREST = 32
-"""Most tokens that a latent is shown as."""
 
 
 # Tokens
@@ -151,7 +145,7 @@ Wanted = tuple[Tensor, int, list[int]]
 
 
 class Nearest:
-    """The tokens nearest to embeddings by cosine, as `look/retrieval.py` has them, for many callers at once.
+    """The tokens nearest to embeddings by cosine, as `look/thought.py` has them, for many callers at once.
 
     One embedding costs as much as an LM head. All thoughts of one step are therefore computed together. `run` computes
     in another thread; the model's embeddings must not change.
@@ -204,43 +198,35 @@ class ThoughtReader:
     def __init__(self, lm: LatentLM, nearest: Nearest, params: Any, detailed: bool) -> None:
         self.lm = lm
         self.nearest = nearest
-        self.params = params
         self.detailed = detailed
-        self.size = min(group_size(params), MOST_NEAREST)
+        self.size = min(group_size(params), MOST_TOKENS)
         self.count = 0
         self._text = TokenText(lm.template)
 
     async def read(self, event: Event) -> tuple[str, dict[str, Any] | None]:
         """The text of the next thought, and the THOUGHT if details are wanted."""
         template = self.lm.template
-        ids, logprobs = chosen_tokens(event.token_id, event.info, template.separator_id)
+        ids, _ = chosen_tokens(event.token_id, event.info, template.separator_id)
         near = None
         # Chosen tokens are their own text: without details their cosines are not needed.
         if event.embed is not None and (self.detailed or not ids):
             k = max(NEIGHBOURS, self.size) if self.detailed else self.size
             near = await self.nearest.near(event.embed, k, ids)
-        ordered = bool(ids)
-        if ordered:
+        if ids:
             text = self._text.add(ids)
         else:
             assert near is not None, "latents that are read are kept"
-            ids, logprobs = near.ids[: self.size], [None] * self.size
             # One by one: nearest tokens have no order in which they could be decoded as a text.
-            text = "".join(map(template.token, ids))
-
+            text = "".join(map(template.token, near.ids[: self.size]))
         index = self.count
         self.count += 1
         if not self.detailed or near is None:
             return text, None
-        tokens = []
-        cosines = near.requested if ordered else near.cosines
-        for token_id, cosine, logprob in zip(ids, cosines, logprobs, strict=False):
-            tokens.append({**token_object(template, token_id, cosine), "logprob": rounded(logprob)})
-        nearest = zip(near.ids[:NEIGHBOURS], near.cosines, strict=False)
-        neighbours = [token_object(template, token_id, cosine) for token_id, cosine in nearest]
-        is_token = event.token_id >= 0
-        factor = getattr(self.params, "compression_factor", None)
-        return text, thought_object(index, text, is_token, ordered, tokens, neighbours, event.info, factor)
+        pairs = list(zip(near.ids, near.cosines, strict=True))
+        cosines = dict(zip(ids, near.requested, strict=True))
+        thought = thought_object(template, index, event.token_id, event.info, pairs, self.size, cosines)
+        # A character may be several tokens, of several thoughts.
+        return text, {**thought, "text": text}
 
     def end(self) -> str:
         """The rest of the last tokens: bytes that have become no character."""

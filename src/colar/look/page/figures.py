@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.ticker import PercentFormatter
 
 from colar.evaluation import picture
+from colar.methods import registry
 
 NONE = "–"
 """In a table, null."""
@@ -70,23 +71,21 @@ def names_of(systems: Sequence[Numbers]) -> list[str]:
     several = len({system["model"] for system in systems}) > 1
     names = []
     for system in systems:
-        factor = system["compression_factor"]
+        params = tuple(system["params"].items())
+        factor = registry.speed(params)
         parts = []
         if several or factor is None:
             parts.append(system["model"])
         if factor is not None:
             parts.append(f"c = {factor:g}")
         name = ", ".join(parts)
-        names.append(f"{name} ({system['variant']})" if system["variant"] else name)
+        others = ", ".join(registry.texts(registry.options(params)))
+        names.append(f"{name} ({others})" if others else name)
     return names
 
 
 def percent(share: float | None, digits: int = 1) -> str:
     return NONE if share is None else f"{100 * share:.{digits}f}%"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return NONE if value is None else f"{value:.{digits}f}"
 
 
 def with_interval(mean: Mapping[str, Any] | None, scale: float = 1, unit: str = "") -> str:
@@ -128,33 +127,17 @@ def legend_below(axes: Any, marks: Sequence[Any], names: Sequence[str]) -> None:
         picture.legend(axes.figure, marks, names, loc="outside lower left", ncols=columns, fontsize=8)
 
 
-def line_chart(
-    title: str,
-    read: str,
-    curves: Sequence[Curve],
-    x: str,
-    y: str,
-    shares: bool = True,
-    diagonal: bool = False,
-) -> Chart:
-    """Curves with their numbers in a table. `shares`: y is 0% to 100%; `diagonal`: x is too, and should equal y."""
+def shares_chart(title: str, read: str, curves: Sequence[Curve], x: str, y: str) -> Chart:
+    """Curves of shares with their numbers in a table."""
     axes = new_axes(x, y)
     lines, rows = [], []
     for i, curve in enumerate(curves):
         colour, marker = picture.style(i)
         xs, ys = [point[0] for point in curve.points], [point[1] for point in curve.points]
         lines += axes.plot(xs, ys, color=colour, marker=marker, markersize=4, linewidth=1.4)
-        for at, value in curve.points:
-            shown = [percent(at) if diagonal else f"{at:g}", percent(value) if shares else number(value)]
-            rows.append([curve.name, *shown])
-    if shares:
-        axes.set_ylim(-0.03, 1.03)
-        as_percent(axes.yaxis)
-    if diagonal:
-        axes.plot([0, 1], [0, 1], color="#999999", linestyle="dashed", linewidth=0.8)
-        axes.set_xlim(-0.03, 1.03)
-        as_percent(axes.xaxis)
-    else:
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        rows += [[curve.name, f"{at:g}", percent(value)] for at, value in curve.points]
+    axes.set_ylim(-0.03, 1.03)
+    as_percent(axes.yaxis)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     legend_below(axes, lines, [curve.name for curve in curves])
     return Chart(title, read, address(axes), Table(["system", x, y], rows))

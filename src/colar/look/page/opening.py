@@ -187,13 +187,11 @@ def _table(systems: Sequence[Numbers], names: Sequence[str]) -> Table:
 def _comparisons(found: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for each in found:
-        factor = each["compression_factor"]
-        speed = NONE if factor is None else f"{factor:g}"
         mean = {"mean": each["difference"], "interval": each["interval"]}
         name = f"{each['model']} minus {each['baseline']}"
-        rows.append([name, f"{speed} {each['variant']}".strip(), str(each["n"]), _points(mean)])
+        rows.append([name, *names_of([each]), str(each["n"]), _points(mean)])
     return Table(
-        ["models", "c", "questions", "points"],
+        ["models", "at", "questions", "points"],
         rows,
         "Models compared",
         "Accuracy of one minus the other on the same questions; an interval without 0 is a difference.",

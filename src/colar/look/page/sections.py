@@ -17,11 +17,10 @@ from colar.look.page.figures import (
     address,
     as_percent,
     legend_below,
-    line_chart,
     names_of,
     new_axes,
-    number,
     percent,
+    shares_chart,
 )
 
 CAUSES = {
@@ -39,12 +38,6 @@ MEASURES = {"top1": "nearest", "top5": "5 nearest", "in_set": "in set", "chosen"
 CHANGES = {"none": "nothing (a check)", "swap": "another question's thought", "drop": "left out"}
 POSITIONS = ("first", "middle", "last")
 THENS = ("kept", "rethought")
-FEATURES = {
-    "before": "before it is written",
-    "after": "after it is written",
-    "question": "from the question alone (control)",
-    "shuffled": "shuffled labels (control)",
-}
 
 
 def _that_have(systems: Sequence[Numbers], key: str) -> tuple[list[Numbers], list[str]]:
@@ -135,7 +128,7 @@ def retrieval_section(systems: Sequence[Numbers]) -> Section:
     charts = []
     if systems:
         read = "Share of thoughts whose whole group is found (in set)."
-        charts.append(line_chart("By position in the chain", read, curves, "thought", "thoughts"))
+        charts.append(shares_chart("By position in the chain", read, curves, "thought", "thoughts"))
     return Section(
         "retrieval",
         "Can thoughts be read as tokens?",
@@ -157,57 +150,6 @@ def _retrieval_table(retrieval: Mapping[str, Any], name: str) -> Table:
         rows.append(row)
     head = ["token", "n", *MEASURES.values(), "own chain", "ceiling"]
     return Table(head, rows, name)
-
-
-def stop_section(systems: Sequence[Numbers]) -> Section:
-    systems, names = _that_have(systems, "stop")
-    curves, rows = [], []
-    for system, name in zip(systems, names, strict=True):
-        stop = system["stop"]
-        curves.append(
-            Curve(name, [(each["predicted"], each["observed"]) for each in stop["bins"] if each["n"]])
-        )
-        rows.append([name, str(stop["n"]), number(stop["brier"], 4), number(stop["error"], 4)])
-    charts, tables = [], []
-    if systems:
-        read = "On the diagonal a stop probability is calibrated; below it the model stops too readily."
-        charts.append(
-            line_chart("Calibration", read, curves, "stop probability", "ends found", diagonal=True)
-        )
-        head = ["system", "positions", "Brier score", "calibration error"]
-        tables.append(Table(head, rows, "Stop probability", "0 is perfect for both."))
-    return Section(
-        "stop",
-        "Is the stop probability calibrated?",
-        "The probability of stopping after a right prefix, against where the reference chain ends.",
-        charts,
-        tables,
-    )
-
-
-def layers_section(systems: Sequence[Numbers]) -> Section:
-    systems, names = _that_have(systems, "norms")
-    charts = []
-    if systems:
-        for title, read, key, first in (
-            ("Norm", "Length of the hidden state at thoughts.", "norms", 0),
-            (
-                "Relative norm difference (the paper's appendix B)",
-                "How much longer a layer makes the state, as a share of its length.",
-                "differences",
-                1,
-            ),
-        ):
-            curves = []
-            for system, name in zip(systems, names, strict=True):
-                curves.append(Curve(name, list(enumerate(system["norms"][key], start=first))))
-            charts.append(line_chart(title, read, curves, "layer", key, shares=False))
-    return Section(
-        "layers",
-        "Layer by layer",
-        "Norms of thoughts on their way through the backbone; layer 0 is the embeddings.",
-        charts,
-    )
 
 
 def causal_section(systems: Sequence[Numbers]) -> Section:
@@ -243,45 +185,4 @@ def _cell(effect: Mapping[str, Any] | None, n_questions: int) -> str:
     return shares if effect["n"] == n_questions else f"{shares} (of {effect['n']})"
 
 
-def probes_section(systems: Sequence[Numbers]) -> Section:
-    """Empty also where there were too few questions to fit a probe."""
-    systems, names = _that_have(systems, "probes")
-    tables = []
-    for system, name in zip(systems, names, strict=True):
-        for probe in system["probes"]:
-            layer = "last hidden state" if probe["layer"] is None else f"layer {probe['layer']}"
-            rows = _probe_rows(probe["scores"])
-            if rows:
-                tables.append(Table(["step", "questions", *FEATURES.values()], rows, f"{name}, {layer}"))
-    return Section(
-        "probes",
-        "Can a step's result be read off the hidden state?",
-        "R2 of a linear probe on held-out questions: 1 is exact, 0 is worth nothing. What can be read off the question "
-        "alone has not been thought; compare with a model that has learnt nothing, too.",
-        tables=tables,
-    )
-
-
-def _probe_rows(scores: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A row for each step, its R2 by kind of feature; the shuffled labels are those of `before`."""
-    rows: dict[int, dict[str, str]] = {}
-    for score in scores:
-        if score["r2"] is not None:
-            row = rows.setdefault(score["step"], {"n": str(score["n_questions"])})
-            row[score["features"]] = number(score["r2"])
-            if score["features"] == "before":
-                row["shuffled"] = number(score["shuffled"])
-    shown = []
-    for step, row in rows.items():
-        shown.append([f"step {step + 1}", row["n"], *(row.get(name, NONE) for name in FEATURES)])
-    return shown
-
-
-SECTIONS = (
-    causes_section,
-    retrieval_section,
-    stop_section,
-    causal_section,
-    probes_section,
-    layers_section,
-)
+SECTIONS = (causes_section, retrieval_section, causal_section)

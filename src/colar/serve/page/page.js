@@ -24,7 +24,7 @@ function complain(text) {
 
 // The runs of a comparison: the slowest speeds first, and a chain of tokens last.
 function compared(model) {
-  const factors = model.colar?.factors || [];
+  const factors = settings.factorsOf(model);
   let chosen = COMPARED.filter((c) => factors.includes(c));
   if (chosen.length < 2) chosen = [...new Set([factors[0], factors[factors.length >> 1], factors.at(-1)])];
   const body = settings.body();

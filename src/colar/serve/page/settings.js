@@ -7,6 +7,10 @@ const NUMBERS = { temperature: "temperature", seed: "seed", thinking_token_budge
 const $ = (id) => document.getElementById(id);
 
 // The stops of the speed slider: {label, extras} each, where `extras` is what a request gets.
+export function factorsOf(model) {
+  return model?.colar?.params?.compression_factor?.allowed || [];
+}
+
 export function stops(model, by) {
   const known = model?.colar || {};
   if (by === "effort") {
@@ -15,8 +19,7 @@ export function stops(model, by) {
     if (names.join() === "none") return [];
     return names.map((name) => ({ value: name, label: name, extras: { reasoning_effort: name } }));
   }
-  const factors = known.factors || [];
-  return factors.map((c) => ({ value: String(c), label: `c = ${c}`, extras: { compression_factor: c } }));
+  return factorsOf(model).map((c) => ({ value: String(c), label: `c = ${c}`, extras: { compression_factor: c } }));
 }
 
 export function by() {
@@ -27,7 +30,7 @@ export function by() {
 export function showModel(model, wanted = {}) {
   const known = model?.colar || {};
   const efforts = stops(model, "effort");
-  $("by-field").hidden = !efforts.length || !(known.factors || []).length;
+  $("by-field").hidden = !efforts.length || !factorsOf(model).length;
   // A link may hold anything.
   if (BY.includes(wanted.by) && stops(model, wanted.by).length) check(wanted.by);
   if (!stops(model, by()).length) check(efforts.length ? "effort" : "factor");

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from colar.data.example import Example
-from colar.look import retrieval
+from colar.look.thought import read_thoughts
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, require_scorable
 from colar.model.latent_lm import LatentLM
@@ -329,12 +329,11 @@ def _record(lm: LatentLM, output: Output) -> dict[str, Any]:
     """Question, thoughts and answer of an output, every latent read as its nearest tokens."""
     completion = output.completion
     thoughts = []
-    # A latent has no token: its nearest ones are shown. A CoT's thought is shown as it is.
-    for reading in retrieval.read_thoughts(lm, completion, NEAREST):
-        nearest = [near.token for near in reading.neighbours]
-        tokens = nearest if reading.token is None else [reading.token]
-        thought = {"tokens": tokens, "sigma": reading.sigma, "stop_probability": reading.stop_probability}
-        thoughts.append(thought)
+    for thought in read_thoughts(lm, completion, NEAREST):
+        # A latent has no token: its nearest ones are shown. A CoT's thought is shown as it is.
+        shown = thought["tokens"] if thought["kind"] == "token" else thought["neighbours"][:NEAREST]
+        kept = {key: thought[key] for key in ("sigma", "stop_probability")}
+        thoughts.append({"tokens": [token["text"] for token in shown], **kept})
     return {
         "id": output.example.id,
         "sample": completion.request.sample,

@@ -6,8 +6,8 @@
 //   ColarViewer.add(chain, one)   one more thought at the end of such a chain, for thoughts that stream in
 //   ColarViewer.legend(thoughts)  what shade and bar mean; no bar where no thought has a sigma
 //
-// A thought has the keys that docs/serve.md lists: index, kind, tokens, ordered, neighbours, sigma, stop_probability,
-// compression_factor. Numbers may be null. Where it is compared with a reference chain it also has `reference`, the
+// A thought has the keys that docs/serve.md lists: index, kind, tokens, ordered, neighbours, sigma, stop_probability.
+// Numbers may be null. Where it is compared with a reference chain it also has `reference`, the
 // group's tokens [{text, said}], and `mark`: right, wrong, after (a wrong one), extra (there is no group). Text of a model is set as text, never as markup, and styles are set one by
 // one, so that a page without inline scripts and styles can use it. viewer.css has the looks.
 
@@ -55,13 +55,6 @@ const ColarViewer = (() => {
     return isNumber(token.logprob) ? clamp(Math.exp(token.logprob)) : null;
   }
 
-  // What stands for the thought: its group; or as many of the nearest tokens as were merged into it.
-  function shown(thought) {
-    const tokens = thought.tokens || [];
-    if (thought.ordered || thought.kind === "token") return tokens;
-    return tokens.slice(0, Math.max(1, Math.ceil(thought.compression_factor || 1)));
-  }
-
   function chip(token, ordered) {
     const made = element("span", "chip", visible(token.text));
     const shade = strength(token, ordered);
@@ -81,7 +74,7 @@ const ColarViewer = (() => {
   // What a screen reader says of a thought.
   function spoken(thought) {
     const words = [];
-    for (const token of shown(thought)) {
+    for (const token of (thought.tokens || [])) {
       const shade = strength(token, thought.ordered);
       words.push(shade === null ? visible(token.text) : `${visible(token.text)} ${shade.toFixed(2)}`);
     }
@@ -141,7 +134,6 @@ const ColarViewer = (() => {
 
   function facts(thought) {
     const parts = [`thought ${thought.index + 1}`];
-    if (isNumber(thought.compression_factor)) parts.push(`c = ${+thought.compression_factor.toFixed(2)}`);
     if (isNumber(thought.sigma)) parts.push(`sigma ${thought.sigma.toFixed(3)}`);
     if (isNumber(thought.stop_probability)) parts.push(`stop ${thought.stop_probability.toFixed(3)}`);
     return element("p", "facts", parts.join(" · "));
@@ -190,7 +182,7 @@ const ColarViewer = (() => {
     button.setAttribute("aria-expanded", "false");
     button.setAttribute("aria-label", spoken(thought));
     const chips = element("span", "chips");
-    chips.append(...shown(thought).map((token) => chip(token, thought.ordered)));
+    chips.append(...(thought.tokens || []).map((token) => chip(token, thought.ordered)));
     button.append(chips);
     if (isNumber(thought.sigma)) button.append(sigmaBar(thought.sigma));
     if (MARKS[thought.mark]) button.append(expected(thought.mark, thought.reference));

@@ -1,0 +1,209 @@
+"""A thought read as tokens: the object THOUGHT of docs/serve.md, for the terminal, the pages and the server.
+
+The paper's case study ("we retrieve tokens with the predicted latents by embedding cosine similarity"): a latent of c
+tokens is near the sum of their embeddings, so its c nearest tokens are the ones it stands for.
+
+    thought                             its tokens
+    a token of a chain                  itself
+    a latent chosen token by token      these tokens, in their order ("ordered": true)
+    any other latent                    its ceil(c) nearest, nearest first ("ordered": false)
+
+Shape suffixes: K latents, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from colar.engine.request import Completion
+from colar.model.latent_lm import LatentLM
+from colar.template.template import Template
+
+NEIGHBOURS = 10
+"""Nearest tokens that a THOUGHT has."""
+MOST_TOKENS = 32
+"""Most nearest tokens that stand for a latent in a THOUGHT."""
+
+
+class Neighbour(NamedTuple):
+    """A token and the cosine between its embedding and the latent."""
+
+    token_id: int
+    cosine: float
+
+
+@torch.no_grad()
+def directions(lm: LatentLM) -> Tensor:
+    """The vocabulary's embeddings at length 1, (V, D): made once for many calls of `cosine_with`."""
+    return torch.nn.functional.normalize(lm.vocabulary().float(), dim=-1)
+
+
+def cosine_with(latents_KD: Tensor, directions_VD: Tensor) -> Tensor:
+    """The cosine of each latent with each token's embedding, (K, V)."""
+    # Outputs that processes have sent each other are on the CPU.
+    directions_KD = torch.nn.functional.normalize(latents_KD.to(directions_VD), dim=-1)
+    # Of unit vectors the product is the cosine: a merged latent is longer than any embedding.
+    return directions_KD @ directions_VD.T
+
+
+@torch.no_grad()
+def nearest_tokens(latents_KD: Tensor, k: int, directions_VD: Tensor) -> list[list[Neighbour]]:
+    """The `k` nearest tokens of each latent by cosine similarity, best first."""
+    cosine_KV = cosine_with(latents_KD, directions_VD)
+    best = cosine_KV.topk(min(k, cosine_KV.shape[1]), dim=-1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [list(map(Neighbour, ids, cosines)) for ids, cosines in pairs]
+
+
+def group_size(params: Any) -> int:
+    """The most tokens that a thought stands for."""
+    return math.ceil(getattr(params, "compression_factor", 1))
+
+
+# Thoughts as data
+
+
+def read_thoughts(
+    lm: LatentLM, completion: Completion, neighbours: int = NEIGHBOURS, directions_VD: Tensor | None = None
+) -> list[dict[str, Any]]:
+    """The THOUGHTs of a completion that was made with `keep_latents`; [] of any other.
+
+    `directions_VD` are those of `directions`, for a caller who reads many chains.
+    """
+    if completion.latents is None:
+        return []
+    size = min(group_size(completion.request.params), MOST_TOKENS)
+    # At a large c a thought stands for more tokens than are shown as neighbours.
+    shown = max(neighbours, size)
+    near_K = nearest_tokens(
+        completion.latents, shown, directions(lm) if directions_VD is None else directions_VD
+    )
+    thoughts = []
+    for k, near in enumerate(near_K):
+        # A chosen token beyond the nearest ones has no cosine here.
+        thought = thought_object(
+            lm.template, k, completion.thought_ids[k], completion.info[k], near, size, dict(near)
+        )
+        thoughts.append(thought)
+    return thoughts
+
+
+def thought_object(
+    template: Template,
+    index: int,
+    token_id: int,
+    info: Mapping[str, Tensor],
+    near: Sequence[tuple[int, float]],
+    size: int,
+    cosines: Mapping[int, float],
+) -> dict[str, Any]:
+    """The THOUGHT at place `index` of a chain; `token_id` is -1 for a latent.
+
+    `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens;
+    `cosines` are those of chosen tokens, where they are known.
+    """
+    ids, logprobs = chosen_tokens(token_id, info, template.separator_id)
+    ordered = bool(ids)
+    if not ordered:
+        ids = [each for each, _ in near[:size]]
+        logprobs = [None] * len(ids)
+        cosines = dict(near)
+    tokens = []
+    for each, logprob in zip(ids, logprobs, strict=True):
+        tokens.append({**_token(template, each, cosines.get(each)), "logprob": _rounded(logprob)})
+    return {
+        "index": index,
+        "text": "".join(token["text"] for token in tokens),
+        "kind": "token" if token_id >= 0 else "latent",
+        "tokens": tokens,
+        "ordered": ordered,
+        # The next token of the group had low confidence (`confidence_threshold`), and ended it.
+        "low_confidence": bool(info.get("group_unsure", False)),
+        "neighbours": [_token(template, each, cosine) for each, cosine in near],
+        "sigma": _mean(info.get("sigma")),
+        "stop_probability": _mean(info.get("stop_probability")),
+    }
+
+
+def chosen_tokens(
+    token_id: int, info: Mapping[str, Tensor], separator_id: int
+) -> tuple[list[int], list[float | None]]:
+    """The tokens that a thought was chosen as, and their log-probs where they are known; none for other latents."""
+    if token_id >= 0:
+        logp = info.get("logp")
+        return [token_id], [None if logp is None else float(logp)]
+    if "group_ids" not in info:
+        return [], []
+    ids: list[int] = []
+    logprobs: list[float | None] = []
+    pairs = zip(info["group_ids"].tolist(), info["group_logps"].tolist(), strict=True)
+    for chosen_id, logprob in pairs:
+        # Nothing stands behind a group's last token, and the separator that ends one is no part of it.
+        if chosen_id >= 0 and chosen_id != separator_id:
+            ids.append(chosen_id)
+            logprobs.append(logprob)
+    return ids, logprobs
+
+
+def _token(template: Template, token_id: int, cosine: float | None) -> dict[str, Any]:
+    return {"id": token_id, "text": template.token(token_id), "cosine": _rounded(cosine)}
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five digits are more than anybody looks at, and a third of what is sent otherwise."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _mean(column: Tensor | None) -> float | None:
+    return None if column is None else _rounded(column.float().mean().item())
+
+
+# Thoughts as token ids, to compare with a reference chain
+
+ReadAs = set[int] | list[int]
+"""The ids that a thought is read as: the set of its nearest tokens, or the list of those that it was chosen as."""
+
+
+def chosen_ids(info: Mapping[str, Tensor]) -> list[int] | None:
+    """The tokens that one thought was chosen as, in order, the separator included; None for a latent of a head."""
+    if "group_ids" not in info:
+        return None
+    return [token_id for token_id in info["group_ids"].tolist() if token_id >= 0]
+
+
+def nearest_ids(embeds_KD: Tensor, c: int, directions_VD: Tensor) -> list[ReadAs]:
+    """The tokens that each embedding can be read as: its c nearest."""
+    return [{near.token_id for near in nearest} for nearest in nearest_tokens(embeds_KD, c, directions_VD)]
+
+
+def said_by(completion: Completion, c: int, directions_VD: Tensor) -> list[ReadAs]:
+    """The tokens that each thought of a completion can be read as; tokens that were chosen are read as themselves."""
+    if completion.latents is None:
+        return []
+    read_as = nearest_ids(completion.latents, c, directions_VD)
+    for k, token_id in enumerate(completion.thought_ids):
+        ids = chosen_ids(completion.info[k])
+        if token_id >= 0:
+            read_as[k] = {token_id}
+        elif ids is not None:
+            read_as[k] = ids
+    return read_as
+
+
+def says(token_ids: Sequence[int], read_as: ReadAs) -> list[bool]:
+    """Of each token of a group whether a thought says it. One that was chosen once is said once: 12 does not say 11."""
+    if isinstance(read_as, set):
+        # The sum of two equal embeddings is near a single token.
+        return [token_id in read_as for token_id in token_ids]
+    left = Counter(read_as)
+    found = []
+    for token_id in token_ids:
+        found.append(left[token_id] > 0)
+        left[token_id] -= 1
+    return found
