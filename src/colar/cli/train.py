@@ -113,7 +113,7 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
             raise ValueError(
                 f"--{name} is for colar train auto; {args.recipe} has keys of its own (--keys lists them)"
             )
-    if args.output:
+    if args.output is not None:
         args.overrides += ["--output", args.output]
 
 

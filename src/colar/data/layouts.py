@@ -41,7 +41,7 @@ REASONING = (
 PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generated_code")
 TURNS = ("messages", "conversations")
 KEYS = ("question", "steps", "answer")
-"""What a user may name a column for."""
+"""Names that a user may give columns."""
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
 MARK = re.compile(r"<<[^<>]*>>")

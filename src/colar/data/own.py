@@ -202,7 +202,7 @@ def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
 
 
 def guess(golds: Sequence[str]) -> AnswerType:
-    """How answers are judged: as numbers or letters where nearly all are, as LaTeX where some are, else as text."""
+    """The judge of answers: as numbers or letters where nearly all are, as LaTeX where some are, else as text."""
     kinds: tuple[AnswerType, ...] = ("number", "choice")
     for kind in kinds:
         if sum(answers.understood(gold, kind) for gold in golds) >= ENOUGH * len(golds):

@@ -46,7 +46,7 @@ TOO_WIDE = 0.05
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has learnt."""
+    """The speeds of a run on questions held out."""
 
     output: Path
     """The run's folder; also a checkpoint by its name."""
