@@ -397,7 +397,6 @@ def test_coconut_trades_steps_for_latents(epoch, n_latents, steps_left):
         ({"removed_per_epoch": 2, "remove_all_at": 5}, {0: 0, 0.49: 0, 0.5: 1, 1: 2, 2: 4, 2.5: 5, 9: 5}),
         ({"removed_per_epoch": 8}, {0.25: 2, 1: 8, 4.75: 38, 4.875: 39, LAST: 39}),
         ({"removed_per_epoch": 2, "cot_epochs": 3}, {0: 0, 3: 0, 3.5: 1, 4: 2}),
-        ({"removed_per_epoch": 2, "most_removed": 3}, {1: 2, 1.5: 3, LAST: 3}),
         ({"unit": "steps", "removed_per_epoch": 0.5, "remove_all_at": 3}, {1.99: 0, 2: 1, 4: 2, 6: 3, 7: 3}),
     ],
     ids=str,
@@ -419,8 +418,6 @@ def test_icot_removes_the_front_of_the_chain():
     assert method.encode(lm.template, CHAIN, Random(0), 5.0).chain == [], "all at once, however long"
     by_steps = registry.build("icot", {**config, "unit": "steps"})
     assert by_steps.encode(lm.template, CHAIN, Random(0), 2.0).steps == steps[2:]
-    kept = registry.build("icot", {"most_removed": 3, "remove_all_at": 5})
-    assert kept.encode(lm.template, CHAIN, Random(0), LAST).chain == chain[3:]
     before = registry.build("icot", {"cot_epochs": 2, "smoothing_lambda": 0.01})
     assert all(before.encode(lm.template, CHAIN, Random(i), 1.0).chain == chain for i in range(20))
 
@@ -514,11 +511,6 @@ def test_pauses_are_multiples_of_the_embeddings_scale():
         lm, method = build("pause", family, n_pauses=40)
         vocabulary = lm.vocabulary()
         assert method.pauses(lm).std().item() == pytest.approx(vocabulary.std().item(), rel=0.1)
-    lm, shared = build("pause", shared=True)
-    assert lm.extra["pauses"].weight.shape == (1, 32)
-    fed = shared.pauses(lm)
-    assert fed.shape == (6, 32)
-    assert (fed == fed[0]).all()
 
 
 def test_an_unprepared_pause_says_so():
@@ -565,8 +557,6 @@ def test_pauses_loss_is_the_answers_after_them(family):
             {"removed_per_epoch": -1},
             "method.removed_per_epoch must be a number, 1e-06 or more, got -1",
         ),
-        ("icot", {"most_removed": -1}, "method.most_removed must be a whole number, 0 or more, got -1"),
-        ("icot", {"most_removed": 1.5}, "method.most_removed must be a whole number, 0 or more, got 1.5"),
         (
             "icot",
             {"smoothing_lambda": "4"},

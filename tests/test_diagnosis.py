@@ -205,13 +205,6 @@ def test_a_whole_chain_of_tokenskip_is_compared_and_a_share_of_it_is_not():
         require_groups(lm, method, EXAMPLES[:1], method.Params(0.7))
 
 
-def test_the_reference_of_a_curriculum_is_its_last_stages():
-    lm, method = build("icot", most_removed=4, cot_epochs=2.0)
-    (row,) = reference_rows(lm, method, EXAMPLES[:1], method.Params())
-    whole = [token for step in lm.template.steps(EXAMPLES[0].steps) for token in step]
-    assert row.chain == whole[4:]
-
-
 def test_a_long_question_and_anothers_long_chain_fit_into_the_context_one_by_one():
     lm, method = build("cot")
     asked = [

@@ -22,7 +22,6 @@ from colar.evaluation import evaluate
 from colar.evaluation.evaluate import Limits
 from colar.methods import registry
 from colar.methods.colar.method import Colar, ColarConfig
-from colar.training.grpo.run import GrpoTrainer
 from colar.training.rows import count_rows, mark_copies
 
 QUESTIONS = list(generate(ArithmeticConfig(), "test", 3, seed=0))
@@ -83,17 +82,8 @@ def sft(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str
 
 
 def grpo(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]) -> Any:
-    """The same by reinforcement; killed in the N-th score of a batch."""
+    """The same by reinforcement, where none dies: tests/test_grpo.py kills runs of one process."""
     begin()
-    if dies is not None and dies[0] == PartialState().process_index:
-        Killed.left = dies[1]
-        whole = GrpoTrainer.training_step
-
-        def killed(*arguments: Any, **named: Any) -> Any:
-            _count_down()
-            return whole(*arguments, **named)
-
-        GrpoTrainer.training_step = killed  # type: ignore[method-assign]  # this process ends here
     config = dict(config)
     settings = reinforced.grpo(**config.pop("grpo", {}))
     lm, result = reinforced.run(
@@ -190,6 +180,7 @@ def test_two_processes_are_one(tmp_path: Path, case: Case, whole: list[Any]) -> 
     assert len(alone["validations"]) >= 3
 
 
+@pytest.mark.parametrize("case", ["sft"], indirect=True, scope="module")
 def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path, case: Case, whole: list[Any]) -> None:
     killed, other = reversed(case.killed(tmp_path, (1, 4)))
     assert killed.code == -9

@@ -360,7 +360,7 @@ def test_a_key_without_a_value_is_named_or_legal(tmp_path):
     for dotted, message in refused.items():
         assert f"recipe.yaml: {dotted} is blank (null): it must be " in message
         assert "\n" not in message
-    assert {"training.max_hours", "model.lora", "grpo", "method.most_removed"} <= set(passed)
+    assert {"training.max_hours", "model.lora", "grpo", "method.smoothing_lambda"} <= set(passed)
     assert not {"training.seed", "model.backbone", "label", "method.merge"} & set(passed)
 
 

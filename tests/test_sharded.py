@@ -36,7 +36,6 @@ CASES: dict[str, tuple[str, dict[str, Any], LoraSettings | None, str]] = {
     "cot, full": ("cot", {}, None, "float32"),
     "cot, adapter on bfloat16": ("cot", {}, LORA, "bfloat16"),
     "colar, adapter": ("colar", {}, LORA, "float32"),
-    "sequential, full": ("sequential", {}, None, "float32"),
 }
 """Method and its config, adapter, dtype of the backbone (`tiny`: its embedding is tied to the LM head)."""
 

@@ -43,6 +43,8 @@ CONSTANT: dict[str, dict[str, Any]] = {
         "align_scale": True,
         "projection": True,
     },
+    "icot": {"most_removed": None},
+    "pause": {"shared": False},
     "tokenskip": {"scorer": "surprisal"},
 }
 """Keys of other methods that are constants now, with their values."""
@@ -63,6 +65,7 @@ def current(saved: Mapping[str, Any], where: object) -> dict[str, Any]:
     ValueError, naming `where`, for an option that was on and is gone.
     """
     name, config = saved["name"], dict(saved["config"])
+    # The scorer that it was for is gone.
     config.pop("scorer_model", None)
     for key, value in CONSTANT.get(name, {}).items():
         if config.pop(key, value) != value:

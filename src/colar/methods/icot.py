@@ -14,8 +14,6 @@ Removal smoothing: a row loses o tokens more than its stage says, P(o) = (1 - ex
 `removed_per_epoch` of them in an epoch; when `remove_all_at` are due the whole chain goes. Then the answer follows the
 question at once: #L is 0.
 
-With `most_removed` the curriculum ends early instead: what is left of the chain is thought in tokens.
-
 Departures. Stage and row meet at the row's own place in the epoch, not at its batch's. The offset is drawn anew at
 each epoch from (seed, epoch, row), and is not cut off at 100. Positions close up behind what was removed (the
 published code's default; its `keep_position` is not here). Training forgets the optimiser's moments at each stage, as
@@ -52,8 +50,6 @@ class IcotConfig:
     """Units removed in an epoch (the paper's Delta), above 0."""
     remove_all_at: int = 39
     """From this number of units on the whole chain is removed, however long; 1 or more."""
-    most_removed: int | None = None
-    """Never remove more units than this, 0 or more, and think the rest in tokens; null: remove all in the end."""
     smoothing_lambda: float | None = 4.0
     """lambda of the removal smoothing, above 0: a row loses a unit more with probability exp(-lambda); null: never."""
     cot_epochs: float = 0.0
@@ -63,8 +59,6 @@ class IcotConfig:
         checks.check_choice("method.unit", self.unit, get_args(Unit))
         checks.check_number("method.removed_per_epoch", self.removed_per_epoch, 1e-6)
         checks.check_number("method.remove_all_at", self.remove_all_at, 1, whole=True)
-        if self.most_removed is not None:
-            checks.check_number("method.most_removed", self.most_removed, 0, whole=True)
         if self.smoothing_lambda is not None:
             checks.check_number("method.smoothing_lambda", self.smoothing_lambda, 1e-6)
         checks.check_number("method.cot_epochs", self.cot_epochs, 0)
@@ -82,30 +76,24 @@ class Icot(Cot):
         return int(due + 1e-9)
 
     def last_stage(self) -> int:
-        most = self.config.most_removed
-        return int(self.config.remove_all_at if most is None else most)
+        return int(self.config.remove_all_at)
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         row = super().encode(template, example, rng, epoch)
         if epoch < self.config.cot_epochs - 1e-9:
             return row
         stage = self.stage(epoch)
-        if self.config.most_removed is None and stage == self.config.remove_all_at:
+        if stage == self.last_stage():
             return replace(row, steps=[])
         # Removal smoothing: now and then a row is ahead of its stage.
         removed = stage + offset(rng.random(), self.config.smoothing_lambda)
-        # A curriculum that ends early must not be overtaken by the smoothing.
-        if self.config.most_removed is not None:
-            removed = min(removed, self.config.most_removed)
         if self.config.unit == "steps":
             return replace(row, steps=row.steps[removed:])
         return replace(row, steps=without_first(row.steps, removed))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
-        if self.config.most_removed is None:
-            # Done before a first thought: the separator is fed at once, and these zeros never are.
-            return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)
-        return super().think(lm, state)
+        # Done before a first thought: the separator is fed at once, and these zeros never are.
+        return base.fixed_thought(state, torch.zeros_like(state.hidden), 0)
 
 
 def offset(uniform: float, smoothing_lambda: float | None) -> int:

@@ -9,7 +9,7 @@ There is no chain, in training or at inference: what k forward passes more are w
 latent method has to beat. What the model says at the pauses is not trained.
 
 Departures. The paper appends ten copies of one <pause> token; here there are as many as Coconut and Distill have
-latents (6), each with an embedding of its own (`shared: true` is the paper's one). They are learnt as multiples of
+latents (6), each with an embedding of its own. They are learnt as multiples of
 sigma_e, the standard deviation of the embedding module's output, so that they start, and move, on the scale of
 embeddings. The paper pauses in pretraining too; this is its fine-tuning alone ("StdPT_PauseFT").
 """
@@ -39,8 +39,6 @@ class PauseConfig:
 
     n_pauses: int = 6
     """Embeddings between the separators, 1 or more (the paper: 10)."""
-    shared: bool = False
-    """One embedding, fed `n_pauses` times (the paper's); false: each has its own."""
     sigma_e: float | None = None
     """Scale of the embeddings, above 0; null: measured on the backbone at the start and kept here."""
 
@@ -58,8 +56,7 @@ class Pause(base.Method):
     measured: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        rows = 1 if self.config.shared else self.config.n_pauses
-        return {"pauses": nn.Embedding(rows, lm.width)}  # standard normal
+        return {"pauses": nn.Embedding(self.config.n_pauses, lm.width)}  # standard normal
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         if self.config.sigma_e is None:
@@ -75,7 +72,7 @@ class Pause(base.Method):
         if self.config.sigma_e is None:
             raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
         weight: Any = lm.extra["pauses"].weight
-        scaled: Tensor = self.config.sigma_e * weight.expand(self.config.n_pauses, -1)
+        scaled: Tensor = self.config.sigma_e * weight
         return scaled
 
     def thoughts(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
