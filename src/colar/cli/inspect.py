@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
     from colar.data import sources
     from colar.engine.request import Decoding
+    from colar.evaluation.grid import Grid, rich_table
     from colar.look.inspect import Inspection, inspect_system
     from colar.look.page.sections import causes_section, retrieval_section
 
@@ -107,32 +108,11 @@ def run(args: argparse.Namespace) -> None:
         (retrieval.title, retrieval.tables),
     ):
         for table in tables:
-            Console().print(_for_terminal(title, table))
+            shown = Grid(f"{title} {table.caption}".strip(), table.head, table.rows)
+            Console().print(rich_table(shown))
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")
-
-
-def _for_terminal(title: str, shown: Any) -> Any:
-    """A table of the page, below its section's title."""
-    from rich.table import Table
-    from rich.text import Text
-
-    # A system is called as its folder is, brackets included.
-    table = Table(title=Text(f"{title} {shown.caption}".strip()), title_justify="left")
-    for i, name in enumerate(shown.head):
-        # Where a terminal is narrow, heads of two words wrap, and no word is cut.
-        whole = i == 0 or " " not in name
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=whole)
-    for row in shown.rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def published(path: str) -> str:
-    """A run's folder stands for the checkpoint in it; anything else for itself."""
-    best = Path(path) / "best"
-    return str(best) if (best / "colar.json").is_file() else path
 
 
 def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
@@ -163,7 +143,7 @@ def _checked(args: argparse.Namespace) -> dict[str, str]:
             raise ValueError(
                 f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
             )
-        folder = checkpoint.resolve(published(path))
+        folder = checkpoint.resolve(path)
         folders[name] = str(folder)
         # The method without its weights, which take seconds to load, tells which values it has.
         methods.append(registry.rebuild(checkpoint.read_info(folder)["method"], folder))
