@@ -25,9 +25,8 @@ from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
 from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.rows import Cell, System, cell_to_json
+from colar.evaluation.rows import Cell, System, cell_to_json, given, texts
 from colar.methods.base import Method
-from colar.methods.registry import given, texts
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
