@@ -19,7 +19,7 @@ from colar.cli.shared import (
     limits_of,
     load,
     model_options,
-    named,
+    named_all,
     own_options,
     param_grid,
     params_options,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
     limits = Decoding(**limits_of(args))
     systems = []
-    for key, lm, method, params in each_system(args):
+    for key, lm, method, params in _each_system(args):
         system = inspect_system(key, lm, method, examples, params, limits, look=args.look)
         if system.numbers["retrieval"] is None:
             name = key["model"]
@@ -115,38 +115,21 @@ def run(args: argparse.Namespace) -> None:
     progress.say(f"wrote {' and '.join(map(str, written))}")
 
 
-def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
+def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
     """Every checkpoint at every per-request value: the fields that name its rows, model, method, params.
 
     ValueError for what is wrong with any of them, before the first is loaded.
     """
     from colar.look.inspect import key_of
-
-    for name, folder in _checked(args).items():
-        lm, method, _ = load(folder, args)
-        for params in param_grid(method, args):
-            yield key_of(name, params), lm, method, params
-
-
-def _checked(args: argparse.Namespace) -> dict[str, str]:
-    """The folders of the checkpoints by the names of their rows. ValueError where there is none, where two have one
-    name, or where no method has a value that is asked for."""
     from colar.methods import registry
     from colar.model import checkpoint
 
-    folders: dict[str, str] = {}
-    methods = []
-    for text in args.checkpoints:
-        name, path = named(text)
-        # Rows of two checkpoints under one name could not be told apart.
-        if name in folders:
-            raise ValueError(
-                f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
-            )
-        folder = checkpoint.resolve(path)
-        folders[name] = str(folder)
-        # The method without its weights, which take seconds to load, tells which values it has.
-        methods.append(registry.rebuild(checkpoint.read_info(folder)["method"], folder))
+    folders = {name: checkpoint.resolve(path) for name, path in named_all(args.checkpoints).items()}
+    # The method without its weights, which take seconds to load, tells which values it has.
+    methods = [registry.rebuild(checkpoint.read_info(each)["method"], each) for each in folders.values()]
     check_anyone_has_params(methods, args)
     check_backbone(folders.values(), args)
-    return folders
+    for name, folder in folders.items():
+        lm, method, _ = load(str(folder), args)
+        for params in param_grid(method, args):
+            yield key_of(name, params), lm, method, params
