@@ -363,11 +363,6 @@ WRONG_PLACES = {
         "best/colar.json",
         "no checkpoint at {}/best/colar.json: it is a file, did you mean {}/best?",
     ),
-    "a run": (
-        ["run/recipe.json", "run/best/colar.json"],
-        "run",
-        "{}/run lacks colar.json: it is the folder of a run, did you mean {}/run/best?",
-    ),
     "a run that has just begun": (
         ["run/recipe.json", "run/checkpoints/"],
         "run",
@@ -401,6 +396,13 @@ WRONG_PLACES = {
     ),
     "another folder": (["x/"], "x", "{}/x lacks colar.json: it is no colar checkpoint"),
 }
+
+
+def test_a_runs_folder_stands_for_its_checkpoint(tmp_path):
+    files.write_json(tmp_path / "run" / "best" / "colar.json", {})
+    assert checkpoint.resolve(tmp_path / "run") == checkpoint.resolve(tmp_path / "run" / "best")
+    files.write_json(tmp_path / "run" / "colar.json", {})
+    assert checkpoint.resolve(tmp_path / "run") == tmp_path / "run"
 
 
 @pytest.mark.parametrize("case", WRONG_PLACES)

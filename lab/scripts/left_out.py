@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
+from colar.evaluation.grid import Grid, markdown, percent
 from colar.evaluation.records import load_records
 from colar.evaluation.rows import cell_from_json
-from colar.evaluation.tables import Grid, markdown, percent
 
 Record = dict[str, Any]
 

@@ -32,16 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from colar import files
-from colar.evaluation.rows import (
-    AVERAGE,
-    Difference,
-    Report,
-    ReportRow,
-    datasets_of,
-    system_name,
-    systems_of,
-)
-from colar.evaluation.tables import (
+from colar.evaluation.grid import (
     BLANK,
     Grid,
     accuracy_of,
@@ -51,6 +42,15 @@ from colar.evaluation.tables import (
     percent,
     points,
     share_of,
+)
+from colar.evaluation.rows import (
+    AVERAGE,
+    Difference,
+    Report,
+    ReportRow,
+    datasets_of,
+    system_name,
+    systems_of,
 )
 
 ROOT = Path(__file__).resolve().parents[2]

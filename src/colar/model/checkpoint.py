@@ -200,10 +200,7 @@ def check_folder(folder: str | Path) -> Path:
         return folder
 
     # Other folders that people name: a run, its resume state, a Hugging Face model or adapter.
-    best = folder / "best"
-    if best.is_dir():
-        found = f"it is the folder of a run{_or_rather(best)}"
-    elif (folder / "recipe.json").exists():
+    if (folder / "recipe.json").exists():
         found = "it is the folder of a run that has published no best/ yet"
     elif (folder / "trainer_state.json").exists():
         found = f"a run resumes from it{_or_rather(folder.parent.parent / 'best')}"
@@ -281,13 +278,16 @@ def load(
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """The folder of a path or Hub id: a path is returned as it is, a Hub id is downloaded into the Hub's cache.
+    """The folder of a path or Hub id: a run's folder stands for the checkpoint in it, `best`; a Hub id is downloaded
+    into the Hub's cache; any other path is returned as it is.
 
     ValueError where it can only be a Hub id and the Hub does not answer, or does not know it. A path is not checked
     here: `read_info` and `check_folder` do that.
     """
     folder = Path(path_or_id)
     text = str(path_or_id)
+    if (folder / "best" / "colar.json").is_file() and not (folder / "colar.json").is_file():
+        return folder / "best"
     # A Hub id is OWNER/NAME; anything else can only be a path.
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         return folder
