@@ -124,7 +124,14 @@ class Forced(Method):
 
 def _identity(request: Asked) -> tuple[Any, ...]:
     """The parts of a request that make it one of a kind."""
-    return request.id, request.question, request.params, request.seed, request.sample
+    return (
+        request.id,
+        request.question,
+        request.context,
+        request.params,
+        request.seed,
+        request.sample,
+    )
 
 
 def _rows(requests: Sequence[Asked]) -> dict[tuple[Any, ...], int]:
@@ -199,9 +206,9 @@ def zeroed(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
 def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
     """Give each question the thoughts of the next one in a random round: none keeps its own."""
     # By question, not by request: samples of one question think alike.
-    by_question: dict[str, list[int]] = {}
+    by_question: dict[tuple[Any, ...], list[int]] = {}
     for r, request in enumerate(requests):
-        by_question.setdefault(request.question, []).append(r)
+        by_question.setdefault((request.question, request.context), []).append(r)
     # Sorted before it is shuffled: the order of the requests must not decide who gets whose thoughts.
     questions = sorted(by_question)
     if len(questions) < 2:

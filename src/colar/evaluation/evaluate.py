@@ -254,7 +254,7 @@ def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
     )
     # Of the question's id, not of its position: another --limit, or another order, changes no draw.
     seed = seed_from(point.seed, example.id)
-    return Request(example.id, example.question, point.params, decoding, seed)
+    return Request(example.id, example.question, point.params, decoding, seed, context=example.context)
 
 
 def require_fit(
