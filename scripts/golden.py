@@ -78,14 +78,14 @@ method: {{name: {method}}}
 grpo: {{num_generations: 4, max_latents: 40, max_completion_length: 4, compression_factors: [2, 3], dynamic_sampling: 1,
   reward_funcs: [accuracy, length_penalty]}}
 training: {{max_steps: 4, per_device_train_batch_size: 16, learning_rate: 0.001, logging_steps: 1, report_to: none}}
-validation: {{limits: {{max_latents: 12, max_completion_length: 4}}}}
+validation: {{page_size: 0, limits: {{max_latents: 12, max_completion_length: 4}}}}
 """
 SFT = """
 output: {folder}/sft-{method}
 data: {{train_size: 160, validation_size: 8}}
 method: {{name: {method}}}
 training: {{per_device_train_batch_size: 16, learning_rate: 0.001, logging_steps: 1, report_to: none}}
-validation: {{limits: {{max_latents: 12, max_completion_length: 4}}}}
+validation: {{page_size: 0, limits: {{max_latents: 12, max_completion_length: 4}}}}
 """
 
 

@@ -148,7 +148,7 @@ ROWS: dict[str, Any] = {
     "gsm8k_aug/test.txt": "1+2?||<<1+2=3>> #### 3",
     "questions.jsonl": {"id": "a", "question": "1 + 2?", "answer": "3"},
     "records.jsonl": {
-        "model": "m", "method": "cot", "label": "", "dataset": "sums", "compression_factor": None, "seed": 0, "decoding": "greedy",
+        "model": "m", "method": "cot", "label": "", "dataset": "sums", "params": {}, "seed": 0, "decoding": "greedy",
         "train_seed": 0, "id": "0", "completion": "7", "parsed": "7", "correct": True, "truncated": False, "length": 4,
         "forward_passes": 9, "seconds": 0.5,
     },

@@ -287,7 +287,7 @@ def test_formats_from_the_future_are_refused(copy):
     for name, key in (("template.json", "version"), ("colar.json", "format")):
         content = files.read_json(folder / name)
         files.write_json(folder / name, content | {key: 99})
-        with pytest.raises(ValueError, match=r"is not (1, the one|one of 1, 2, which) this colar reads"):
+        with pytest.raises(ValueError, match=r"is not (1, the one|one of 1, 2, 3, which) this colar reads"):
             pretrained.load(folder)
 
 
@@ -396,6 +396,13 @@ WRONG_PLACES = {
     ),
     "another folder": (["x/"], "x", "{}/x lacks colar.json: it is no colar checkpoint"),
 }
+
+
+def test_a_runs_folder_stands_for_its_checkpoint(tmp_path):
+    files.write_json(tmp_path / "run" / "best" / "colar.json", {})
+    assert checkpoint.resolve(tmp_path / "run") == checkpoint.resolve(tmp_path / "run" / "best")
+    files.write_json(tmp_path / "run" / "colar.json", {})
+    assert checkpoint.resolve(tmp_path / "run") == tmp_path / "run"
 
 
 @pytest.mark.parametrize("case", WRONG_PLACES)

@@ -24,7 +24,7 @@ def questions(folder: Path, *texts: str) -> Path:
 
 def record(model: str, question: int, correct: bool, **more: Any) -> dict[str, Any]:
     return {
-        "model": model, "method": model, "label": "", "dataset": "sums", "compression_factor": None,
+        "model": model, "method": model, "label": "", "dataset": "sums", "params": {},
         "decoding": "greedy", "train_seed": 0, "seed": 0, "id": f"sums/{question}", "completion": "7",
         "parsed": "7", "correct": correct, "truncated": False, "length": 4, "forward_passes": 9, "seconds": 0.5,
         **more,

@@ -46,7 +46,7 @@ def test_its_own_thoughts_give_its_own_answers(name, sampled):
     decoding = dataclasses.replace(LIMITS, temperature=1.0, latent_temperature=1.0) if sampled else LIMITS
     requests = requests_for(method, decoding)
     before = answers(lm, method, requests)
-    control = controls.build(lm, method, "own", requests)
+    control = controls.build(lm, method, ["own"], requests)[0]
     for mine, theirs in zip(answers(lm, control, requests), before, strict=True):
         assert mine.token_ids == theirs.token_ids
         assert mine.length == theirs.length
@@ -60,7 +60,7 @@ def test_what_each_control_feeds(name):
     own = answers(lm, method, requests)
 
     def fed(kind, **options):
-        return answers(lm, controls.build(lm, method, kind, requests, **options), requests, batch=4)
+        return answers(lm, controls.build(lm, method, [kind], requests, **options)[0], requests, batch=4)
 
     for done, mine in zip(fed("zeroed"), own, strict=True):
         assert done.length == mine.length
@@ -112,16 +112,16 @@ def test_errors_name_what_is_wrong():
     with pytest.raises(
         ValueError, match="control must be one of own, zeroed, shuffled, random, halved, got 'mixed'"
     ):
-        controls.build(lm, method, "mixed", requests)
+        controls.build(lm, method, ["mixed"], requests)[0]
     with pytest.raises(
         ValueError, match="request t/0 comes twice: .* differ in id, question, params, seed or"
     ):
-        controls.build(lm, method, "zeroed", [requests[0], requests[0]])
+        controls.build(lm, method, ["zeroed"], [requests[0], requests[0]])[0]
     with pytest.raises(ValueError, match="built from requests, got none"):
-        controls.build(lm, method, "zeroed", [])
+        controls.build(lm, method, ["zeroed"], [])[0]
     with pytest.raises(ValueError, match="there is only one"):
-        controls.build(lm, method, "shuffled", requests[:1])
-    control = controls.build(lm, method, "zeroed", requests[:2])
+        controls.build(lm, method, ["shuffled"], requests[:1])[0]
+    control = controls.build(lm, method, ["zeroed"], requests[:2])[0]
     with pytest.raises(ValueError, match="request t/2 was given no thoughts: .* no others"):
         answers(lm, control, requests[2:3])
     for changes in ({"id": "t/9"}, {"question": "Why?"}, {"seed": 7}, {"sample": 1}):
@@ -141,7 +141,7 @@ def test_requests_keep_their_own_seeds_and_need_none():
     ]
     before = answers(lm, method, requests)
     assert len({done.latents.sum().item() for done in before if done.length}) == len(requests)
-    control = controls.build(lm, method, "own", requests)
+    control = controls.build(lm, method, ["own"], requests)[0]
     again = Random(0).sample(range(len(requests)), len(requests))
     for r, mine in zip(again, answers(lm, control, [requests[r] for r in again]), strict=True):
         assert mine.request == requests[r]
@@ -149,14 +149,14 @@ def test_requests_keep_their_own_seeds_and_need_none():
         torch.testing.assert_close(mine.latents, before[r].latents)
     short = [dataclasses.replace(r, decoding=dataclasses.replace(sampled, max_latents=1)) for r in requests]
     assert all(done.length <= 1 for done in answers(lm, control, short))
-    drawn = answers(lm, controls.build(lm, method, "random", requests[:2]), requests[:2])
+    drawn = answers(lm, controls.build(lm, method, ["random"], requests[:2])[0], requests[:2])
     assert torch.cosine_similarity(drawn[0].latents[0], drawn[1].latents[0], dim=0).abs() < 0.9
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_but_the_thinking_is_the_methods(name):
     lm, method = build(name)
-    forced = controls.build(lm, method, "zeroed", requests_for(method))
+    forced = controls.build(lm, method, ["zeroed"], requests_for(method))[0]
     for attribute in ("name", "config", "Params", "latent"):
         assert getattr(forced, attribute) == getattr(method, attribute)
     params = method.Params()
@@ -170,7 +170,7 @@ def test_a_control_can_be_evaluated_as_its_method(tmp_path):
     limits = Limits(max_latents=8, max_completion_length=4, batch_size=4)
     (point,) = make_grid(EvaluatedModel("m", lm, method), ["d"], [method.Params()], ["greedy"], [0])
     asked = [make_request(point, example, limits) for example in EXAMPLES]
-    zeroed = controls.build(lm, method, "zeroed", asked)
+    zeroed = controls.build(lm, method, ["zeroed"], asked)[0]
     controlled = EvaluatedModel("m", lm, zeroed, label="control-zeroed")
     grid = make_grid(controlled, ["d"], [method.Params()], ["greedy"], [0])
     assert evaluate(grid, {"d": EXAMPLES}, tmp_path / "r.jsonl", limits) == len(EXAMPLES)

@@ -186,7 +186,10 @@ def test_readmes_answers_are_those_of_the_demo():
                 "greedy",
                 "arithmetic/test/2",
             ):
-                expected[str(record["compression_factor"])] = (str(record["length"]), record["completion"])
+                expected[str(record["params"]["compression_factor"])] = (
+                    str(record["length"]),
+                    record["completion"],
+                )
     assert {c: (length, answer) for c, length, answer in shown}.items() <= expected.items()
 
 

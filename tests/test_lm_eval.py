@@ -24,7 +24,7 @@ from colar.cli import lm_eval as command
 from colar.cli import main
 from colar.data import sources
 from colar.engine.request import GREEDY, SAMPLED, Decoding
-from colar.integrations import lm_eval, lm_eval_tasks
+from colar.integrations import lm_eval
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
@@ -191,7 +191,7 @@ def test_the_published_sets_are_found_as_our_loader_finds_them(
 )  # fmt: skip
 def test_where_the_two_judges_differ(completion, answer, ours_says, theirs_says):
     doc = {"answer": answer, "answer_type": "number"}
-    assert lm_eval_tasks.verdicts(doc, [completion]) == {"judged": ours_says, "exact_match": theirs_says}
+    assert lm_eval.verdicts(doc, [completion]) == {"judged": ours_says, "exact_match": theirs_says}
 
 
 def instance(given, name="q", task="t", number=0):
@@ -315,9 +315,9 @@ def test_mistakes_are_named(checkpoints, capsys):
     with pytest.raises(ValueError, match="max_latents must be 0 or more"):
         lm_eval.ColarLM(str(checkpoints / "colar"), max_latents=-1)
     with pytest.raises(ValueError, match="--metadata data=questions.jsonl"):
-        lm_eval_tasks.documents(version=1.0, pretrained="x")
+        lm_eval.documents(version=1.0, pretrained="x")
     with pytest.raises(ValueError, match="nowhere.jsonl: no such file"):
-        lm_eval_tasks.documents(data="nowhere.jsonl")
+        lm_eval.documents(data="nowhere.jsonl")
     # On the command line they are one line, and exit code 2.
     assert main(["lm-eval", "run", "--model", "colar", "--tasks", "colar_file", "--log_samples"]) == 2
     assert "colar lm-eval: error: Specify --output_path" in capsys.readouterr().err

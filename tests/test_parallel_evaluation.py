@@ -15,7 +15,6 @@ from launch import Group, together
 from colar import processes
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.evaluation import controls, evaluate
-from colar.evaluation import folder as output_folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits
 from colar.methods import pretrained, registry
 from colar.model import backbones
@@ -39,7 +38,7 @@ def grid(asked: EvaluatedModel) -> list[GridPoint]:
     return evaluate.make_grid(asked, DATASETS, params, ["greedy", "sampled"], [4, 5])
 
 
-def answer_all(folder: Path, control: bool = False, dies: tuple[int, int] | None = None) -> int:
+def answer_all(folder: Path, dies: tuple[int, int] | None = None) -> int:
     """Evaluate in `folder`; `dies` is (rank, answer at which it is killed)."""
     processes.join(120)
     folder.mkdir(exist_ok=True)
@@ -55,14 +54,22 @@ def answer_all(folder: Path, control: bool = False, dies: tuple[int, int] | None
             return make_record(*arguments)
 
         evaluate.make_record = killed  # this process ends here
-    if control:
-        points = grid(asked)[:1]
-        return controls.evaluate_controls(
-            points, ["zeroed", "shuffled"], DATASETS, folder / "records.jsonl", LIMITS
-        )
     found = evaluate.evaluate(grid(asked), DATASETS, folder / "records.jsonl", LIMITS)
     processes.leave()
     return found
+
+
+def measure_all(folder: Path) -> tuple[dict[str, float], int]:
+    """Validation, controls in a folder of their own, and the records. The order: `answer_all` leaves the group."""
+    processes.join(120)
+    folder.mkdir(exist_ok=True)
+    (folder / "controls").mkdir(exist_ok=True)
+    asked = model()
+    params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
+    metrics = evaluate.score(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)
+    records = folder / "controls" / "records.jsonl"
+    controls.evaluate_controls(grid(asked)[:1], ["zeroed", "shuffled"], DATASETS, records, LIMITS)
+    return metrics, answer_all(folder)
 
 
 def lines(folder: Path) -> list[str]:
@@ -76,10 +83,16 @@ def lines(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """The folder and the validation's metrics of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    together(1, folder / "group", answer_all, folder)
-    found = lines(folder)
+    ((metrics, _),) = together(1, folder / "group", measure_all, folder)
+    return folder, metrics
+
+
+@pytest.fixture(scope="module")
+def alone(measured: tuple[Path, dict[str, float]]) -> list[str]:
+    found = lines(measured[0])
     # In the order of the questions: greedy once, sampled with two seeds.
     ids = [json.loads(line)["id"] for line in found]
     assert ids[:23] == [example.id for example in EXAMPLES]
@@ -87,14 +100,21 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return found
 
 
-def test_records_are_those_of_one_process(tmp_path: Path, alone: list[str]) -> None:
-    assert together(3, tmp_path / "group", answer_all, tmp_path) == [len(alone)] * 3
+def test_three_processes_find_what_one_finds(
+    tmp_path: Path, measured: tuple[Path, dict[str, float]], alone: list[str]
+) -> None:
+    folder, metrics = measured
+    assert together(3, tmp_path / "group", measure_all, tmp_path) == [(metrics, len(alone))] * 3
+    assert metrics["length"] > 0
     assert lines(tmp_path) == alone
-    assert [path.name for path in tmp_path.rglob("*records*")] == ["records.jsonl"], "no parts are left"
+    assert lines(tmp_path / "controls") == lines(folder / "controls")
+    assert len(lines(folder / "controls")) == 2 * 23
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*records*"))
+    assert left == ["controls/records.jsonl", "records.jsonl"], "no parts are left"
 
 
 def test_a_killed_evaluation_goes_on_with_any_number_of_processes(tmp_path: Path, alone: list[str]) -> None:
-    group = Group(3, tmp_path / "group", answer_all, tmp_path, False, (1, 20))
+    group = Group(3, tmp_path / "group", answer_all, tmp_path, (1, 20))
     outcomes = group.wait()
     assert outcomes[1].code == -9
     assert outcomes[0].code == outcomes[2].code == 1, "they end, too"
@@ -106,34 +126,3 @@ def test_a_killed_evaluation_goes_on_with_any_number_of_processes(tmp_path: Path
     assert kept > 60
     assert together(2, tmp_path / "again", answer_all, tmp_path) == [len(alone) - kept] * 2
     assert lines(tmp_path) == alone
-
-
-def test_a_part_of_another_number_of_processes_is_taken_by_one(tmp_path: Path, alone: list[str]) -> None:
-    """Three processes were all killed at once, one of them in the middle of a line."""
-    for rank in range(3):
-        name = "records.jsonl" if rank == 0 else f"records.part{rank}.jsonl"
-        share = "".join(line + "\n" for line in alone[rank:90:3])
-        (tmp_path / name).write_text(share[:-5] if rank == 2 else share)
-    assert together(1, tmp_path / "group", answer_all, tmp_path) == [len(alone) - 89]
-    assert lines(tmp_path) == alone
-    assert not output_folder.parts(tmp_path / "records.jsonl")
-
-
-def test_controls_are_those_of_one_process(tmp_path: Path) -> None:
-    for n in (1, 2):
-        together(n, tmp_path / f"group{n}", answer_all, tmp_path / str(n), True)
-    assert lines(tmp_path / "1") == lines(tmp_path / "2")
-    assert len(lines(tmp_path / "1")) == 2 * 23
-
-
-def validate() -> dict[str, float]:
-    processes.join(120)
-    asked = model()
-    params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
-    return evaluate.score(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)
-
-
-def test_validation_has_the_numbers_of_one_process(tmp_path: Path) -> None:
-    (one,) = together(1, tmp_path / "one", validate)
-    assert together(2, tmp_path / "two", validate) == [one, one]
-    assert one["length"] > 0

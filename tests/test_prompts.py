@@ -242,12 +242,12 @@ def test_a_template_on_another_familys_tokenizer_is_refused():
         Template.from_json(saved, build_tokenizer("qwen2", True))
 
 
-@pytest.mark.parametrize("version", [0, 3, None])
+@pytest.mark.parametrize("version", [0, 4, None])
 def test_another_version_is_refused(version):
     tokenizer = build_tokenizer("llama", True)
     saved = Template(TemplateConfig(), tokenizer).to_json() | {"version": version}
     with pytest.raises(
-        ValueError, match=f"template version {version} is not one of 1, 2, which this colar reads"
+        ValueError, match=f"template version {version} is not one of 1, 2, 3, which this colar reads"
     ):
         Template.from_json(saved, tokenizer)
 

@@ -106,7 +106,6 @@ def test_places_count_empty_lines_and_go_through_all_files(tmp_path: Path) -> No
         (record(2, cluster=["sums/1"]), r"b\.jsonl\.gz:2: cluster must be a text"),
         (record(2, params={"ratio": "2"}), r"b\.jsonl\.gz:2: params: ratio must be a number, got '2'"),
         (record(2, params=2), r"b\.jsonl\.gz:2: params must be an object of numbers, got 2"),
-        (record(2, compression_factor="2"), r"b\.jsonl\.gz:2: compression_factor must be a number, got '2'"),
         (record(2, train_seed="0"), r"b\.jsonl\.gz:2: train_seed must be a whole number, got '0'"),
         (record(2, gold_length="3"), r"b\.jsonl\.gz:2: gold_length must be a number from 0, got '3'"),
         (record(2, length=10**400), r"b\.jsonl\.gz:2: length must be a number from 0"),

@@ -45,7 +45,7 @@ def golds(tmp_path, monkeypatch):
 
 def record(model, dataset, question, completion, correct):
     return {
-        "model": model, "method": model, "label": "", "dataset": dataset, "compression_factor": None,
+        "model": model, "method": model, "label": "", "dataset": dataset, "params": {},
         "decoding": "greedy", "train_seed": 0, "seed": 0, "id": question, "completion": completion,
         "parsed": completion, "correct": correct, "truncated": False, "length": 4, "forward_passes": 9,
         "seconds": 0.5, "gold_length": 3,

@@ -25,9 +25,6 @@ QUESTIONS = (
     "Mia has 14 stickers. She buys 3 packs of 6 stickers each. How many stickers does she have now?",
     "A baker makes 48 rolls and sells half of them. He packs the rest in bags of 4. How many bags does he fill?",
     "Tom runs 5 miles a day for 12 days. How many miles does he run in all?",
-    "A book has 250 pages. Lena reads 35 pages a day for 4 days. How many pages are left?",
-    "Each of 7 boxes holds 15 apples, and 23 apples are bad. How many good apples are there?",
-    "Sam earns $18 an hour. He works 6 hours and spends $40. How many dollars has he left?",
 )
 SPEEDS = (
     {"compression_factor": 1},

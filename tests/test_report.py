@@ -569,33 +569,6 @@ def test_a_value_that_is_not_the_default_is_compared_with_the_default_and_named(
     assert "| Fast skip (DL, ratio=0.5) |" in text
 
 
-def old(made: dict[str, Any], label: str, factor: float | None) -> dict[str, Any]:
-    """A row or record in the layout of older files."""
-    rest = {key: value for key, value in made.items() if key not in ("params", "label")}
-    return {**rest, "label": label, "compression_factor": factor}
-
-
-@pytest.mark.parametrize(
-    ("label", "factor", "expected"),
-    [
-        ("", None, ("", {})),
-        ("DL", 2, ("DL", {"compression_factor": 2})),
-        ("ratio=0.7", None, ("", {"ratio": 0.7})),
-        ("DL, a=1, control-zeroed, confidence_threshold=0.8", 2,
-         ("DL, control-zeroed", {"a": 1, "compression_factor": 2, "confidence_threshold": 0.8})),
-        ("numbers, = alone", 2, ("numbers, = alone", {"compression_factor": 2})),
-    ],
-)  # fmt: skip
-def test_older_files_have_their_values_in_the_label(
-    label: str, factor: float | None, expected: tuple[str, dict[str, float]]
-) -> None:
-    name, values = expected
-    new = record("Fast", 0, label=name, params=values)
-    assert report.fold([old(new, label, factor)], {}) == report.fold([new], {})
-    with pytest.raises(ValueError, match="a second record of"):
-        fold([new, old(new, label, factor)])
-
-
 def test_differences_are_starred_only_where_the_interval_leaves_out_zero() -> None:
     clear = [*system("CoT", "7" * 12), *system("Fast", "8" * 11 + "7"), *system("Same", "7" * 11 + "8")]
     text = render(fold(clear)).split("## Paired")[1]

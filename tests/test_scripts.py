@@ -74,7 +74,7 @@ def test_a_decoding_that_was_not_tested_has_no_row():
 def test_systems_tested_before_are_told_apart_by_method_and_label(tmp_path):
     report = module("lab/scripts/grpo_report.py")
     path = tmp_path / "records.jsonl"
-    base = {"model": "m", "dataset": "sums", "compression_factor": None, "seed": 0, "decoding": "greedy", "completion": "",
+    base = {"model": "m", "dataset": "sums", "params": {}, "seed": 0, "decoding": "greedy", "completion": "",
             "parsed": "7", "truncated": False, "length": 4, "forward_passes": 9, "seconds": 0.5}  # fmt: skip
     rows = [
         {**base, "method": method, "label": label, "train_seed": seed, "id": "1", "correct": method == "cot"}

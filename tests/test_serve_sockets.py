@@ -222,7 +222,7 @@ def test_the_command_serves_and_drains_on_sigterm(checkpoint):
 
 MISTAKES = [
     (["no/such/folder/here"], "there is no such folder"),
-    (["x=a", "x=b"], "two checkpoints have one name, x"),
+    (["x=a", "x=b"], "two checkpoints have one name (x)"),
     (["x", "--max_waiting", "0"], "max_waiting must be a whole number, 1 or more"),
     (["x", "--api_key_file", "/no/such/file"], "No such file"),
     (["x", "--host", "203.0.113.7", "--port", "1"], "error"),

@@ -219,7 +219,6 @@ PART = {"type": "text", "text": "x", "colour": 1}
         (CompletionRequest, {"prompt": [[1, 2]]}, "prompt", "must be a text, or a list of texts"),
         (ResponseRequest, {"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content", "only text parts are supported"),
         (ResponseRequest, {"input": 3}, "input", "must be a text, or a list of messages"),
-        (ResponseRequest, {"input": "x", "metadata": {"a": 1}}, "metadata.a", "valid string"),
         (ResponseRequest, {"input": "x", "text": {"verbosity": "low"}}, "text.verbosity", "Input should be 'medium'"),
     ],
 )  # fmt: skip

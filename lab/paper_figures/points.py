@@ -8,7 +8,6 @@ from typing import Any
 from colar.evaluation import picture
 from colar.evaluation.rows import AVERAGE, Report, ReportRow
 from colar.evaluation.stats import Z95
-from colar.methods import registry
 
 INTERVALS = "bars: 95% interval over questions; dots: training runs"
 
@@ -82,7 +81,7 @@ def legend_below(figure: Any, axes: Any, caption: str, columns: int = 4) -> None
 
 
 def _factor(row: ReportRow) -> float | None:
-    return registry.speed(row.system.params)
+    return row.system.speed
 
 
 def _point(row: ReportRow, runs: list[ReportRow]) -> dict[str, Any]:

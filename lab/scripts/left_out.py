@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
+from colar.evaluation.grid import Grid, markdown, percent
 from colar.evaluation.records import load_records
 from colar.evaluation.rows import cell_from_json
-from colar.evaluation.tables import Grid, markdown, percent
-from colar.methods.registry import speed
 
 Record = dict[str, Any]
 
 
 def speed_of(record: Record) -> Any:
-    return speed(cell_from_json(record).system.params)
+    return cell_from_json(record).system.speed
 
 
 def shares(records: Sequence[Record], trained: Sequence[int]) -> list[dict[str, Any]]:

@@ -26,8 +26,7 @@ from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.evaluation import report
 from colar.evaluation.records import load_records
-from colar.evaluation.rows import AVERAGE, Report, ReportRow, System
-from colar.methods import registry
+from colar.evaluation.rows import AVERAGE, Report, ReportRow, System, speed_text
 
 Record = dict[str, Any]
 ARROW = " -> "
@@ -140,7 +139,7 @@ def points(share: float | None) -> str:
 
 def system_name(system: System) -> str:
     """Method, speed and label, and the decoding where it is not greedy."""
-    parts = [system.method, registry.speed_text(system.params)]
+    parts = [system.method, speed_text(system.params)]
     if system.note:
         parts.append(f"({system.note})")
     if system.decoding != "greedy":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.evaluation.tables import BLANK, Grid
+from colar.evaluation.grid import BLANK, Grid
 
 Cells = Mapping[str, Mapping[str, Any]]
 

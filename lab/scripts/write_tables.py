@@ -32,16 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from colar import files
-from colar.evaluation.rows import (
-    AVERAGE,
-    Difference,
-    Report,
-    ReportRow,
-    datasets_of,
-    system_name,
-    systems_of,
-)
-from colar.evaluation.tables import (
+from colar.evaluation.grid import (
     BLANK,
     Grid,
     accuracy_of,
@@ -52,7 +43,15 @@ from colar.evaluation.tables import (
     points,
     share_of,
 )
-from colar.methods import registry
+from colar.evaluation.rows import (
+    AVERAGE,
+    Difference,
+    Report,
+    ReportRow,
+    datasets_of,
+    system_name,
+    systems_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab" / "scripts"))
@@ -145,7 +144,7 @@ def factors(report: Report) -> Grid:
     found: dict[tuple[float | None, str], ReportRow] = {}
     for row in report.shown_rows:
         if row.system.decoding == "greedy" and row.dataset == AVERAGE:
-            found[registry.speed(row.system.params), row.system.note] = row
+            found[row.system.speed, row.system.note] = row
     asked = sorted({factor for factor, _ in found if factor is not None})
     labels = list(dict.fromkeys(label for _, label in found))
     body = []
@@ -162,7 +161,7 @@ def gates(report: Report) -> Grid:
     """What does a confidence threshold buy? Greedy averages and #L: a line a label and c, a column a threshold."""
     found: defaultdict[tuple[str, float], dict[float, str]] = defaultdict(dict)
     for row in report.shown_rows:
-        speed = registry.speed(row.system.params)
+        speed = row.system.speed
         if row.system.decoding != "greedy" or row.dataset != AVERAGE or speed is None:
             continue
         threshold = dict(row.system.params).get("confidence_threshold", 0)

@@ -32,14 +32,19 @@ LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Replace `path` by `text` (UTF-8) in one step, making its folders. Returns the path."""
+    """Replace `path` by `text` (UTF-8), as `write_bytes`."""
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Replace `path` in one step, making its folders. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder: a rename is atomic within one file system only.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
         # mkstemp makes a file that its owner alone may read.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)

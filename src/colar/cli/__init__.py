@@ -23,7 +23,6 @@ from colar.cli import (
     inspect,
     lm_eval,
     recipes,
-    report,
     serve,
     train,
 )
@@ -129,7 +128,7 @@ def build_parser(command: str | None = None) -> Parser:
     generate.add_parser(commands, method_options=command in (None, "generate"))
     serve.add_parser(commands)
     inspect.add_parser(commands, method_options=command in (None, "inspect"))
-    report.add_parser(commands)
+    evaluate.add_report_parser(commands)
     export.add_parser(commands)
     data.add_parser(commands)
     recipes.add_parser(commands)

@@ -1,4 +1,4 @@
-"""`colar evaluate`."""
+"""`colar evaluate` and `colar report`, which folds its records again."""
 
 from __future__ import annotations
 
@@ -79,6 +79,32 @@ def add_parser(commands: Any, method_options: bool) -> None:
         help="under torchrun: end when one process has waited this long for another",
     )
     evaluate.set_defaults(run=run, resumes=True)
+
+
+def add_report_parser(commands: Any) -> None:
+    report = commands.add_parser(
+        "report",
+        help="fold records into a report again, or several into one",
+        description="Fold records into a report: records.jsonl files, or folders that hold one.",
+    )
+    report.add_argument("records", nargs="+", help="records.jsonl[.gz], or folders")
+    report.add_argument("--output", required=True, help="folder for report.json, report.md and the picture")
+    report.add_argument("--title", help="heading of the report")
+    report.add_argument(
+        "--nearest",
+        metavar="METHOD",
+        help="compare each system also with the one of this method whose #L is nearest, e.g. colar",
+    )
+    report.add_argument(
+        "--pair",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("SYSTEM", "BASELINE"),
+        help='add the paired difference between these two, named as in the tables: "colar c=5" coconut; may be '
+        "given several times",
+    )
+    report.set_defaults(run=run_report)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -169,3 +195,17 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             options=options(args.options, source, name),
         )
     return datasets
+
+
+def run_report(args: argparse.Namespace) -> None:
+    from colar.evaluation.records import find_records
+
+    records = find_records(args.records)
+    output = files.require_writable(args.output)
+    write_report(
+        records,
+        output,
+        title=args.title,
+        nearest=args.nearest,
+        pairs=[(system, baseline) for system, baseline in args.pair],
+    )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.checks import check_same_run, check_text
 from colar.cli.shared import (
     DECODING_HELP,
     batching_options,
@@ -84,6 +82,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     with collector_off():
         from colar.engine.engine import Engine
+        from colar.evaluation import answers
         from colar.methods import registry
         from colar.model import checkpoint
 
@@ -91,17 +90,19 @@ def run(args: argparse.Namespace) -> None:
     folder = checkpoint.resolve(args.checkpoint)
     settle_limits(args, [folder])
     decoding = _decoding(args)
-    rows = _questions(args)
+    rows = [{"id": "question", "question": args.question}]
+    if args.input:
+        rows = answers.read_questions(args.input)
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
-        _check_output(args)
+        answers.check_output(args.output, args.input)
     quiet_libraries()
     check_backbone([folder], args)
     # The method without its weights, which take seconds to load, tells which values it has.
     described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
     grid = param_grid(described, args, strict=True)
     lm, method, _ = load(str(folder), args)
-    requests = _requests(rows, grid, decoding, args)
+    requests = answers.make_requests(rows, grid, decoding, args.seed, keep_latents=args.show_latents)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))
@@ -118,15 +119,17 @@ def run(args: argparse.Namespace) -> None:
 def _write_answers(lm: Any, engine: Any, requests: list[Any], args: argparse.Namespace) -> None:
     """Append an answer for every request that has none in the output yet."""
     from colar.engine.request import answer_key, fold
+    from colar.evaluation import answers
 
     # A run that was stopped left some of the answers.
     asked = _asked(args)
-    found = _found(args.output, asked)
+    found = answers.find_answers(args.output, asked)
     missing = [request for request in requests if answer_key(request, asked) not in found]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in fold(lm, engine.stream(missing)):
             completion.require_finite()
-            write(_answer(lm, completion, asked, args))
+            row = answers.answer_row(completion, asked)
+            write(row | {"thoughts": _texts(lm, completion, args.neighbours)} if args.show_latents else row)
             bar.advance()
     there = len(requests) - len(missing)
     # Of questions that were edited, or left out of the file, since they were answered.
@@ -146,65 +149,6 @@ def _decoding(args: argparse.Namespace) -> Any:
     return dataclasses.replace(DECODINGS[args.decoding], **changes)
 
 
-def _questions(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows with `id` and `question`, and `answer` where the file has one, from the command line or the file."""
-    if args.question is not None:
-        return [{"id": "question", "question": args.question}]
-    rows = []
-    for number, row in files.read_jsonl(args.input):
-        question = row.get("question") if isinstance(row, dict) else None
-        if not isinstance(question, str) or not question.strip():
-            raise ValueError(f'{args.input}:{number}: no "question"')
-        for name in ("question", "id", "answer"):
-            check_text(f"{args.input}:{number}: {name}", str(row.get(name, "")))
-        # A row without an id is known by its line.
-        rows.append({**row, "id": str(row.get("id", number))})
-    if not rows:
-        raise ValueError(f"{args.input} has no rows")
-    if len({row["id"] for row in rows}) < len(rows):
-        raise ValueError(f"{args.input}: two rows have one id")
-    return rows
-
-
-def _check_output(args: argparse.Namespace) -> None:
-    """Reject an --output that holds something else than answers: what looks like a torn last line would be cut off."""
-    path = Path(args.output)
-    if path.exists() and path.samefile(args.input):
-        raise ValueError(f"--output must be another file than --input, got {args.output} for both")
-    if not path.is_file():
-        return
-    with open(path, "rb") as stream:
-        line = stream.readline()
-    try:
-        record = json.loads(line)
-    except ValueError:
-        # A kill may have torn the very first answer.
-        if line.endswith(b"\n"):
-            raise ValueError(f"{path}:1 is no answer of colar generate") from None
-        return
-    _check_answer(f"{path}:1", record)
-
-
-def _check_answer(where: str, record: Any) -> None:
-    """Reject what is no row of an output."""
-    missing = [key for key in ("id", "key", "asked") if not isinstance(record, dict) or key not in record]
-    if missing:
-        raise ValueError(
-            f"{where} is no answer of colar generate: it lacks {', '.join(missing)}; give another --output"
-        )
-
-
-def _found(output: str, asked: dict[str, Any]) -> set[str]:
-    """Keys of the answers that the output holds. ValueError where another checkpoint, seed or decoding gave them."""
-    found = set()
-    for number, record in enumerate(files.resume_jsonl(output), start=1):
-        where = f"{output}:{number}"
-        _check_answer(where, record)
-        check_same_run(where, record["asked"], asked, "give another --output")
-        found.add(record["key"])
-    return found
-
-
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that an answer depends on, its question and params aside; stored with it."""
     from colar.model import checkpoint
@@ -222,50 +166,16 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _requests(
-    rows: list[dict[str, Any]], grid: list[Any], decoding: Any, args: argparse.Namespace
-) -> list[Any]:
-    """A request for every question and every combination of per-request values."""
-    from colar.engine.request import Request
-    from colar.ops.noise import seed_from
-
-    requests = []
-    for row in rows:
-        # By the row's id, not its place: an answer does not depend on the other rows of the file.
-        seed = seed_from(args.seed, row["id"])
-        for params in grid:
-            request = Request(
-                row["id"], row["question"], params, decoding, seed, keep_latents=args.show_latents
-            )
-            requests.append(request)
-    return requests
-
-
-def _answer(lm: Any, completion: Any, asked: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """A completion as a row of the output."""
-    from colar.engine.request import answer_key
+def _texts(lm: Any, completion: Any, neighbours: int) -> list[Any]:
+    """A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it."""
     from colar.look.thought import read_thoughts
 
-    row = {
-        "id": completion.request.id,
-        "key": answer_key(completion.request, asked),
-        "question": completion.request.question,
-        "params": dataclasses.asdict(completion.request.params),
-        "answer": completion.text,
-        "length": completion.length,
-        "asked": asked,
-        "truncated": completion.truncated,
-        "seconds": round(completion.seconds, 4),
-    }
-    if args.show_latents:
-        thoughts: list[Any] = []
-        for thought in read_thoughts(lm, completion, args.neighbours):
-            # A thought is a token, or a latent with the tokens that it was chosen as, or else those nearest to it.
-            shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][: args.neighbours]
-            texts = [token["text"] for token in shown]
-            thoughts.append(texts[0] if thought["kind"] == "token" else texts)
-        row["thoughts"] = thoughts
-    return row
+    found: list[Any] = []
+    for thought in read_thoughts(lm, completion, neighbours):
+        shown = thought["tokens"] if thought["ordered"] else thought["neighbours"][:neighbours]
+        texts = [token["text"] for token in shown]
+        found.append(texts[0] if thought["kind"] == "token" else texts)
+    return found
 
 
 def _print_completion(lm: Any, completion: Any, expected: str | None, args: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from colar.cli.shared import (
     limits_of,
     load,
     model_options,
-    named,
+    named_all,
     own_options,
     param_grid,
     params_options,
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
     from colar.data import sources
     from colar.engine.request import Decoding
+    from colar.evaluation.grid import Grid, rich_table
     from colar.look.inspect import Inspection, inspect_system
     from colar.look.page.sections import causes_section, retrieval_section
 
@@ -85,10 +86,10 @@ def run(args: argparse.Namespace) -> None:
         options=own_options(args.options, args.data),
     )
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
-    settle_limits(args, [named(text)[1] for text in args.checkpoints])
+    settle_limits(args, named_all(args.checkpoints).values())
     limits = Decoding(**limits_of(args))
     systems = []
-    for key, lm, method, params in each_system(args):
+    for key, lm, method, params in _each_system(args):
         system = inspect_system(key, lm, method, examples, params, limits, look=args.look)
         if system.numbers["retrieval"] is None:
             name = key["model"]
@@ -109,66 +110,28 @@ def run(args: argparse.Namespace) -> None:
         (retrieval.title, retrieval.tables),
     ):
         for table in tables:
-            Console().print(_for_terminal(title, table))
+            shown = Grid(f"{title} {table.caption}".strip(), table.head, table.rows)
+            Console().print(rich_table(shown))
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")
 
 
-def _for_terminal(title: str, shown: Any) -> Any:
-    """A table of the page, below its section's title."""
-    from rich.table import Table
-    from rich.text import Text
-
-    # A system is called as its folder is, brackets included.
-    table = Table(title=Text(f"{title} {shown.caption}".strip()), title_justify="left")
-    for i, name in enumerate(shown.head):
-        # Where a terminal is narrow, heads of two words wrap, and no word is cut.
-        whole = i == 0 or " " not in name
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=whole)
-    for row in shown.rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def published(path: str) -> str:
-    """A run's folder stands for the checkpoint in it; anything else for itself."""
-    best = Path(path) / "best"
-    return str(best) if (best / "colar.json").is_file() else path
-
-
-def each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
+def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
     """Every checkpoint at every per-request value: the fields that name its rows, model, method, params.
 
     ValueError for what is wrong with any of them, before the first is loaded.
     """
     from colar.look.inspect import key_of
-
-    for name, folder in _checked(args).items():
-        lm, method, _ = load(folder, args)
-        for params in param_grid(method, args):
-            yield key_of(name, params), lm, method, params
-
-
-def _checked(args: argparse.Namespace) -> dict[str, str]:
-    """The folders of the checkpoints by the names of their rows. ValueError where there is none, where two have one
-    name, or where no method has a value that is asked for."""
     from colar.methods import registry
     from colar.model import checkpoint
 
-    folders: dict[str, str] = {}
-    methods = []
-    for text in args.checkpoints:
-        name, path = named(text)
-        # Rows of two checkpoints under one name could not be told apart.
-        if name in folders:
-            raise ValueError(
-                f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
-            )
-        folder = checkpoint.resolve(published(path))
-        folders[name] = str(folder)
-        # The method without its weights, which take seconds to load, tells which values it has.
-        methods.append(registry.rebuild(checkpoint.read_info(folder)["method"], folder))
+    folders = {name: checkpoint.resolve(path) for name, path in named_all(args.checkpoints).items()}
+    # The method without its weights, which take seconds to load, tells which values it has.
+    methods = [registry.rebuild(checkpoint.read_info(each)["method"], each) for each in folders.values()]
     check_anyone_has_params(methods, args)
     check_backbone(folders.values(), args)
-    return folders
+    for name, folder in folders.items():
+        lm, method, _ = load(str(folder), args)
+        for params in param_grid(method, args):
+            yield key_of(name, params), lm, method, params

@@ -19,7 +19,7 @@ from colar.cli.shared import (
     limits_of,
     load,
     model_options,
-    named,
+    named_all,
     settle_limits,
 )
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     checks.check_number("max_waiting", args.max_waiting, 1, whole=True)
     checks.check_number("drain", args.drain, 0.001)
     keys = app.read_keys(args.api_key_file)
-    models = _named(args.checkpoints)
+    models = named_all(args.checkpoints)
     # Before the models as well: a port that is taken is found at once.
     bound = server.bind(args.host, args.port)
     with bound:
@@ -112,14 +112,3 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         compile=args.compile,
     )
     return Served(name, lm, method, engine, decoding)
-
-
-def _named(checkpoints: list[str]) -> dict[str, str]:
-    """Name -> path. ValueError where two checkpoints have one name."""
-    found: dict[str, str] = {}
-    for text in checkpoints:
-        name, path = named(text)
-        if name in found:
-            raise ValueError(f"two checkpoints have one name, {name}: write NAME=CHECKPOINT")
-        found[name] = path
-    return found

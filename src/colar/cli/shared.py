@@ -219,6 +219,19 @@ def named(text: str) -> tuple[str, str]:
     return own.name, text
 
 
+def named_all(texts: Iterable[str]) -> dict[str, str]:
+    """Checkpoints, folder or Hub id, by the name of each. ValueError where two have one name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, path = named(text)
+        if name in found:
+            raise ValueError(
+                f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"
+            )
+        found[name] = path
+    return found
+
+
 @collector_off()
 def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
     """A checkpoint for inference, on its device, its adapter merged; and how it was trained."""

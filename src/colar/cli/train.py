@@ -132,10 +132,10 @@ def _show(outcome: Any) -> None:
     """Print the table and its sentence on stderr: stdout has the path alone."""
     from rich.console import Console
 
-    from colar.evaluation import tables
+    from colar.evaluation.grid import rich_table
 
     if progress.is_main():
-        Console(stderr=True).print(tables.rich_table(outcome.grid))
+        Console(stderr=True).print(rich_table(outcome.grid))
         progress.say(outcome.sentence)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from colar import checks
+from colar.data.example import ROLES
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
 
@@ -80,6 +81,8 @@ class Request:
     """Return the embeddings that were fed, the method's info on each, and the log-probs of what was chosen."""
     top_logprobs: int = 0
     """Likeliest tokens that are reported with each answer token, up to `MOST_TOP`; needs `keep_latents`."""
+    context: tuple[tuple[str, str], ...] = ()
+    """Turns of a chat before the question: (role, text) of each, as in `Example`."""
 
 
 def answer_key(request: Request, model: Mapping[str, Any]) -> str:
@@ -96,6 +99,9 @@ def answer_key(request: Request, model: Mapping[str, Any]) -> str:
         "sample": request.sample,
         "model": dict(model),
     }
+    # A question without earlier turns has the key of earlier versions.
+    if request.context:
+        fields["context"] = request.context
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -236,6 +242,9 @@ def check(method: Method, request: Request) -> None:
             raise ValueError(f"question must be a text, got {request.question!r}")
         # Tokenizers raise a TypeError for what is no character.
         checks.check_text("question", request.question)
+        for role, text in request.context:
+            checks.check_choice("context", role, ROLES)
+            checks.check_text("context", text)
         for name in ("seed", "sample"):
             _check_int64(name, getattr(request, name))
         _check_top(request)
@@ -269,7 +278,9 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     """The question segment. ValueError where the model has no row for one of its tokens; `TooLong` where it and the
     limits do not fit the model's context."""
     try:
-        ids = lm.template.question(request.question, method.prompt(request.params), asked=True)
+        ids = lm.template.question(
+            request.question, method.prompt(request.params), asked=True, context=request.context
+        )
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error
     decoding = request.decoding

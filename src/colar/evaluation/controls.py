@@ -11,7 +11,7 @@ accuracy that is left with `zeroed` is worth the forward passes alone; with `shu
 kind, and wrong. With `halved` they are right, and what the second half works out is missing. `Decoding.max_latents`
 cuts all questions at the same length instead.
 
-    control = controls.build(lm, method, "shuffled", requests)
+    (control,) = controls.build(lm, method, ["shuffled"], requests)
     Engine(lm, control).generate(requests)
 
 `Forced` feeds any thoughts: `diagnosis.py` feeds those of the reference chain.
@@ -124,7 +124,14 @@ class Forced(Method):
 
 def _identity(request: Asked) -> tuple[Any, ...]:
     """The parts of a request that make it one of a kind."""
-    return request.id, request.question, request.params, request.seed, request.sample
+    return (
+        request.id,
+        request.question,
+        request.context,
+        request.params,
+        request.seed,
+        request.sample,
+    )
 
 
 def _rows(requests: Sequence[Asked]) -> dict[tuple[Any, ...], int]:
@@ -143,30 +150,17 @@ def _rows(requests: Sequence[Asked]) -> dict[tuple[Any, ...], int]:
 def build(
     lm: LatentLM,
     method: Method,
-    kind: str,
-    requests: Sequence[Request],
-    *,
-    seed: int = 0,
-    max_batch: int = 32,
-) -> Forced:
-    """Let `method` think about the requests, and replace its thoughts.
-
-    All thoughts are kept at once: R x K x D numbers. `seed` fixes the draws of the control. ValueError for an unknown
-    kind, no requests, two that are alike, or a single question to be shuffled.
-    """
-    return build_all(lm, method, [kind], requests, seed=seed, max_batch=max_batch)[0]
-
-
-def build_all(
-    lm: LatentLM,
-    method: Method,
     kinds: Sequence[str],
     requests: Sequence[Request],
     *,
     seed: int = 0,
     max_batch: int = 32,
 ) -> list[Forced]:
-    """Several controls of the same requests, which are thought about once."""
+    """Let `method` think about the requests once, and replace its thoughts: a control for each of `kinds`.
+
+    All thoughts are kept at once: R x K x D numbers. `seed` fixes the draws of the controls. ValueError for an unknown
+    kind, no requests, two that are alike, or a single question to be shuffled.
+    """
     for kind in kinds:
         checks.check_choice("control", kind, tuple(KINDS))
     if not requests:
@@ -212,9 +206,9 @@ def zeroed(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
 def shuffled(own: Thoughts, requests: Sequence[Request], seed: int) -> Thoughts:
     """Give each question the thoughts of the next one in a random round: none keeps its own."""
     # By question, not by request: samples of one question think alike.
-    by_question: dict[str, list[int]] = {}
+    by_question: dict[tuple[Any, ...], list[int]] = {}
     for r, request in enumerate(requests):
-        by_question.setdefault(request.question, []).append(r)
+        by_question.setdefault((request.question, request.context), []).append(r)
     # Sorted before it is shuffled: the order of the requests must not decide who gets whose thoughts.
     questions = sorted(by_question)
     if len(questions) < 2:
@@ -303,7 +297,7 @@ def evaluate_controls(
         # The model thinks once, for all the controls that are missing.
         model = point.model
         requests = [make_request(point, example, limits) for example in examples]
-        made = build_all(model.lm, model.method, missing, requests, max_batch=limits.batch_size)
+        made = build(model.lm, model.method, missing, requests, max_batch=limits.batch_size)
         for kind, control in zip(missing, made, strict=True):
             controlled = labelled(point, kind)
             # The control answers as a method of the same name: its rows differ from the method's by their label.

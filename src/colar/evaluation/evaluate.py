@@ -25,9 +25,8 @@ from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
 from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.rows import Cell, System, cell_to_json
+from colar.evaluation.rows import Cell, System, cell_to_json, given, texts
 from colar.methods.base import Method
-from colar.methods.registry import given, texts
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
 
@@ -255,7 +254,7 @@ def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
     )
     # Of the question's id, not of its position: another --limit, or another order, changes no draw.
     seed = seed_from(point.seed, example.id)
-    return Request(example.id, example.question, point.params, decoding, seed)
+    return Request(example.id, example.question, point.params, decoding, seed, context=example.context)
 
 
 def require_fit(

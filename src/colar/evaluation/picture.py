@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,11 +25,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 
+from colar import files
 from colar.checks import check_choice
-from colar.evaluation.rows import AVERAGE, ReportRow, System, base_name, datasets_of, note, systems_of
+from colar.evaluation.rows import (
+    AVERAGE,
+    Given,
+    ReportRow,
+    System,
+    base_name,
+    datasets_of,
+    note,
+    options,
+    speed_text,
+    systems_of,
+)
 from colar.evaluation.stats import Z95
-from colar.methods import registry
-from colar.methods.registry import Given
 
 Styles = Mapping[tuple[Any, ...], tuple[str, str]]
 """Curve (see `_curve`) -> colour, marker."""
@@ -92,7 +100,7 @@ def draw_accuracy(rows: Iterable[ReportRow]) -> Any:
 
 def _curve(system: System) -> tuple[Any, ...]:
     """The fields that the points of a curve share: all but its values, and the training run."""
-    names = tuple(name for name, _ in registry.options(system.params))
+    names = tuple(name for name, _ in system.options)
     return system.model, system.method, system.label, names, system.decoding
 
 
@@ -102,7 +110,7 @@ def _names(rows: Sequence[ReportRow]) -> list[str]:
     several_decodings = len({system.decoding for system in systems}) > 1
     names = {}
     for system in systems:
-        changed = note(system.label, (name for name, _ in registry.options(system.params)))
+        changed = note(system.label, (name for name, _ in system.options))
         name = base_name(system, systems) + (f" ({changed})" if changed else "")
         names[_curve(system)] = name + (f", {system.decoding}" if several_decodings else "")
     return list(names.values())
@@ -171,7 +179,7 @@ def _by_curve(rows: Iterable[ReportRow]) -> dict[tuple[Any, ...], list[ReportRow
 def _lines(members: Sequence[ReportRow]) -> list[list[ReportRow]]:
     """The points of a curve that are joined: of one training run, and along one of its values."""
     # The last of the values that differ, where several do; the speed is the first.
-    names = [*dict(registry.options(members[0].system.params)), *dict(members[0].system.params)]
+    names = [*dict(members[0].system.options), *dict(members[0].system.params)]
     values = {name: {dict(row.system.params)[name] for row in members} for name in names}
     varied = next((name for name in names if len(values[name]) > 1), None)
     lines: defaultdict[tuple[Any, ...], list[ReportRow]] = defaultdict(list)
@@ -192,7 +200,7 @@ def _draw_tags(axes: Any, rows: Sequence[ReportRow], styles: Styles) -> None:
             told = tuple(pair for pair in values if pair not in shared) or values
             if not told:
                 continue
-            texts = [registry.speed_text(told), *(f"{value:g}" for _, value in registry.options(told))]
+            texts = [speed_text(told), *(f"{value:g}" for _, value in options(told))]
             text = axes.annotate(
                 ", ".join(text for text in texts if text),
                 (row.length, 100 * row.accuracy),
@@ -276,20 +284,7 @@ def save(drawn: Any, path: str | Path, dpi: int = DPI) -> Path:
     kind = path.suffix.removeprefix(".")
     check_choice("the ending of a picture", kind, list(_WITHOUT_DATE))
     # Drawn into memory first: where drawing fails, no file has been touched.
-    content = image(drawn, kind, dpi)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its target, hence on the same file system: only there is a rename atomic.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        # mkstemp makes files that only their owner may read.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+    return files.write_bytes(path, image(drawn, kind, dpi))
 
 
 def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:

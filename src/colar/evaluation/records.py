@@ -56,7 +56,17 @@ Cells = Mapping[Cell, Answers]
 """The answers of each cell."""
 
 _NAMES = ("model", "method", "label", "dataset", "decoding", "train_seed", "seed", "id")
-_REQUIRED = (*_NAMES, "completion", "parsed", "correct", "truncated", "length", "forward_passes", "seconds")
+_REQUIRED = (
+    *_NAMES,
+    "params",
+    "completion",
+    "parsed",
+    "correct",
+    "truncated",
+    "length",
+    "forward_passes",
+    "seconds",
+)
 _TEXTS = ("model", "method", "label", "dataset", "decoding", "id")
 _AMOUNTS: tuple[str, ...] = ("length", "forward_passes", "seconds")
 
@@ -159,10 +169,8 @@ def check_record(record: Any) -> None:
     if not isinstance(record, Mapping):
         raise ValueError(f"a record must be an object, got {type(record).__name__}")
     missing = [key for key in _REQUIRED if key not in record]
-    # Older files have the speed alone, under a key of its own.
-    params_key = "compression_factor" if "compression_factor" in record else "params"
-    if missing or params_key not in record:
-        raise ValueError(f"the record lacks {', '.join(missing or [params_key])}")
+    if missing:
+        raise ValueError(f"the record lacks {', '.join(missing)}")
     for key in _TEXTS:
         if type(record[key]) is not str:
             raise ValueError(f"{key} must be a text, got {record[key]!r}")
@@ -170,10 +178,11 @@ def check_record(record: Any) -> None:
         raise ValueError(f"parsed must be a text or null, got {record['parsed']!r}")
     if type(record.get("cluster", "")) is not str:
         raise ValueError(f"cluster must be a text, got {record['cluster']!r}")
-    if params_key == "params":
-        _check_params(record["params"])
-    elif record[params_key] is not None and not checks.is_number(record[params_key]):
-        raise ValueError(f"{params_key} must be a number, got {record[params_key]!r}")
+    if not isinstance(record["params"], Mapping):
+        raise ValueError(f"params must be an object of numbers, got {record['params']!r}")
+    for name, value in record["params"].items():
+        if value is not True and not checks.is_number(value):
+            raise ValueError(f"params: {name} must be a number, got {value!r}")
     if record["train_seed"] is not None and type(record["train_seed"]) is not int:
         raise ValueError(f"train_seed must be a whole number, got {record['train_seed']!r}")
     # A mean of wrong types raises no error: the text "false" counts as true, and one NaN makes the mean NaN.
@@ -194,15 +203,6 @@ def check_record(record: Any) -> None:
         raise ValueError("correct is true but parsed is null: an answer that cannot be parsed is wrong")
     if record["dataset"] == AVERAGE:
         raise ValueError(f"{AVERAGE!r} is no dataset's name: the report's mean over datasets is called that")
-
-
-def _check_params(params: Any) -> None:
-    """Raise ValueError unless it is an object of numbers, `true` being one."""
-    if not isinstance(params, Mapping):
-        raise ValueError(f"params must be an object of numbers, got {params!r}")
-    for name, value in params.items():
-        if value is not True and not checks.is_number(value):
-            raise ValueError(f"params: {name} must be a number, got {value!r}")
 
 
 def _cell_order(cell: Cell) -> tuple[Any, ...]:

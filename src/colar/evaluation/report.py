@@ -38,7 +38,6 @@ from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.records import Answers, Cells, Record, by_cell
 from colar.evaluation.rows import AVERAGE, Cell, Report, ReportRow, System
 from colar.evaluation.tables import render_markdown
-from colar.methods import registry
 
 PICTURE = "accuracy_vs_length"
 TITLE = "Evaluation"
@@ -316,7 +315,7 @@ def _reference_length(cell: Cell, members: Answers) -> float | None:
     gold_length = members["gold_length"]
     known = gold_length[~np.isnan(gold_length)]
     # A method without a speed is compared with the whole chain.
-    return _mean(np.ceil(known / (registry.speed(cell.system.params) or 1))) if len(known) else None
+    return _mean(np.ceil(known / (cell.system.speed or 1))) if len(known) else None
 
 
 def _at_k(members: Answers, k: int) -> tuple[stats.Estimate | None, stats.Estimate | None]:

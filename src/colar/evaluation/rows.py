@@ -12,14 +12,58 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
-from colar.methods import registry
-from colar.methods.registry import Given
-
 AVERAGE = "average"
 """The dataset of a macro-average row."""
 
 CONTROL = "control-"
 """Prefix of the part of a label that marks a control (evaluation/controls.py)."""
+
+
+# Values of a request that name a system
+
+
+Given = tuple[tuple[str, float], ...]
+"""A request's values by name, sorted: its speed, and what is not at its default. (("compression_factor", 2),)"""
+
+SPEEDS = {"compression_factor": "c"}
+"""Parameters that set how fast a method thinks, with the letter that stands for them in tables. Each is the number of
+tokens of the reference chain that one thought stands for."""
+
+
+def given(params: Any) -> Given:
+    """The values of a method's `Params` that name a system."""
+    found = {}
+    for each in fields(params):
+        value = getattr(params, each.name)
+        if each.name in SPEEDS or value != each.default:
+            found[each.name] = value
+    return tuple(sorted(found.items()))
+
+
+def speed(values: Given) -> float | None:
+    """Tokens of the reference chain to a thought; None for a method without a speed."""
+    for name, value in values:
+        if name in SPEEDS:
+            return value
+    return None
+
+
+def speed_text(values: Given) -> str:
+    """The speed as tables have it, `c=2`; "" where there is none."""
+    return ", ".join(f"{SPEEDS[name]}={value:g}" for name, value in values if name in SPEEDS)
+
+
+def options(values: Given) -> Given:
+    """The values other than the speed."""
+    return tuple((name, value) for name, value in values if name not in SPEEDS)
+
+
+def texts(values: Given) -> list[str]:
+    """Each value as text, `confidence_threshold=0.8`; one that is true by its name alone."""
+    return [name if value is True else f"{name}={value:g}" for name, value in values]
+
+
+# Systems
 
 
 class System(NamedTuple):
@@ -42,8 +86,7 @@ class System(NamedTuple):
 
     def plain(self) -> System:
         """The system without what was changed in it: its label, and values other than the speed."""
-        speed = tuple(pair for pair in self.params if pair[0] in registry.SPEEDS)
-        return self._replace(label="", params=speed)
+        return self._replace(label="", params=tuple(pair for pair in self.params if pair[0] in SPEEDS))
 
     @property
     def is_control(self) -> bool:
@@ -58,13 +101,23 @@ class System(NamedTuple):
     @property
     def note(self) -> str:
         """The text in brackets behind its name: `DL, confidence_threshold=0.8`."""
-        return note(self.label, registry.texts(registry.options(self.params)))
+        return note(self.label, texts(self.options))
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens of the reference chain to a thought; None for a method without a speed."""
+        return speed(self.params)
+
+    @property
+    def options(self) -> Given:
+        """The values other than the speed."""
+        return options(self.params)
 
     @property
     def order(self) -> tuple[Any, ...]:
         """Sort key among the systems of a report."""
-        speed = registry.speed(self.params)
-        return none_first((self.model, self.method, self.note, speed, self.decoding, self.train_seed))
+        values = (self.model, self.method, self.note, self.speed, self.decoding, self.train_seed)
+        return none_first(values)
 
 
 class Cell(NamedTuple):
@@ -99,7 +152,7 @@ def base_name(system: System, systems: Collection[System]) -> str:
 def system_name(system: System, systems: Collection[System]) -> str:
     """Name of a system in a table of `systems`: model and method, speed, note, training run, as far as they differ."""
     bracketed = f"({system.note})" if system.note else ""
-    parts = [base_name(system, systems), registry.speed_text(system.params), bracketed]
+    parts = [base_name(system, systems), speed_text(system.params), bracketed]
     name = " ".join(part for part in parts if part)
     # Other methods may have been trained more often: that is no reason to number the runs of this one.
     runs = {
@@ -132,44 +185,16 @@ def cell_to_json(cell: Cell) -> dict[str, Any]:
 
 def cell_from_json(plain: Mapping[str, Any]) -> Cell:
     """The cell that a row of report.json, or a record, belongs to."""
-    key = (plain["model"], plain["method"], plain["label"], plain["dataset"])
-    rest = plain["decoding"], plain.get("train_seed")
-    if "params" in plain:
-        return _cell(*key, tuple(sorted(plain["params"].items())), *rest)
-    return _old_cell(*key, plain["compression_factor"], *rest)
+    key = (plain["model"], plain["method"], plain["label"], tuple(sorted(plain["params"].items())))
+    return _cell(*key, plain["decoding"], plain["train_seed"], plain["dataset"])
 
 
 @lru_cache(maxsize=4096)
 def _cell(
-    model: str, method: str, label: str, dataset: str, given: Given, decoding: str, train_seed: int | None
+    model: str, method: str, label: str, given: Given, decoding: str, train_seed: int | None, dataset: str
 ) -> Cell:
     # Cached: a report has some hundred cells and up to a million records.
     return Cell(System(model, method, label, given, decoding, train_seed), dataset)
-
-
-@lru_cache(maxsize=4096)
-def _old_cell(
-    model: str,
-    method: str,
-    label: str,
-    dataset: str,
-    compression_factor: float | None,
-    decoding: str,
-    train_seed: int | None,
-) -> Cell:
-    """The cell of a row or record in the layout of older files.
-
-    They have the speed under a key of its own, and other values in the label: `DL, confidence_threshold=0.8`.
-    """
-    given = {} if compression_factor is None else {"compression_factor": compression_factor}
-    own = []
-    for part in label.split(", "):
-        name, _, value = part.partition("=")
-        try:
-            given[name] = float(value)
-        except ValueError:
-            own.append(part)
-    return _cell(model, method, ", ".join(own), dataset, tuple(sorted(given.items())), decoding, train_seed)
 
 
 class _Row:
@@ -313,13 +338,13 @@ class Report:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Report:
-        """The report in a parsed report.json, of this version or an older one, which may lack a section."""
+        """The report in a parsed report.json."""
         sections: dict[str, Any] = {}
         for name in ROWS:
-            sections[name] = [ReportRow.from_json(row) for row in plain.get(name, ())]
+            sections[name] = [ReportRow.from_json(row) for row in plain[name]]
         for name in DIFFERENCES:
-            sections[name] = [Difference.from_json(row) for row in plain.get(name, ())]
-        return cls(plain["provenance"], plain["baseline"], plain.get("nearest"), **sections)
+            sections[name] = [Difference.from_json(row) for row in plain[name]]
+        return cls(plain["provenance"], plain["baseline"], plain["nearest"], **sections)
 
 
 ROWS = ("rows", "pooled")

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
+from colar.evaluation.grid import (
+    BLANK,
+    Grid,
+    accuracy_of,
+    half_width,
+    markdown,
+    narrowed,
+    number,
+    percent,
+    plus_minus,
+    points,
+    rich_table,
+    share_of,
+)
 from colar.evaluation.rows import (
     AVERAGE,
     Difference,
@@ -25,9 +36,7 @@ from colar.evaluation.rows import (
     system_name,
     systems_of,
 )
-from colar.evaluation.stats import Z95
 
-BLANK = "–"
 FEW = 30
 """Questions below which the normal interval is visibly too narrow."""
 
@@ -329,118 +338,3 @@ def _flat(value: Any) -> str:
 def _with_average(datasets: Sequence[str]) -> list[str]:
     """The columns of a table: with a single dataset, the average would repeat it."""
     return [*datasets, AVERAGE] if len(datasets) > 1 else list(datasets)
-
-
-# A table without a medium, its two media, and how numbers are written in it
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table without a medium: a title, column heads, rows of text, and notes below it."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-    words: int = 1
-    """Columns, from the left, that hold words; the others hold numbers and are set flush right."""
-    last: int = 0
-    """Columns, from the right, that a terminal too narrow for all of them still shows; 0 shows all of them, folded."""
-
-
-def markdown(grid: Grid) -> str:
-    """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
-    # `---:` sets a column flush right.
-    rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
-    lines = [markdown_line(grid.head), "| " + " | ".join(rule) + " |"]
-    for row in grid.rows:
-        lines.append(markdown_line(row))
-    notes = [_escape(note) for note in grid.notes]
-    return "\n\n".join([f"## {grid.title}", "\n".join(lines), *notes])
-
-
-def markdown_line(cells: Sequence[str]) -> str:
-    """A row of a table, its cells escaped."""
-    return "| " + " | ".join(_escape(text) for text in cells) + " |"
-
-
-def _escape(text: str) -> str:
-    # A line break would end the row, and "<" open a tag.
-    text = " ".join(text.splitlines())
-    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
-
-
-def narrowed(grid: Grid, width: int) -> Grid:
-    """The grid with its words and its last columns alone, where all do not fit into `width` characters."""
-    columns = zip(grid.head, *grid.rows, strict=True)
-    # Each column takes its longest text, a space on either side and a vertical rule.
-    needed = 1
-    for column in columns:
-        needed += 3 + max(len(text) for text in column)
-    left_out = len(grid.head) - grid.words - grid.last
-    if needed <= width or not grid.last or left_out <= 0:
-        return grid
-
-    def kept(line: Sequence[str]) -> list[str]:
-        # `last` is 1 or more here: [-0:] would be the whole line.
-        return [*line[: grid.words], *line[-grid.last :]]
-
-    note = f"{left_out} more columns do not fit this terminal; they are in report.md."
-    rows = [kept(row) for row in grid.rows]
-    return replace(grid, head=kept(grid.head), rows=rows, notes=[*grid.notes, note])
-
-
-def rich_table(grid: Grid) -> Table:
-    """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
-    # As Text objects, labels such as [red] stay as they are.
-    caption = Text("\n".join(grid.notes))
-    table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
-    for index, head in enumerate(grid.head):
-        table.add_column(Text(head), justify="left" if index < grid.words else "right", overflow="fold")
-    for row in grid.rows:
-        table.add_row(*(Text(text) for text in row))
-    return table
-
-
-def accuracy_of(row: ReportRow | None) -> str:
-    """Accuracy in % with 1.96 standard errors: `52.0 ± 3.9`."""
-    return BLANK if row is None else share_of(row.accuracy, row.accuracy_se)
-
-
-def share_of(share: float | None, se: float | None) -> str:
-    """A share in % with 1.96 standard errors, where they are known: `52.0 ± 3.9`."""
-    if share is None:
-        return BLANK
-    return plus_minus(share, None if se is None else Z95 * se)
-
-
-def points(row: Difference | None) -> str:
-    """A difference in points of accuracy: `-3.1 ± 2.0 *`, with a star where its interval leaves out 0."""
-    if row is None:
-        return BLANK
-    text = f"{100 * row.difference:+.1f}"
-    if row.interval is None or row.se is None:
-        return text
-    # From the exact interval: rounded, `2.0 ± 2.0` may include 0 or not.
-    low, high = row.interval
-    star = " *" if low > 0 or high < 0 else ""
-    return f"{text} ± {100 * Z95 * row.se:.1f}{star}"
-
-
-def plus_minus(share: float, half: float | None) -> str:
-    """A share in %, with half of its interval where that is known: `52.0 ± 3.9`."""
-    text = f"{100 * share:.1f}"
-    return text if half is None else f"{text} {half_width(half)}"
-
-
-def half_width(half: float | None) -> str:
-    """Half of an interval, in points: `± 3.9`."""
-    return BLANK if half is None else f"± {100 * half:.1f}"
-
-
-def percent(share: float | None) -> str:
-    return BLANK if share is None else f"{100 * share:.1f}"
-
-
-def number(value: float | None) -> str:
-    return BLANK if value is None else f"{value:.1f}"

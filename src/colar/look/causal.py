@@ -104,7 +104,7 @@ def causal_tests(
     thoughts = controls.thoughts_of(lm, own)
     changes = list(CHANGES)
     # A single question has no other to take a thought from.
-    if len({completion.request.question for completion in own}) < 2:
+    if len({(completion.request.question, completion.request.context) for completion in own}) < 2:
         changes.remove("swap")
     effects = []
     places = list(itertools.product(POSITIONS, THENS))

@@ -69,7 +69,16 @@ def requests_of(examples: Sequence[Example], params: Any, decoding: Decoding) ->
     requests = []
     for example in examples:
         seed = noise.seed_from(0, example.id)
-        requests.append(Request(example.id, example.question, params, decoding, seed, keep_latents=True))
+        request = Request(
+            example.id,
+            example.question,
+            params,
+            decoding,
+            seed,
+            keep_latents=True,
+            context=example.context,
+        )
+        requests.append(request)
     return requests
 
 

@@ -97,7 +97,7 @@ def _controls(
     # A chain of tokens has no latents to replace, and neither has a model that never thought.
     if method.latent and any(completion.length for completion in completions):
         own = controls.thoughts_of(lm, completions)
-        questions = {request.question for request in requests}
+        questions = {(request.question, request.context) for request in requests}
         for kind in REPLACED:
             # A single question has no other to take thoughts from.
             if kind in kinds and (kind != "shuffled" or len(questions) > 1):

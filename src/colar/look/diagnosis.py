@@ -106,7 +106,11 @@ def read(
         # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
         # long question with another's long chain might not fit into the context.
         decoding = replace(limits, max_latents=count + 1)
-        requests.append(Request(each.example.id, each.example.question, params, decoding, each.row.seed))
+        example = each.example
+        request = Request(
+            example.id, example.question, params, decoding, each.row.seed, context=example.context
+        )
+        requests.append(request)
     engine = Engine(lm, Forced(method, requests, thoughts), BATCH)
     right = []
     for example, completion in zip(examples, engine.generate(requests), strict=True):

@@ -24,6 +24,7 @@ from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
 from colar.engine.request import GREEDY, Completion, Decoding
+from colar.evaluation.rows import given
 from colar.look.causal import causal_tests
 from colar.look.chains import Chain, answer_all, chains_of, requests_of
 from colar.look.cost import CONTROLS, cost_of, difference
@@ -51,7 +52,7 @@ class Findings:
 
 def key_of(model: str, params: Any) -> dict[str, Any]:
     """The fields that name a system."""
-    return {"model": model, "params": dict(registry.given(params))}
+    return {"model": model, "params": dict(given(params))}
 
 
 def inspect_system(

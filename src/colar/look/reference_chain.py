@@ -64,7 +64,7 @@ def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], pa
         # A curriculum ends in its last stage, and so does the model that is looked at.
         row = method.encode(lm.template, example, Random(0), epoch=math.inf)
         # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
-        question = lm.template.question(example.question, method.prompt(params))
+        question = lm.template.question(example.question, method.prompt(params), context=example.context)
         seed = noise.seed_from(0, example.id)
         rows.append(replace(row, question=question, params=params, seed=seed))
     return rows
@@ -195,7 +195,8 @@ def reference_passes(
         question_1QD = lm.embed(batch.question_ids)
         fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))
         hidden_TD = lm.hidden(fed_1TD)[0]
-        begun = method.begin(lm, [Request(example.id, example.question, params, seed=row.seed)])
+        request = Request(example.id, example.question, params, seed=row.seed, context=example.context)
+        begun = method.begin(lm, [request])
         # K + 1 rows: the question's last position, and that of each thought.
         asked_KD = hidden_TD[len(row.question) - 1 :]
         thought = method.think(lm, _state(lm, asked_KD, row, begun))

@@ -131,6 +131,8 @@ class Asked(Protocol):
     @property
     def question(self) -> str: ...
     @property
+    def context(self) -> tuple[tuple[str, str], ...]: ...
+    @property
     def params(self) -> Any: ...
     @property
     def decoding(self) -> Any: ...
@@ -352,7 +354,7 @@ def encode_row(template: Template, example: Example, params: Any, prompt: str, s
     # A step that contains the separator cannot be encoded: the error must name the example.
     try:
         return Row(
-            template.question(example.question, prompt),
+            template.question(example.question, prompt, context=example.context),
             template.steps(example.steps),
             template.answer(example.answer),
             params,

@@ -278,16 +278,16 @@ def load(
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """The folder of a path or Hub id: a Hub id is downloaded into the Hub's cache; a run's folder stands for the
-    checkpoint in it, `best`.
+    """The folder of a path or Hub id: a run's folder stands for the checkpoint in it, `best`; a Hub id is downloaded
+    into the Hub's cache; any other path is returned as it is.
 
     ValueError where it can only be a Hub id and the Hub does not answer, or does not know it. A path is not checked
     here: `read_info` and `check_folder` do that.
     """
     folder = Path(path_or_id)
-    if (folder / "best" / "colar.json").exists() and not (folder / "colar.json").exists():
-        return folder / "best"
     text = str(path_or_id)
+    if (folder / "best" / "colar.json").is_file() and not (folder / "colar.json").is_file():
+        return folder / "best"
     # A Hub id is OWNER/NAME; anything else can only be a path.
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         return folder

@@ -29,7 +29,7 @@ from colar.data.example import Example
 from colar.methods.sequential.equations import DIGITS, Equations
 from colar.model import backbones, tiny
 from colar.ops import devices
-from colar.template.template import Template, TemplateConfig
+from colar.template.template import Format, Template, TemplateConfig
 
 METHODS = ("sequential", "colar")
 PERCENTILE = 99.5
@@ -66,8 +66,8 @@ class Facts:
     """True if the tokenizer has a token for each digit."""
     judged: bool
     """True if an answer can be judged right or wrong: all but free text."""
-    layout: str
-    """plain | chat."""
+    layout: Format
+    """Of the prompt."""
     device: str
     bfloat16: bool
     """True if the device computes faster in bfloat16."""
@@ -84,13 +84,13 @@ def facts_of(
         raise ValueError(
             f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
         )
-    layout = ("chat" if has_chat else "plain") if layout == "auto" else layout
-    template = Template(TemplateConfig(), tokenizer)
+    form: Format = "chat" if has_chat and layout != "plain" else "plain"
+    template = Template(TemplateConfig(format=form), tokenizer)
     chains, answers, questions = [], [], []
     for example in examples:
         chains.append(sum(map(len, template.steps(example.steps))))
         answers.append(len(template.answer(example.answer)) - 2)
-        questions.append(len(template.question(example.question)))
+        questions.append(len(template.question(example.question, context=example.context)))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     fast = devices.computes_bfloat16(torch.device(device))
     return Facts(
@@ -104,7 +104,7 @@ def facts_of(
         equations=_equations(examples),
         digits=_digits(template),
         judged=all(example.answer_type != "text" for example in examples),
-        layout=layout,
+        layout=form,
         device=device,
         bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
     )
@@ -204,6 +204,7 @@ def values(
         "validation": {"limits": limits},
     }
     why.append(f"template: {facts.layout}")
+    tree["template"] = {"format": facts.layout}
     cot = {"method": {"name": "cot"}}
     own, note = _own_stage(facts, method, scratch, lora)
     why.append(note)

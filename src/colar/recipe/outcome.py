@@ -17,12 +17,13 @@ from typing import Any
 from colar import files, progress
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.evaluation import evaluate, report, tables
+from colar.evaluation import evaluate, report
+from colar.evaluation import grid as tables
 from colar.evaluation.records import RecordFiles
-from colar.evaluation.rows import Difference, Report, ReportRow, System
+from colar.evaluation.rows import Difference, Given, Report, ReportRow, System
 from colar.evaluation.stats import Z95
+from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
-from colar.methods.registry import Given
 from colar.model import checkpoint
 
 SPEEDS = (
@@ -261,7 +262,7 @@ def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, An
             ]
         )
     head = ["", "accuracy %", "to CoT, points", "thoughts", "ms alone", "ms in a batch", "forward passes"]
-    notes = [f"{cot.n} questions held out, greedy. {tables.PAIRED}"]
+    notes = [f"{cot.n} questions held out, greedy. {PAIRED}"]
     return tables.Grid("Speeds", head, rows, notes)
 
 

@@ -254,7 +254,7 @@ class EventStream(StreamingResponse):
 
 
 async def _events(
-    form: formats.Format, first: Piece, rest: Pieces, samples: Sequence[Sample]
+    form: formats.Choices | formats.ResponseItems, first: Piece, rest: Pieces, samples: Sequence[Sample]
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream; an error is the last one."""
     async with contextlib.aclosing(rest):

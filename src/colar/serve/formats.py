@@ -7,27 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from colar.serve.answer import Piece, Sample, TokenLogprob
 from colar.serve.schema import ChatRequest, ResponseRequest, Sampled
 from colar.serve.served import Ask
 
 
-class Format(Protocol):
+def of(ask: Ask) -> Choices | ResponseItems:
     """The form that an endpoint gives to samples."""
-
-    def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """The body of a response that is no stream."""
-
-    def events(self, piece: Piece) -> list[bytes]:
-        """The events of a piece."""
-
-    def end(self, samples: Sequence[Sample]) -> list[bytes]:
-        """The last events."""
-
-
-def of(ask: Ask) -> Format:
     return ResponseItems(ask, ask.asked) if isinstance(ask.asked, ResponseRequest) else Choices(ask)
 
 
@@ -278,7 +266,7 @@ class ResponseItems:
             "incomplete_details": None,
             "instructions": None,
             "max_output_tokens": decoding.max_completion_length,
-            "metadata": asked.metadata,
+            "metadata": {},
             "model": ask.served.name,
             "output": output,
             "parallel_tool_calls": False,

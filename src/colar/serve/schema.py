@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
-from colar.checks import check_text, did_you_mean
+from colar.checks import did_you_mean
 from colar.engine.request import INT64_MAX, INT64_MIN, MOST_TOP
 from colar.methods import registry
 
@@ -326,15 +326,6 @@ class Reasoning(Strict):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-def _sendable(text: str) -> str:
-    check_text("this text", text)
-    return text
-
-
-Echoed = Annotated[str, AfterValidator(_sendable)]
-"""A text that can be sent back: half of a surrogate pair cannot."""
-
-
 class TextOptions(Strict):
     format: TextFormat = TextFormat()
     verbosity: Literal["medium"] = "medium"
@@ -348,8 +339,6 @@ class ResponseRequest(GenerationRequest):
     instructions: Literal[""] = ""
     max_output_tokens: int | None = Field(default=None, ge=1)
     reasoning: Reasoning = Reasoning()
-    metadata: dict[Echoed, Echoed] = {}
-    """Not used: the response has it again."""
     tools: Empty = []
     tool_choice: Literal["none", "auto"] = "none"
     parallel_tool_calls: bool = False

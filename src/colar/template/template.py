@@ -8,6 +8,11 @@ Every segment (and every reasoning step) is tokenised by itself and the ids are 
 border, and a step can be dropped or compressed without changing its neighbours. BOS is there where the tokenizer has
 one. The template is saved with the checkpoint: a model is prompted as it was trained.
 
+With `format: chat` the question segment is a chat in the tokenizer's own format (`chat.py`), and the token that ends a
+turn takes the place of EOS:
+
+    [turns before] user's turn with the question (Thinking speed: 2), generation prompt ### [...] ### answer END
+
 Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of
 that name (`control_tokens.py`). Templates of version 1 encode it as the control token, as their models were trained.
 """
@@ -15,18 +20,22 @@ that name (`control_tokens.py`). Templates of version 1 encode it as the control
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from string import Formatter
-from typing import Any
+from typing import Any, Literal, get_args
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from colar.checks import check_holds
+from colar.checks import check_choice, check_holds
+from colar.template.chat import ChatFormat, Turn
 from colar.template.control_tokens import ControlTokens
 
+Format = Literal["plain", "chat"]
 VERSION = 2
-"""Of new templates. In version 1 a text that spells a control token becomes that token."""
-READ = (1, 2)
+"""Of new plain templates. In version 1 a text that spells a control token becomes that token."""
+CHAT_VERSION = 3
+READ = (1, VERSION, CHAT_VERSION)
 CACHED = 50_000
 """Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
 LONGEST_CACHED = 1000
@@ -43,8 +52,11 @@ class TemplateConfig:
     """Text before every reasoning step but the first."""
     separator: str = "###"
     """Opens and closes the reasoning; added to the tokenizer where it is not one token."""
+    format: Format = "plain"
+    """plain: the question as it is. chat: the turns and the question by the tokenizer's chat template."""
 
     def __post_init__(self) -> None:
+        check_choice("template.format", self.format, get_args(Format))
         for name in ("question", "step_joiner", "separator"):
             value = getattr(self, name)
             check_holds(f"template.{name}", isinstance(value, str), value, "text")
@@ -68,14 +80,15 @@ class Template:
     """Text to ids and back for one tokenizer.
 
     `separator_added` says that the separator is a new token whose embedding row has to be trained. Building a template
-    may add that token to the tokenizer. ValueError where the tokenizer has no EOS.
+    may add that token to the tokenizer. ValueError where the tokenizer has no EOS, or no chat template for the format
+    `chat`.
     """
 
     def __init__(
-        self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, version: int = VERSION
+        self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, version: int | None = None
     ) -> None:
         self.config = config
-        self.version = version
+        self.version = version or (CHAT_VERSION if config.format == "chat" else VERSION)
         self.tokenizer = tokenizer
         self.rows: int | None = None
         """Rows of the model's embedding before any were added; None until the model is known."""
@@ -98,8 +111,19 @@ class Template:
         self.bos_id: int | None = tokenizer.bos_token_id
         self.eos_id: int = tokenizer.eos_token_id
         self._question_controls = self._joiner_controls = 0
-        if version > 1:
+        if self.version > 1:
             self._spell_no_control()
+        self.chat: ChatFormat | None = None
+        if config.format == "chat":
+            assert self._control is not None
+            if self._question_controls:
+                raise ValueError(
+                    f"template.question {config.question!r} has control tokens, which the chat template writes: leave "
+                    "them out, or set template.format: plain"
+                )
+            self.chat = ChatFormat(tokenizer, self._control, self._read, self._tokenise)
+            if self.chat.end_id is not None:
+                self.eos_id = self.chat.end_id
         self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def _spell_no_control(self) -> None:
@@ -115,9 +139,21 @@ class Template:
         self._joiner_controls = control.count(self._read(self.config.step_joiner))
         self._control = control
 
-    def question(self, question: str, speed: str = "", asked: bool = False) -> list[int]:
-        """Ids up to and including the opening separator. `asked`: of an engine, where it is not cached."""
+    def question(
+        self, question: str, speed: str = "", asked: bool = False, context: Sequence[Turn] = ()
+    ) -> list[int]:
+        """Ids up to and including the opening separator. `asked`: of an engine, where it is not cached.
+
+        `context` are the turns before the question. In the plain format their texts stand before it, without the
+        roles, a blank line behind each.
+        """
+        if self.chat is None and context:
+            question = "\n\n".join([*(turn.strip() for _, turn in context if turn.strip()), question.strip()])
         text = self.config.question.format(question=question.strip(), speed=speed).strip()
+        if self.chat is not None:
+            ids = self.chat.encode([*context, ("user", text)])
+            self.require_rows(ids)
+            return [*ids, self.separator_id]
         bos = [] if self.bos_id is None else [self.bos_id]
         if self._question_controls:
             ids = self._marked(text, question.strip(), speed)
@@ -174,9 +210,17 @@ class Template:
 
     def to_json(self) -> dict[str, Any]:
         """The layout, and the ids by which `from_json` knows its tokenizer again."""
+        texts = asdict(self.config)
+        chat = {}
+        if self.chat is None:
+            # As earlier versions wrote it, which read it still.
+            del texts["format"]
+        else:
+            chat = {"chat_digest": self.chat.digest}
         return {
             "version": self.version,
-            **asdict(self.config),
+            **texts,
+            **chat,
             "separator_id": self.separator_id,
             "separator_added": self.separator_added,
             "bos_id": self.bos_id,
@@ -192,7 +236,13 @@ class Template:
                 "colar reads"
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
-        template = cls(TemplateConfig(**texts), tokenizer, saved["version"])
+        config = TemplateConfig(**texts, format="chat" if saved["version"] == CHAT_VERSION else "plain")
+        template = cls(config, tokenizer, saved["version"])
+        if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
+            raise ValueError(
+                f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "
+                f"tokenizer has (digest {template.chat.digest}): put chat_template.jinja back as it was saved"
+            )
         if saved.get("number_tokens") is not None:
             raise ValueError(
                 f"trained with model.number_tokens {saved['number_tokens']!r}, an option that this version no longer "

@@ -133,7 +133,10 @@ def digest_of(examples: Iterable[Example]) -> str:
     """16 hex digits of the examples' ids, questions, chains and answers, in any order."""
     digest = hashlib.sha256()
     for example in sorted(examples, key=lambda example: example.id):
-        digest.update(repr((example.id, example.question, example.steps, example.answer)).encode())
+        # A row without earlier turns counts as in earlier versions.
+        context = (example.context,) if example.context else ()
+        fields = (example.id, example.question, example.steps, example.answer, *context)
+        digest.update(repr(fields).encode())
     return digest.hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
 """The page of `colar inspect`: one HTML file that needs nothing else, made of the JSON beside it and the chains.
 
     opening     does it think, and what does it cost       opening.py
-    questions   the chains, beside one another              questions.js, viewer
+    questions   the chains, beside one another              page.js, viewer
     sections    one for each measurement                   sections.py, of tables and charts (figures.py)
 
 Styles, scripts and charts are inlined, and a Content-Security-Policy lets these run and nothing else: the page can
@@ -27,8 +27,8 @@ from colar.look.page.opening import cost_section
 from colar.look.page.sections import CAUSES, SECTIONS
 
 FOLDER = Path(__file__).parent
-STYLES = (*viewer.STYLES, FOLDER / "page.css", FOLDER / "questions.css")
-SCRIPTS = (*viewer.SCRIPTS, FOLDER / "questions.js", FOLDER / "page.js")
+STYLES = (*viewer.STYLES, FOLDER / "page.css")
+SCRIPTS = (*viewer.SCRIPTS, FOLDER / "page.js")
 
 
 def render(

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.ticker import PercentFormatter
 
 from colar.evaluation import picture
-from colar.methods import registry
+from colar.evaluation.rows import options, speed, texts
 
 NONE = "–"
 """In a table, null."""
@@ -72,14 +72,14 @@ def names_of(systems: Sequence[Numbers]) -> list[str]:
     names = []
     for system in systems:
         params = tuple(system["params"].items())
-        factor = registry.speed(params)
+        factor = speed(params)
         parts = []
         if several or factor is None:
             parts.append(system["model"])
         if factor is not None:
             parts.append(f"c = {factor:g}")
         name = ", ".join(parts)
-        others = ", ".join(registry.texts(registry.options(params)))
+        others = ", ".join(texts(options(params)))
         names.append(f"{name} ({others})" if others else name)
     return names
 

@@ -1,7 +1,265 @@
-// Starts the page: its data are JSON, compressed with gzip and written in base64.
+// The list of questions: search, filters, one question with its chains side by side, and a link to it (#q=ID).
 
 "use strict";
 
+const ColarQuestions = (() => {
+  const ANY = "any";
+  const STEPS = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+  const $ = (id) => document.getElementById(id);
+
+  function element(name, classes, text) {
+    const made = document.createElement(name);
+    if (classes) made.className = classes;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  }
+
+  function start(data) {
+    const indices = data.questions.map((_, index) => index);
+    const judged = (question) => data.questions[question].answer !== null;
+    const chains = (question) => data.chains.map((ofSystem) => ofSystem[question]);
+    const texts = indices.map((question) => {
+      const { id, question: asked, answer } = data.questions[question];
+      return [id, asked, answer, ...chains(question).map((chain) => chain.answer)].join("\n").toLowerCase();
+    });
+    let shown = indices;
+    let open = -1;
+
+    // Filters
+
+    function outcomes() {
+      const causes = new Set();
+      for (const question of indices) {
+        if (judged(question)) for (const chain of chains(question)) causes.add(chain.cause);
+      }
+      causes.delete("right");
+      const made = [new Option("anything", ANY)];
+      if (!indices.some(judged)) return made;
+      made.push(new Option("right", "right"), new Option("not right", "not right"));
+      if (causes.size > 1) for (const cause of [...causes].sort()) made.push(new Option(cause, `cause ${cause}`));
+      if (data.systems.length > 1) made.push(new Option("systems disagree", "disagree"));
+      return made;
+    }
+
+    function fits(question) {
+      const words = $("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+      if (!words.every((word) => texts[question].includes(word))) return false;
+      const outcome = $("outcome").value;
+      if (outcome === ANY) return true;
+      const all = chains(question);
+      if (outcome === "disagree") return judged(question) && new Set(all.map((chain) => chain.right)).size > 1;
+      const which = $("which").value;
+      const asked = which === ANY ? all : [all[Number(which)]];
+      const wanted = (chain) => {
+        // Without an answer to compare with, a chain is neither.
+        if (!judged(question)) return false;
+        if (outcome === "right") return chain.right;
+        if (outcome === "not right") return !chain.right;
+        return outcome === `cause ${chain.cause}`;
+      };
+      return asked.some(wanted);
+    }
+
+    function filter() {
+      shown = indices.filter(fits);
+      $("count").textContent = shown.length === indices.length ? `${shown.length} questions` : `${shown.length} of ${indices.length} questions`;
+      $("list").replaceChildren(...shown.map(item));
+      markOpen();
+      steer();
+    }
+
+    // List
+
+    function item(question) {
+      const made = element("li");
+      const button = element("button", "item");
+      button.type = "button";
+      button.dataset.question = question;
+      button.tabIndex = -1;
+      button.append(element("span", "asked", data.questions[question].question));
+      if (judged(question)) {
+        const marks = element("span", "marks");
+        for (const [system, chain] of chains(question).entries()) {
+          const mark = element("span", chain.right ? "mark right" : "mark wrong", chain.right ? "✓" : "✗");
+          mark.title = `${data.systems[system]}: ${chain.cause}`;
+          mark.setAttribute("role", "img");
+          mark.setAttribute("aria-label", mark.title);
+          marks.append(mark);
+        }
+        button.append(marks);
+      }
+      button.addEventListener("click", () => choose(question, true));
+      made.append(button);
+      return made;
+    }
+
+    function buttons() {
+      return [...$("list").querySelectorAll("button.item")];
+    }
+
+    // One tab stop for the list; arrow keys move inside it.
+    function markOpen() {
+      const all = buttons();
+      let stop = all.find((button) => Number(button.dataset.question) === open) || all[0];
+      for (const button of all) {
+        button.tabIndex = button === stop ? 0 : -1;
+        if (Number(button.dataset.question) === open) button.setAttribute("aria-current", "true");
+        else button.removeAttribute("aria-current");
+      }
+      return stop;
+    }
+
+    function move(event) {
+      const step = STEPS[event.key];
+      if (step === undefined || !event.target.matches("button.item")) return;
+      event.preventDefault();
+      const all = buttons();
+      const place = Math.min(all.length - 1, Math.max(0, all.indexOf(event.target) + step));
+      for (const button of all) button.tabIndex = -1;
+      all[place].tabIndex = 0;
+      all[place].focus();
+    }
+
+    // One question
+
+    function choose(question, link, focus = false) {
+      open = question;
+      show(question);
+      const button = markOpen();
+      // Within the list alone: the page must not jump.
+      if (button) $("list").scrollTop = Math.max(0, button.offsetTop - $("list").offsetTop - $("list").clientHeight / 3);
+      if (link) keepLink(question);
+      if (focus) $("question").focus();
+    }
+
+    function keepLink(question) {
+      try {
+        history.replaceState(null, "", `#q=${encodeURIComponent(data.questions[question].id)}`);
+      } catch {
+        // In a notebook's frame there is no address to keep it in.
+      }
+    }
+
+    function show(question) {
+      const { id, question: asked, answer, steps } = data.questions[question];
+      const top = element("div", "top");
+      top.append(element("h3", "", id), tools());
+      const parts = [top, element("p", "asked", asked)];
+      if (answer !== null) {
+        const line = element("p", "gold");
+        line.append(element("span", "label", "Reference"), element("strong", "", answer));
+        for (const step of steps) line.append(element("code", "", step));
+        parts.push(line);
+      }
+      const cards = element("div", "cards");
+      const all = chains(question);
+      for (const [system, chain] of all.entries()) cards.append(card(system, chain, judged(question)));
+      parts.push(ColarViewer.legend(all.flatMap((chain) => chain.thoughts)), cards);
+      $("question").replaceChildren(...parts);
+      $("question").setAttribute("aria-label", `Question ${id}`);
+      steer();
+    }
+
+    function card(system, chain, isJudged) {
+      const made = element("section", "card");
+      const name = data.systems[system];
+      made.setAttribute("aria-label", name);
+      const head = element("div", "top");
+      head.append(element("h4", "", name));
+      if (isJudged) head.append(element("span", `badge ${chain.right ? "right" : "wrong"}`, chain.cause));
+      const answer = element("p", "answer");
+      answer.append(element("span", "label", "Answer"), element("strong", "", chain.answer.trim() || "none"));
+      const length = chain.reference_length === null ? `${chain.length} thoughts` : `${chain.length} thoughts (reference ${chain.reference_length})`;
+      const costs = `${length} · ${chain.forward_passes} forward passes · ${(1000 * chain.seconds).toFixed(0)} ms`;
+      made.append(head, ColarViewer.chain(chain.thoughts, chain.missing), answer, element("p", "costs", costs));
+      return made;
+    }
+
+    function tools() {
+      const made = element("div", "tools");
+      const button = (id, text, label, action) => {
+        const one = element("button", "", text);
+        one.type = "button";
+        one.id = id;
+        if (label) one.setAttribute("aria-label", label);
+        one.addEventListener("click", action);
+        made.append(one);
+      };
+      button("previous", "←", "Previous question", () => step(-1, "previous"));
+      button("next", "→", "Next question", () => step(1, "next"));
+      // A notebook's frame has no address to copy.
+      if (window.self === window.top) button("link", "Copy link", "", copy);
+      return made;
+    }
+
+    function step(by, id) {
+      const next = shown[shown.indexOf(open) + by];
+      if (next === undefined) return;
+      choose(next, true);
+      // The button was made anew; at an end of the list it cannot be pressed.
+      const button = $(id);
+      (button.disabled ? $("question") : button).focus();
+    }
+
+    function steer() {
+      if (!$("previous")) return;
+      const place = shown.indexOf(open);
+      $("previous").disabled = place <= 0;
+      $("next").disabled = place === -1 ? shown.length === 0 : place === shown.length - 1;
+    }
+
+    async function copy() {
+      keepLink(open);
+      try {
+        await navigator.clipboard.writeText(location.href);
+        $("link").textContent = "Copied";
+      } catch {
+        $("link").textContent = "It is in the address bar";
+      }
+    }
+
+    // The question that the address names; null for any other address.
+    function linked() {
+      if (!location.hash.startsWith("#q=")) return null;
+      let id;
+      try {
+        id = decodeURIComponent(location.hash.slice(3));
+      } catch {
+        return null;
+      }
+      const question = data.questions.findIndex((each) => each.id === id);
+      return question === -1 ? null : question;
+    }
+
+    function follow() {
+      const question = linked();
+      if (question === null) return false;
+      // A filter must not hide what a link asks for.
+      if (!shown.includes(question)) {
+        $("words").value = "";
+        $("outcome").value = ANY;
+        filter();
+      }
+      choose(question, false);
+      $("question").scrollIntoView();
+      return true;
+    }
+
+    $("which").replaceChildren(new Option("any", ANY), ...data.systems.map((system, index) => new Option(system, index)));
+    $("outcome").replaceChildren(...outcomes());
+    $("words").addEventListener("input", filter);
+    for (const id of ["which", "outcome"]) $(id).addEventListener("change", filter);
+    $("filters").addEventListener("submit", (event) => event.preventDefault());
+    $("list").addEventListener("keydown", move);
+    addEventListener("hashchange", follow);
+    filter();
+    if (!follow() && shown.length) choose(shown[0], false);
+  }
+
+  return { start };
+})();
+
+// The data are JSON, compressed with gzip and written in base64.
 (async () => {
   const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (each) => each.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));

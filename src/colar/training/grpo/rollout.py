@@ -97,6 +97,7 @@ def requests(
                 question_seed,
                 sample,
                 keep_latents=True,
+                context=example.context,
             )
             made.append(request)
     return made

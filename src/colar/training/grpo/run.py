@@ -149,7 +149,8 @@ def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Se
     # The speed slot of the prompt may be longer for one value than for another: each is tried.
     for example in progress.track(examples, "check questions"):
         for values in params:
-            prompt_ids(lm, method, Request(example.id, example.question, values, grpo.decoding))
+            request = Request(example.id, example.question, values, grpo.decoding, context=example.context)
+            prompt_ids(lm, method, request)
 
 
 def _drop_later_completions(folder: RunFolder, resume: bool) -> None:

@@ -1,0 +1,104 @@
+"""A file of questions and the file of its answers (`colar generate`), which the same command resumes.
+
+A row of the output has `id`, `key` and `asked`: the question, a digest of all that its answer depends on, and the
+settings of the run. An output belongs to one checkpoint, seed and decoding; questions and params may be added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from colar import files
+from colar.checks import check_same_run, check_text
+from colar.engine.request import Completion, Decoding, Request, answer_key
+from colar.ops.noise import seed_from
+
+
+def read_questions(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file, each with `id` and `question`; a row without an id is known by its line."""
+    rows = []
+    for number, row in files.read_jsonl(path):
+        question = row.get("question") if isinstance(row, dict) else None
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError(f'{path}:{number}: no "question"')
+        for name in ("question", "id", "answer"):
+            check_text(f"{path}:{number}: {name}", str(row.get(name, "")))
+        rows.append({**row, "id": str(row.get("id", number))})
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    if len({row["id"] for row in rows}) < len(rows):
+        raise ValueError(f"{path}: two rows have one id")
+    return rows
+
+
+def make_requests(
+    rows: Iterable[Mapping[str, Any]], grid: Sequence[Any], decoding: Decoding, seed: int, keep_latents: bool
+) -> list[Request]:
+    """A request for every question and every combination of per-request values."""
+    requests = []
+    for row in rows:
+        # By the row's id, not its place: an answer does not depend on the other rows of the file.
+        own_seed = seed_from(seed, row["id"])
+        for params in grid:
+            request = Request(
+                row["id"], row["question"], params, decoding, own_seed, keep_latents=keep_latents
+            )
+            requests.append(request)
+    return requests
+
+
+def check_output(output: str, questions: str) -> None:
+    """Reject an output that holds something else than answers: what looks like a torn last line would be cut off."""
+    path = Path(output)
+    if path.exists() and path.samefile(questions):
+        raise ValueError(f"--output must be another file than --input, got {output} for both")
+    if not path.is_file():
+        return
+    with open(path, "rb") as stream:
+        line = stream.readline()
+    try:
+        record = json.loads(line)
+    except ValueError:
+        # A kill may have torn the very first answer.
+        if line.endswith(b"\n"):
+            raise ValueError(f"{path}:1 is no answer of colar generate") from None
+        return
+    _check_answer(f"{path}:1", record)
+
+
+def find_answers(output: str, asked: Mapping[str, Any]) -> set[str]:
+    """Keys of the answers that the output holds. ValueError where another checkpoint, seed or decoding gave them."""
+    found = set()
+    for number, record in enumerate(files.resume_jsonl(output), start=1):
+        where = f"{output}:{number}"
+        _check_answer(where, record)
+        check_same_run(where, record["asked"], asked, "give another --output")
+        found.add(record["key"])
+    return found
+
+
+def answer_row(completion: Completion, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A completion as a row of the output; `asked` is all that an answer depends on, question and params aside."""
+    return {
+        "id": completion.request.id,
+        "key": answer_key(completion.request, asked),
+        "question": completion.request.question,
+        "params": dataclasses.asdict(completion.request.params),
+        "answer": completion.text,
+        "length": completion.length,
+        "asked": dict(asked),
+        "truncated": completion.truncated,
+        "seconds": round(completion.seconds, 4),
+    }
+
+
+def _check_answer(where: str, record: Any) -> None:
+    missing = [key for key in ("id", "key", "asked") if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise ValueError(
+            f"{where} is no answer of colar generate: it lacks {', '.join(missing)}; give another --output"
+        )

@@ -1,0 +1,166 @@
+"""`ChatFormat`: the tokenizer's chat template, as texts around the contents of the turns.
+
+    <|im_start|>system\\n{0}<|im_end|>\\n<|im_start|>user\\n{1}<|im_end|>\\n<|im_start|>assistant\\n[<think>\\n]
+                        `- text        markers are control tokens                generation prompt  `- opening
+
+The template is rendered once for each sequence of roles, with marks in place of the contents, which are text: what
+spells a marker stays text. For all other contents the ids are those of `apply_chat_template`, token for token.
+
+A system message that the template rejects, or leaves out, stands in front of the next user's turn, a blank line
+between. Earlier turns of an assistant lose their reasoning where the template has `</think>`, as reasoning models'
+templates do it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from colar.template.control_tokens import ControlTokens
+
+Turn = tuple[str, str]
+"""A role and its text."""
+Read = Callable[[str], list[int]]
+
+CONSTANTS = {"enable_thinking": True, "date_string": "26 Jul 2024"}
+"""Variables of templates: a prompt must not depend on the day it is rendered. The date is Llama 3's default."""
+OPEN, CLOSE = "<think>", "</think>"
+MARK = re.compile("\ue000([0-9]+)\ue001")
+"""Of the content of a turn: private-use characters, which no template contains."""
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A rendered chat: `pieces` are texts of the template (str) and places of turns (int)."""
+
+    pieces: tuple[str | int, ...]
+    controls: list[int]
+    """The control tokens of the template's own texts."""
+    folded: bool
+    """True if system messages stand in the users' turns."""
+
+
+class ChatFormat:
+    """Ids of turns in the format of a tokenizer. ValueError where it has no chat template.
+
+    `read` makes ids of a text whose control tokens count, `text_ids` of one whose control tokens are text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, control: ControlTokens, read: Read, text_ids: Read
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "template.format: chat needs a tokenizer with a chat template, and this one has none: use plain, or "
+                "an instruct model"
+            )
+        self._tokenizer: Any = tokenizer
+        self._control = control
+        self._read = read
+        self._text_ids = text_ids
+        template = str(tokenizer.get_chat_template())
+        self.digest = hashlib.sha256(template.encode()).hexdigest()[:16]
+        """Of the template's text, by which a checkpoint knows it again."""
+        names = {str(tokenizer.convert_ids_to_tokens(token_id)): token_id for token_id in control.ids}
+        self._marker_ids = names
+        self._markers = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
+        self._skeletons: dict[tuple[str, ...], Skeleton] = {}
+        self._drops_reasoning = CLOSE in template
+        self.opening_ids: list[int] = []
+        """`<think>` and a line break, where the template has them and the generation prompt does not."""
+        last = self._skeleton(("user",)).pieces[-1]
+        if OPEN in template and CLOSE in template and OPEN not in str(last):
+            self.opening_ids = read(f"{OPEN}\n")
+        self.end_id = self._end()
+
+    def encode(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids of the turns, of which the last is the user's, with the generation prompt and the opening."""
+        skeleton = self._skeleton(tuple(role for role, _ in turns))
+        if skeleton.folded:
+            turns = _folded(turns)
+        contents = [self._content(role, text) for role, text in turns]
+        parts = [contents[piece] if isinstance(piece, int) else piece for piece in skeleton.pieces]
+        ids = self._read("".join(parts))
+        if self._controls(ids) != skeleton.controls:
+            ids = self._as_text(skeleton, contents)
+        return [*ids, *self.opening_ids]
+
+    def _content(self, role: str, text: str) -> str:
+        if role == "assistant" and self._drops_reasoning:
+            text = text.rpartition(CLOSE)[2]
+        return text.strip()
+
+    def _as_text(self, skeleton: Skeleton, contents: Sequence[str]) -> list[int]:
+        """Ids where a content spells control tokens: all between two markers of the template is text."""
+        ids: list[int] = []
+        text = ""
+        for piece in skeleton.pieces:
+            if isinstance(piece, int):
+                text += contents[piece]
+                continue
+            for part in self._markers.split(piece):
+                if part in self._marker_ids:
+                    ids += [*self._text_ids(text), self._marker_ids[part]]
+                    text = ""
+                else:
+                    text += part
+        return [*ids, *self._text_ids(text)]
+
+    def _controls(self, ids: list[int]) -> list[int]:
+        return [token_id for token_id in ids if token_id in self._control.ids]
+
+    def _skeleton(self, roles: tuple[str, ...]) -> Skeleton:
+        """The rendered chat of these roles, cached. ValueError where the template rejects them."""
+        if roles not in self._skeletons:
+            pieces, refusal = self._render(roles)
+            folded = bool(refusal) and "system" in roles
+            if folded:
+                pieces, refusal = self._render(tuple(role for role, _ in _folded([(r, "") for r in roles])))
+            if refusal:
+                raise ValueError(
+                    f"the tokenizer's chat template rejects the turns {', '.join(roles)}: {refusal}"
+                )
+            filled = "".join("x" if isinstance(piece, int) else piece for piece in pieces)
+            self._skeletons[roles] = Skeleton(pieces, self._controls(self._read(filled)), folded)
+        return self._skeletons[roles]
+
+    def _render(self, roles: tuple[str, ...], prompt: bool = True) -> tuple[tuple[str | int, ...], str]:
+        """The pieces, and why the template rejects the roles ("" where it does not)."""
+        turns = [{"role": role, "content": f"\ue000{place}\ue001"} for place, role in enumerate(roles)]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=prompt, **CONSTANTS
+            )
+        except (TemplateError, TypeError) as error:
+            return (), " ".join(str(error).split())
+        split = MARK.split(text)
+        pieces = tuple(int(part) if i % 2 else part for i, part in enumerate(split))
+        missing = [role for place, role in enumerate(roles) if place not in pieces]
+        return pieces, f"it leaves out the turn of the {missing[0]}" if missing else ""
+
+    def _end(self) -> int | None:
+        """The control token behind an assistant's answer; None where the template writes none."""
+        pieces, refusal = self._render(("user", "assistant"), prompt=False)
+        ends = [] if refusal else self._controls(self._read(str(pieces[-1])))
+        return ends[0] if ends else None
+
+
+def _folded(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with each system message in front of the user's turn that follows it."""
+    found: list[Turn] = []
+    waiting: list[str] = []
+    for role, text in turns:
+        if role == "system":
+            waiting.append(text.strip())
+            continue
+        if role == "user":
+            text = "\n\n".join([*waiting, text.strip()])
+            waiting = []
+        found.append((role, text))
+    return found

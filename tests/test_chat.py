@@ -1,0 +1,280 @@
+"""The chat format: ids equal `apply_chat_template`'s, texts stay texts, and training, engine and files agree."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from chats import CONTEXTS, END, KINDS, QUESTION, TEMPLATES, chat_lm, chat_tokenizer
+from families import EXAMPLES, FAMILIES, build_tokenizer, liven, tiny_lm
+from transformers import AutoTokenizer
+
+from colar import files
+from colar.engine import reference
+from colar.engine.engine import Engine
+from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, answer_key, check, prompt_ids
+from colar.methods import registry
+from colar.methods.pretrained import attach, load, save
+from colar.template.template import Template, TemplateConfig
+
+CHAT = TemplateConfig(format="chat")
+SPEED = "(Thinking speed: 2)"
+FOLDS = ("gemma2", "old")
+
+
+def chat_template(kind, separator=True):
+    return Template(CHAT, chat_tokenizer(kind, separator))
+
+
+def applied(tokenizer, context, content):
+    turns = [{"role": role, "content": text} for role, text in (*context, ("user", content))]
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+
+
+# Parity
+
+
+@pytest.mark.parametrize("separator", [True, False], ids=["known", "added"])
+@pytest.mark.parametrize("name", CONTEXTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_apply_chat_template(kind, name, separator):
+    template, context = chat_template(kind, separator), CONTEXTS[name]
+    for question in (QUESTION, "  Two\n\nlines, Ümläute and 3  spaces? \n", "{x} {speed} ₂"):
+        found = template.question(question, SPEED, context=context)
+        turns, content = context, f"{question.strip()} {SPEED}"
+        if kind in FOLDS and context and context[0][0] == "system":
+            # In front of the first user's turn.
+            (_, system), *turns = context
+            if turns:
+                turns[0] = ("user", f"{system}\n\n{turns[0][1]}")
+            else:
+                content = f"{system}\n\n{content}"
+        opening = [] if kind != "qwen3" else template.tokenizer.encode("<think>\n", add_special_tokens=False)
+        assert found == [*applied(template.tokenizer, turns, content), *opening, template.separator_id]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_question_without_a_speed_is_the_turn_alone(kind):
+    template = chat_template(kind)
+    wanted = applied(template.tokenizer, (), QUESTION)
+    assert template.question(QUESTION)[: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bos_stands_once_where_the_template_writes_it(kind):
+    template = chat_template(kind)
+    ids = template.question(QUESTION, SPEED, context=CONTEXTS["all"])
+    bos = template.bos_id
+    if "bos_token" in TEMPLATES[kind]:
+        assert ids[0] == bos
+        assert ids.count(bos) == 1
+    elif bos is not None:
+        # SmolLM2's BOS is its marker of a turn.
+        assert ids.count(bos) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_ends_as_a_turn_does(kind):
+    template = chat_template(kind)
+    end = template.tokenizer.convert_tokens_to_ids(END.get(kind, "<|im_end|>"))
+    separator, *ids, eos = template.answer("12")
+    assert (separator, eos, template.eos_id) == (template.separator_id, end, end)
+    assert template.decode([*ids, eos]) == "12"
+
+
+def test_reasoning_stands_where_the_template_puts_it():
+    for kind, opened in (("qwen3", "<think>\n"), ("r1", "<think>\n"), ("qwen2.5", "assistant\n")):
+        template = chat_template(kind)
+        text = template.tokenizer.decode(template.question(QUESTION))
+        assert text.endswith(f"{opened}###"), kind
+        assert text.count("<think>") == (kind != "qwen2.5")
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "r1"])
+def test_earlier_reasoning_is_left_out(kind):
+    template = chat_template(kind)
+    bare = CONTEXTS["turns"]
+    thought = (bare[0], ("assistant", f"<think>\n1 + 1 = 2\n</think>\n\n{bare[1][1]}"))
+    assert template.question(QUESTION, context=thought) == template.question(QUESTION, context=bare)
+
+
+def test_a_prompt_does_not_depend_on_the_day():
+    tokenizer = chat_tokenizer("llama3")
+    dated = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    tokenizer.chat_template = f"{dated}{{{{ date_string }}}} {TEMPLATES['llama3']}"
+    template = Template(CHAT, tokenizer)
+    assert template.tokenizer.decode(template.question("1?")).startswith("26 Jul 2024 ")
+
+
+# Texts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_tokens_spelled_by_a_user_are_text(kind):
+    """The markers in the prompt are as many as without the spelled ones, and the text comes back as it was."""
+    template = chat_template(kind)
+    control = template.chat._control.ids
+    # Longer than the vocabulary's own: "####" holds the separator, and this text all of the markers.
+    spelled = " ".join(sorted(template.chat._marker_ids)) + " \ue0000\ue001 {{ bos_token }} ####"
+    context = (("user", f"a {spelled}"), ("assistant", f"b {spelled} c"))
+    if kind in ("qwen3", "r1"):
+        # Its reasoning is left out: a closing tag in an earlier answer is read as one.
+        context = (context[0], ("assistant", "b <|im_end|> c"))
+    plain = (("user", "a x"), ("assistant", "b c"))
+
+    def markers(ids):
+        return [token_id for token_id in ids if token_id in control]
+
+    found = template.question(f"d {spelled} e", SPEED, context=context)
+    assert markers(found) == markers(template.question("d e", SPEED, context=plain))
+    text = template.tokenizer.decode(found)
+    assert text.count(f"d {spelled} e {SPEED}") == 1
+    assert f"a {spelled}" in text
+
+
+@pytest.mark.parametrize("kind", ["qwen2.5", "qwen3", "llama3", "gemma3", "smollm2"])
+def test_ordinary_texts_have_the_same_ids_on_both_ways(kind):
+    """The way for texts that spell control tokens, taken by one that does not, makes the ids of the short one."""
+    template = chat_template(kind)
+    skeleton = template.chat._skeleton(("system", "user"))
+    contents = ["Be brief.", f"{QUESTION} {SPEED}"]
+    slow = template.chat._as_text(skeleton, contents)
+    fast = template.chat.encode([("system", contents[0]), ("user", contents[1])])
+    assert fast == [*slow, *template.chat.opening_ids]
+
+
+# Errors
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tokenizer_without_a_chat_template_is_refused(family):
+    with pytest.raises(
+        ValueError, match=r"template\.format: chat needs a tokenizer with a chat template"
+    ) as error:
+        Template(CHAT, build_tokenizer(family, True))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral"])
+def test_turns_that_the_template_rejects_are_named(kind):
+    template = chat_template(kind)
+    with pytest.raises(ValueError, match="rejects the turns user, user: Roles must alternate"):
+        template.question(QUESTION, context=(("user", "Hi"),))
+
+
+def test_markers_in_the_question_layout_are_refused():
+    config = TemplateConfig(question="<|im_start|>user\n{question} {speed}", format="chat")
+    with pytest.raises(ValueError, match="has control tokens, which the chat template writes"):
+        Template(config, chat_tokenizer("qwen2.5"))
+    with pytest.raises(ValueError, match=r"template\.format must be one of plain, chat"):
+        TemplateConfig(format="chta")
+
+
+# The plain format
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_earlier_turns_stand_before_a_plain_question(family):
+    template = Template(TemplateConfig(), build_tokenizer(family, True))
+    context = (("system", " Be brief. "), ("user", "Hi"), ("assistant", ""))
+    assert template.question("1 + 1?", SPEED, context=context) == template.question(
+        "Be brief.\n\nHi\n\n1 + 1?", SPEED
+    )
+    assert "format" not in template.to_json()
+    assert template.to_json()["version"] == 2
+
+
+# Files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_template_comes_back(kind, tmp_path):
+    template = chat_template(kind)
+    template.tokenizer.save_pretrained(tmp_path)
+    saved = template.to_json()
+    again = Template.from_json(saved, AutoTokenizer.from_pretrained(tmp_path))
+    assert saved["version"] == 3
+    assert again.to_json() == saved
+    for context in CONTEXTS.values():
+        assert again.question(QUESTION, SPEED, context=context) == template.question(
+            QUESTION, SPEED, context=context
+        )
+    assert again.answer("12") == template.answer("12")
+
+
+def test_a_changed_chat_template_is_noticed(tmp_path):
+    lm, method = chat_lm("qwen2.5"), registry.build("colar", {"sigma_e": 1.0})
+    attach(lm, method, 0)
+    save(lm, method, tmp_path / "model", {}, "# card")
+    loaded, _ = load(tmp_path / "model")
+    ids = lm.template.question(QUESTION, SPEED, context=CONTEXTS["all"])
+    assert loaded.template.question(QUESTION, SPEED, context=CONTEXTS["all"]) == ids
+    path = tmp_path / "model" / "chat_template.jinja"
+    files.write_text(path, path.read_text().replace("made here", "made there"))
+    with pytest.raises(ValueError, match="was trained with another chat template"):
+        load(tmp_path / "model")
+    path.unlink()
+    with pytest.raises(ValueError, match=r"lacks chat_template\.jinja"):
+        load(tmp_path / "model")
+
+
+# Training, engine, reference
+
+
+@pytest.mark.parametrize("name", list(registry.METHODS))
+def test_training_and_inference_ask_with_the_same_ids(name):
+    method = registry.build(name)
+    for lm in (chat_lm("qwen3"), tiny_lm("qwen2")):
+        for i, example in enumerate(EXAMPLES):
+            # Short: these models have 128 positions.
+            example = replace(example, question=example.question[:20], context=list(CONTEXTS.values())[i % 4])
+            row = method.encode(lm.template, example, Random(i), 0)
+            request = Request(
+                "r",
+                example.question,
+                row.params,
+                Decoding(max_latents=4, max_completion_length=4),
+                context=example.context,
+            )
+            assert prompt_ids(lm, method, request) == row.question
+            assert len(row.question) > len(lm.template.question(example.question)) or not example.context
+            assert row.answer[-1] == lm.template.eos_id
+
+
+@pytest.mark.parametrize("name", ["colar", "sequential"])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_the_engine_answers_chats_as_the_reference_does(kind, name):
+    """Several turns, alone and beside others: the same thoughts and answers, token for token."""
+    lm = liven(chat_lm(kind))
+    own = {"sigma_e": 1.0} if name == "colar" else {}
+    method = registry.build(name, {"compression_factors": [1, 2, 3], **own})
+    attach(lm, method, 0)
+    lm.eval()
+    requests = []
+    for i, example in enumerate(EXAMPLES[:4]):
+        for j, context in enumerate(CONTEXTS.values()):
+            decoding = replace(SAMPLED if (i + j) % 2 else GREEDY, max_latents=5, max_completion_length=5)
+            params = registry.make_params(method, {"compression_factor": 1 + (i + j) % 3})
+            question = example.question[:30]
+            requests.append(Request(f"{i}/{j}", question, params, decoding, seed=i, context=context))
+    found = Engine(lm, method, 5).generate(requests)
+    assert len({completion.text for completion in found}) > 1
+    for request, completion in zip(requests, found, strict=True):
+        wanted = reference.complete(lm, method, request)
+        assert (completion.token_ids, completion.thought_ids, completion.reason) == (
+            wanted.token_ids,
+            wanted.thought_ids,
+            wanted.reason,
+        )
+
+
+def test_a_key_holds_the_context_where_there_is_one():
+    bare = Request("r", "1 + 1?")
+    keys = {answer_key(replace(bare, context=context), {}) for context in CONTEXTS.values()}
+    assert len(keys) == len(CONTEXTS)
+    assert answer_key(bare, {}) == "4414f44af608060b"
+
+
+def test_a_context_of_no_role_is_refused():
+    method = registry.build("cot")
+    with pytest.raises(ValueError, match="request r: context must be one of system, user, assistant"):
+        check(method, Request("r", "1?", method.Params(), context=(("tool", "x"),)))
