@@ -1,7 +1,7 @@
 """colar: fine-tune a causal language model to think in compressed latents, at any speed.
 
-    lm, method = colar.from_pretrained("runs/mine/colar/best")    # or a Hub id
-    engine = colar.Engine(lm, method)
+    model = colar.load("runs/mine")    # or a Hub id
+    model.ask("How many?", compression_factor=2).answer
 
 The names below are loaded when first used: `import colar` is instant.
 """
@@ -16,6 +16,8 @@ _PUBLIC = {
     "save_pretrained": ("colar.methods.pretrained", "save_pretrained"),
     "push_to_hub": ("colar.model.checkpoint", "push_to_hub"),
     "make_params": ("colar.methods.registry", "make_params"),
+    "train": ("colar.recipe", "train"),
+    "load": ("colar.look.model", "load"),
     "inspect": ("colar.look.inspect", "inspect"),
     "Engine": ("colar.engine.engine", "Engine"),
     "Request": ("colar.engine.request", "Request"),

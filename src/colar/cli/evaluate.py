@@ -24,6 +24,7 @@ from colar.cli.shared import (
     options,
     param_grid,
     params_options,
+    settle_limits,
     write_report,
 )
 
@@ -128,6 +129,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     from colar.model import checkpoint
 
     check_params(args)
+    settle_limits(args, [named(text)[1] for text in args.checkpoints])
     limits = evaluate.Limits(
         **limits_of(args),
         batch_size=args.batch_size,

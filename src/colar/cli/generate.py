@@ -23,6 +23,7 @@ from colar.cli.shared import (
     param_grid,
     params_options,
     quiet_libraries,
+    settle_limits,
 )
 
 STANDS_OUT = 0.6
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> None:
         from colar.model import checkpoint
 
     check_params(args)
+    folder = checkpoint.resolve(args.checkpoint)
+    settle_limits(args, [folder])
     decoding = _decoding(args)
     rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
@@ -97,7 +100,6 @@ def run(args: argparse.Namespace) -> None:
         files.require_writable(Path(args.output).resolve().parent)
         answers.check_output(args.output, args.input)
     quiet_libraries()
-    folder = checkpoint.resolve(args.checkpoint)
     check_backbone([folder], args)
     # The method without its weights, which take seconds to load, tells which values it has.
     described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)

@@ -23,6 +23,7 @@ from colar.cli.shared import (
     own_options,
     param_grid,
     params_options,
+    settle_limits,
 )
 
 ENDINGS = (".html", ".json")
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> None:
         options=own_options(args.options, args.data),
     )
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
+    settle_limits(args, named_all(args.checkpoints).values())
     limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):

@@ -20,6 +20,7 @@ from colar.cli.shared import (
     load,
     model_options,
     named_all,
+    settle_limits,
 )
 
 
@@ -98,7 +99,10 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     from colar.serve.served import Served
 
     lm, method, _ = load(path, args)
-    decoding = dataclasses.replace(DECODINGS[args.decoding], **limits_of(args))
+    # Of each model its own.
+    own = argparse.Namespace(**vars(args))
+    settle_limits(own, [path])
+    decoding = dataclasses.replace(DECODINGS[args.decoding], **limits_of(own))
     engine = Engine(
         lm,
         method,

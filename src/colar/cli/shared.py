@@ -112,10 +112,29 @@ LIMITS = ("max_latents", "max_completion_length")
 
 def limit_options(parser: Parser, max_completion_length: int) -> None:
     """The options of LIMITS; the default for answers is the command's own."""
-    parser.add_argument("--max_latents", type=int, default=128, help="maximum number of thoughts")
-    parser.add_argument(
-        "--max_completion_length", type=int, default=max_completion_length, help="maximum tokens of an answer"
-    )
+    defaults = {"max_latents": 128, "max_completion_length": max_completion_length}
+    meanings = {
+        "max_latents": "maximum number of thoughts",
+        "max_completion_length": "maximum tokens of an answer",
+    }
+    for name in LIMITS:
+        text = f"{meanings[name]} (default: the checkpoint's own, or else {defaults[name]})"
+        parser.add_argument(f"--{name}", type=int, help=text)
+    parser.set_defaults(default_limits=defaults)
+
+
+def settle_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
+    """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
+    from colar.model import checkpoint
+
+    if all(getattr(args, name) is not None for name in LIMITS):
+        return
+    known = [
+        checkpoint.read_info(checkpoint.resolve(each))["method"].get("limits", {}) for each in checkpoints
+    ]
+    for name in LIMITS:
+        if getattr(args, name) is None:
+            setattr(args, name, max(own.get(name, args.default_limits[name]) for own in known))
 
 
 def limits_of(args: argparse.Namespace) -> dict[str, int]:

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from colar import progress, recipes
+from colar import files, progress, recipes
 from colar.cli.shared import collector_off, quiet_libraries
+
+AUTO = "auto"
+OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template")
+"""Options of `colar train auto`."""
 
 
 def add_parser(commands: Any) -> None:
@@ -40,13 +44,32 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="run the longest batch, a few updates and a validation batch here, print what was measured, and exit",
     )
+    own = train.add_argument_group(
+        "a recipe for your model and your file", "colar train auto, see docs/train.md"
+    )
+    own.add_argument("--model", help="a folder, a Hub id, or a built-in backbone (tiny, smollm2-135m)")
+    own.add_argument("--data", help="a file of problems, a folder, or a Hub data set owner/name")
+    own.add_argument("--output", help="folder of the run (of other recipes too)")
+    own.add_argument("--test", help="another file, for the table at the end (default: 5%% of the rows)")
+    own.add_argument(
+        "--method", choices=["sequential", "colar"], help="sequential (ours; default) or colar (the paper's)"
+    )
+    own.add_argument(
+        "--grpo", action="store_true", help="also learn by reinforcement, for answers that can be judged"
+    )
+    own.add_argument("--columns", help="question=problem,answer=solution, where columns are not recognised")
+    own.add_argument(
+        "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
+    )
     train.set_defaults(run=run, takes_keys=True, resumes=True)
 
 
 def run(args: argparse.Namespace) -> None:
+    auto = args.recipe == AUTO
     # A misspelt name is found before seconds of imports.
-    if not args.keys:
+    if not args.keys and not auto:
         recipes.find(args.recipe)
+    _check_options(args, auto)
     with collector_off():
         from colar import processes, recipe
 
@@ -55,17 +78,65 @@ def run(args: argparse.Namespace) -> None:
         _print_keys(recipe.all_keys())
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
-    stages = recipe.load_stages(args.recipe, args.overrides, args.stages)
+    if auto:
+        output = files.require_writable(args.output)
+        stages = recipe.plan(args.model, args.data, output, **_given(args), overrides=args.overrides)
+    else:
+        stages = recipe.load_stages(args.recipe, args.overrides, args.stages)
     if args.check:
         _check(stages)
         processes.leave()
         return
     best = recipe.run_stages(stages, resume=not args.no_resume)
+    if auto:
+        _show(recipe.finish(output, stages))
+        best = output
     # The path is printed when all processes are done.
     processes.leave()
     # The path alone on stdout, once: out=$(colar train ...) is what a script wants.
     if progress.is_main():
         print(best)
+
+
+def _check_options(args: argparse.Namespace, auto: bool) -> None:
+    """Reject options of `auto` beside another recipe, and `auto` without a model, data or an output."""
+    if auto:
+        missing = [f"--{name}" for name in ("model", "data", "output") if not getattr(args, name)]
+        if missing and not args.keys:
+            raise ValueError(
+                f"colar train auto needs {', '.join(missing)}: "
+                "colar train auto --model Qwen/Qwen2.5-0.5B-Instruct --data my.jsonl --output runs/mine"
+            )
+        return
+    for name in OF_AUTO:
+        if getattr(args, name):
+            raise ValueError(
+                f"--{name} is for colar train auto; {args.recipe} has keys of its own (--keys lists them)"
+            )
+    if args.output is not None:
+        args.overrides += ["--output", args.output]
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `auto` that were given, as arguments of `recipe.plan`."""
+    given = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
+    if args.columns:
+        pairs = [pair.partition("=") for pair in args.columns.split(",")]
+        if not all(key and column for key, _, column in pairs):
+            raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {args.columns!r}")
+        given["columns"] = {key.strip(): column.strip() for key, _, column in pairs}
+    return given
+
+
+def _show(outcome: Any) -> None:
+    """Print the table and its sentence on stderr: stdout has the path alone."""
+    from rich.console import Console
+
+    from colar.evaluation.grid import rich_table
+
+    if progress.is_main():
+        Console(stderr=True).print(rich_table(outcome.grid))
+        progress.say(outcome.sentence)
 
 
 def _print_keys(keys: Iterable[tuple[str, Any, str]]) -> None:

@@ -16,9 +16,10 @@ from typing import Literal
 
 from colar import progress
 from colar.checks import check_known
-from colar.data import formats
+from colar.data import formats, tables
 from colar.data.example import SPLITS, AnswerType
-from colar.data.formats import Entries, Parser
+from colar.data.formats import Parser
+from colar.data.tables import Entries
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 OWN_ENDINGS = (".jsonl", ".json")
@@ -304,7 +305,7 @@ def entries_of_path(path: Path, split: str) -> Entries:
         path = file or path / f"{split}.jsonl"
     if not path.is_file():
         raise ValueError(f"no file {path}")
-    return formats.read(path)
+    return tables.read(path)
 
 
 def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
@@ -334,7 +335,7 @@ def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
         otherwise = f", or name no folder to load {source.hub} from the Hub" if source.hub else ""
         raise ValueError(f"{name}: no {_wanted(plan)} under {under}{otherwise}")
     if len(paths) == 1:
-        return formats.read(paths[0])
+        return tables.read(paths[0])
     parts = " and ".join(path.name for path in paths)
     progress.say(f"{name}: no {plan.files[0][0]} under {under}, reading {parts}")
     return _distinct(name, paths)
@@ -345,7 +346,7 @@ def _distinct(name: str, paths: list[Path]) -> Entries:
     seen: set[str] = set()
     dropped = 0
     for path in paths:
-        for place, line in formats.read(path):
+        for place, line in tables.read(path):
             question = line.partition("||")[0].strip()
             # The parts overlap: both have some of GSM8K's own training problems.
             if question in seen:

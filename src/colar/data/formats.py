@@ -1,8 +1,7 @@
-"""File formats and row formats: how published rows become question, steps and answer.
+"""Row formats: how published rows become question, steps and answer.
 
-A reader turns a file into entries: (place, raw row) pairs. A place is what an error message names, "file:line", or
-"file: row 7" where a format has no lines. A parser turns one raw row into `Fields` and raises ValueError with the
-reason where the row is malformed; the caller adds the place. Text is stripped and otherwise left as published,
+A parser turns one raw row into `Fields` and raises ValueError with the reason where the row is malformed; the caller
+adds the place. Text is stripped and otherwise left as published,
 except that whole floats lose their ".0" (145.0 -> "145").
 """
 
@@ -12,9 +11,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from colar import files
@@ -23,8 +21,6 @@ from colar.data.example import AnswerType
 from colar.data.judge.latex import extract_boxed
 
 Parser = Callable[[Any], "Fields"]
-Entries = Iterator[tuple[str, Any]]
-"""(place, raw row) of each row of a file."""
 
 _EQUATION = re.compile(r"<<[^<>]*>>")
 _PROMPT_SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
@@ -49,51 +45,8 @@ class Fields:
     answer: str
     key: str | None = None
     answer_type: AnswerType | None = None
-
-
-# --- readers: a file -> entries ------------------------------------------------------------------------
-
-
-def read(path: Path) -> Entries:
-    """Read a .txt or .jsonl file (a row a line), .json (a list) or .parquet. Raises ValueError that names the file."""
-    ending = path.suffix.lower()
-    if ending in (".txt", ".jsonl"):
-        return _lines(path)
-    if ending == ".json":
-        return _numbered(path, _json_list(path))
-    if ending == ".parquet":
-        return _numbered(path, _parquet_list(path))
-    raise ValueError(f"{path}: a data file must end in .json, .jsonl, .parquet or .txt")
-
-
-def _lines(path: Path) -> Entries:
-    with open(path, "rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            text = files.decoded(line, f"{path}:{number}")
-            if text.strip():
-                yield f"{path}:{number}", text.rstrip("\r\n")
-
-
-def _numbered(path: Path, rows: list[Any]) -> Entries:
-    for number, row in enumerate(rows, start=1):
-        yield f"{path}: row {number}", row
-
-
-def _json_list(path: Path) -> list[Any]:
-    rows = files.read_json(path)
-    if not isinstance(rows, list):
-        raise ValueError(f"{path}: must hold a list of rows, holds a {type(rows).__name__}")
-    return rows
-
-
-def _parquet_list(path: Path) -> list[Any]:
-    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
-
-    try:
-        rows: list[Any] = parquet.read_table(path).to_pylist()
-    except ArrowException as error:
-        raise ValueError(f"{path}: not a Parquet file: {error}") from error
-    return rows
+    context: tuple[tuple[str, str], ...] = ()
+    """Turns of a chat before the question: (role, text) each."""
 
 
 # --- parsers: a raw row -> Fields ----------------------------------------------------------------------
@@ -103,15 +56,15 @@ def columns(question: str, answer: str, *, steps: str | None = None, key: str | 
     """Make a parser of rows that hold question, answer, and perhaps steps and an id, in columns of these names."""
 
     def parse(raw: Any) -> Fields:
-        row = _named_fields(raw)
+        row = named_fields(raw)
         chain: tuple[str, ...] = ()
         # A null counts as not there, as in `_text`: exports of tables have one for an empty list.
         if steps is not None and row.get(steps) is not None:
-            chain = _steps(row[steps], steps)
+            chain = steps_of(row[steps], steps)
         own_key = None
         if key is not None and row.get(key) is not None:
-            own_key = _text(row, key)
-        return Fields(_text(row, question), chain, _answer(row, answer), own_key)
+            own_key = text_of(row, key)
+        return Fields(text_of(row, question), chain, answer_of(row, answer), own_key)
 
     return parse
 
@@ -124,14 +77,22 @@ def coconut(raw: Any) -> Fields:
 
     Fields: question, steps (a list, or one string), answer; perhaps id and answer_type.
     """
-    row = _named_fields(raw)
+    row = named_fields(raw)
     fields = _own_columns(row)
     if "####" in fields.answer:
         raise ValueError(
             "answer has GSM8K's '####': put what stands before it into 'steps' (a list of texts) and leave only what "
             "stands behind it in 'answer', or name the file FOLDER/gsm8k/train.jsonl and load source gsm8k from FOLDER"
         )
-    return Fields(fields.question, fields.steps, fields.answer, fields.key, row.get("answer_type"))
+    context = row.get("context") or ()
+    pairs = isinstance(context, list | tuple) and all(
+        isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(part, str) for part in turn)
+        for turn in context
+    )
+    if not pairs:
+        raise ValueError("context must be a list of [role, text]")
+    turns = tuple((role, text) for role, text in context)
+    return Fields(fields.question, fields.steps, fields.answer, fields.key, row.get("answer_type"), turns)
 
 
 def icot_line(raw: Any) -> Fields:
@@ -152,22 +113,22 @@ def icot_line(raw: Any) -> Fields:
 
 def gsm8k(raw: Any) -> Fields:
     """Parse GSM8K's own rows: a step a line, then `#### answer`; without the calculator's <<...>> marks."""
-    row = _named_fields(raw)
+    row = named_fields(raw)
     # Steps and answer are one text, "step\nstep\n#### 72".
-    chain, mark, answer = _text(row, "answer").rpartition("####")
+    chain, mark, answer = text_of(row, "answer").rpartition("####")
     if not mark:
         raise ValueError("no '####' before the answer")
     steps = _stripped(_EQUATION.sub("", chain).splitlines())
-    return Fields(_text(row, "question"), steps, _filled(answer, "answer"))
+    return Fields(text_of(row, "question"), steps, _filled(answer, "answer"))
 
 
 def svamp(raw: Any) -> Fields:
     """Parse SVAMP: Body and Question make the problem, joined by ". " where the body has no final punctuation."""
-    row = _named_fields(raw)
-    body = _text(row, "Body")
-    question = _text(row, "Question")
+    row = named_fields(raw)
+    body = text_of(row, "Body")
+    question = text_of(row, "Question")
     joint = " " if body[-1] in _CLOSING else ". "
-    return Fields(body + joint + question, (), _answer(row, "Answer"), _text(row, "ID"))
+    return Fields(body + joint + question, (), answer_of(row, "Answer"), text_of(row, "ID"))
 
 
 def hendrycks_math(raw: Any) -> Fields:
@@ -176,13 +137,13 @@ def hendrycks_math(raw: Any) -> Fields:
     Reads the publisher's columns (problem, solution) and the verl layout (`reward_model.ground_truth`), whose
     question carries a prompt suffix and whose `target` has lost its spaces: both are put right.
     """
-    row = _named_fields(raw)
+    row = named_fields(raw)
     if "reward_model" in row:  # the verl layout
-        truth = _named_fields(_named_fields(row["reward_model"]).get("ground_truth"))
-        problem = _text(truth, "question").removesuffix(_PROMPT_SUFFIX)
+        truth = named_fields(named_fields(row["reward_model"]).get("ground_truth"))
+        problem = text_of(truth, "question").removesuffix(_PROMPT_SUFFIX)
         row = {**truth, "problem": problem}
-    problem = _text(row, "problem")
-    solution = _text(row, "solution")
+    problem = text_of(row, "problem")
+    solution = text_of(row, "solution")
     answer = extract_boxed(solution)
     if answer is None:
         # A fault of the publisher's is left out and told; anyone else's stops the load.
@@ -194,18 +155,18 @@ def hendrycks_math(raw: Any) -> Fields:
 
 def math_500(raw: Any) -> Fields:
     """Parse MATH-500: as MATH, with the answer in a column of its own and a `unique_id`."""
-    row = _named_fields(raw)
+    row = named_fields(raw)
     # The caller puts source and split before the key: "test/" would stand there twice.
-    key = _text(row, "unique_id").removeprefix("test/").removesuffix(".json")
-    return Fields(_text(row, "problem"), _paragraphs(_text(row, "solution")), _text(row, "answer"), key)
+    key = text_of(row, "unique_id").removeprefix("test/").removesuffix(".json")
+    return Fields(text_of(row, "problem"), _paragraphs(text_of(row, "solution")), text_of(row, "answer"), key)
 
 
 def gpqa(raw: Any) -> Fields:
     """Parse GPQA: no steps; the answer is a letter of four choices, their order fixed by a hash of each."""
-    row = _named_fields(raw)
-    question = _text(row, "Question")
-    correct = _text(row, "Correct Answer")
-    wrong = [_text(row, f"Incorrect Answer {number}") for number in (1, 2, 3)]
+    row = named_fields(raw)
+    question = text_of(row, "Question")
+    correct = text_of(row, "Correct Answer")
+    wrong = [text_of(row, f"Incorrect Answer {number}") for number in (1, 2, 3)]
     # Published with the right answer first: the hash puts it in a random place, the same on every machine.
     choices = sorted([correct, *wrong], key=lambda choice: question_hash(f"{question} {choice}"))
     lines = [question]
@@ -227,7 +188,7 @@ def question_hash(question: str) -> str:
     return hashlib.sha256(collapsed(question).encode()).hexdigest()[:16]
 
 
-def _named_fields(raw: Any) -> Mapping[str, Any]:
+def named_fields(raw: Any) -> Mapping[str, Any]:
     if isinstance(raw, str):  # a line of a .jsonl file
         try:
             raw = files.parse_json(raw)
@@ -238,7 +199,7 @@ def _named_fields(raw: Any) -> Mapping[str, Any]:
     return raw
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def text_of(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if value is None:
         # A null counts as not there: a user's own tools often write it for one.
@@ -253,12 +214,12 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     return _filled(value, name)
 
 
-def _answer(row: Mapping[str, Any], name: str) -> str:
+def answer_of(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if isinstance(value, list) and len(value) == 1:  # MultiArith's lSolutions
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        text = _text({**row, name: value}, name)
+        text = text_of({**row, name: value}, name)
         return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
     # Whole numbers have any length: the largest would be no float.
     if isinstance(value, int):
@@ -271,7 +232,7 @@ def _answer(row: Mapping[str, Any], name: str) -> str:
     return repr(value)
 
 
-def _steps(value: Any, name: str) -> tuple[str, ...]:
+def steps_of(value: Any, name: str) -> tuple[str, ...]:
     steps = [value] if isinstance(value, str) else value
     if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
         raise ValueError(f"{name} must be text or a list of texts")

@@ -28,8 +28,9 @@ from colar.checks import check_holds, check_known
 from colar.data import arithmetic, catalogue, formats, prontoqa, prosqa
 from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
 from colar.data.example import SPLITS, AnswerType, Example
-from colar.data.formats import Entries, Fields, Parser, UpstreamFault
+from colar.data.formats import Fields, Parser, UpstreamFault
 from colar.data.judge import answers
+from colar.data.tables import Entries
 
 __all__ = [
     "DATA_DIR_VARIABLE",
@@ -267,8 +268,9 @@ class _Reader:
             raise UpstreamFault("the test set asks the same question")
         answer_type: AnswerType = fields.answer_type or self.source.answer_type
         example = Example(
-            self._id(fields, index, ids), fields.question, fields.steps, fields.answer, answer_type
-        )
+            self._id(fields, index, ids), fields.question, fields.steps, fields.answer, answer_type,
+            context=fields.context,
+        )  # fmt: skip
         # A gold that the judge cannot read would count every answer as wrong.
         if answer_type in ("number", "choice") and not answers.understood(example.answer, answer_type):
             found = f"answer {example.answer[:40]!r} cannot be read as answer_type {answer_type!r}"

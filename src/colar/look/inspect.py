@@ -240,7 +240,7 @@ def inspect(
         raise ValueError("questions must hold at least one question, got none")
     # The engine switches dropout off by itself, the reference passes do not.
     lm.eval()
-    asked = [method.Params()]
+    asked = [registry.make_params(method, {})]
     if any(each.name == "compression_factor" for each in fields(method.Params)):
         factors = _possible(method) if compression_factors is None else compression_factors
         asked = [registry.make_params(method, {"compression_factor": c}) for c in factors]

@@ -239,6 +239,10 @@ class Method(ABC):
 
     def __init__(self, config: Any) -> None:
         self.config = config
+        self.default_params: Mapping[str, Any] = {}
+        """Values of a request that names none: a checkpoint's own speed. {}: those of `Params`."""
+        self.default_limits: Mapping[str, int] = {}
+        """`max_latents` and `max_completion_length` that its training rows need. {}: those of `Decoding`."""
 
     def chosen(self) -> dict[str, Any]:
         """Its name and the keys of its config that are not as by default, without those that are `measured`."""

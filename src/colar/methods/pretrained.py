@@ -61,7 +61,9 @@ def rehearse(lm: LatentLM, method: Method, run: dict[str, Any], card: str) -> No
 def _entry(method: Method) -> dict[str, Any]:
     """The method in colar.json."""
     # Through JSON at once: tuples are lists here, as they are when the folder is read.
-    return {"name": method.name, "config": json.loads(json.dumps(dataclasses.asdict(method.config)))}
+    entry = {"name": method.name, "config": json.loads(json.dumps(dataclasses.asdict(method.config)))}
+    own = {"params": dict(method.default_params), "limits": dict(method.default_limits)}
+    return entry | {key: value for key, value in own.items() if value}
 
 
 def save_pretrained(lm: LatentLM, method: Method, folder: str | Path, run: dict[str, Any], card: str) -> Path:

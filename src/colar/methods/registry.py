@@ -36,14 +36,20 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
 
 
 def rebuild(saved: Mapping[str, Any], where: object) -> Method:
-    """The method of a checkpoint's `method` entry ({"name", "config"}), an earlier version's included; `where` is named
-    in errors."""
+    """The method of a checkpoint's `method` entry ({"name", "config"}, perhaps "params" and "limits"), an earlier
+    version's included; `where` is named in errors."""
     entry = converted.current(saved, where)
-    return build(entry["name"], entry["config"])
+    method = build(entry["name"], entry["config"])
+    method.default_params = dict(saved.get("params", {}))
+    method.default_limits = dict(saved.get("limits", {}))
+    make_params(method, method.default_params)
+    return method
 
 
 def make_params(method: Method, values: Mapping[str, Any]) -> Any:
-    """The method's per-request values. ValueError for a key it does not have (a factor for CoT)."""
+    """The method's per-request values; its `default_params` where there are none. ValueError for a key it does not have
+    (a factor for CoT)."""
+    values = values or method.default_params
     allowed = [f.name for f in dataclasses.fields(method.Params)]
     for key in values:
         if key not in allowed:

@@ -87,12 +87,8 @@ def load(
     if folder.exists() and not (folder / "config.json").exists():
         hint = " (an adapter: give its own backbone)" if (folder / "adapter_config.json").exists() else ""
         raise ValueError(f"{folder} has no config.json: it holds no model's weights{hint}")
-    unknown = (
-        f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
-        "model, nor a Hub id that answers"
-    )
     # A folder's config may hold anything, and transformers raises anything at it.
-    with in_library(unknown):
+    with in_library(_unknown(name)):
         config = AutoConfig.from_pretrained(name)
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(name)
@@ -113,6 +109,19 @@ def load(
     if loading["missing_keys"]:
         raise ValueError(f"the weights of {name} lack {', '.join(sorted(loading['missing_keys']))}")
     return Backbone(name, lm, tokenizer, stored)
+
+
+def described(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The config and the tokenizer of a backbone that is not built in, without its weights. ValueError as of `load`."""
+    with in_library(_unknown(name)):
+        return AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+
+
+def _unknown(name: str) -> str:
+    return (
+        f"cannot load backbone {name!r}: neither built in ({', '.join(BUILT_IN)}), nor a folder with a "
+        "model, nor a Hub id that answers"
+    )
 
 
 def fingerprint(lm: PreTrainedModel) -> str:

@@ -13,6 +13,7 @@ from colar.recipe.parsing import Stage, all_keys, build_method, check_grpo, load
 from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate, run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
+from colar.recipe.train import finish, plan, train
 
 __all__ = [
     "DataConfig",
@@ -25,12 +26,15 @@ __all__ = [
     "check_grpo",
     "check_start",
     "claim",
+    "finish",
     "load",
     "load_examples",
     "load_model",
     "load_stages",
     "make_validate",
+    "plan",
     "run",
     "run_stages",
     "to_json",
+    "train",
 ]

@@ -81,7 +81,7 @@ class Served:
 
 def _defaults(method: Method) -> dict[str, Any]:
     """The values of a request that names none: the method's own, or trained ones where these were not."""
-    params = method.Params()
+    params = registry.make_params(method, {})
     choices = method.choices()
     middle = method.efforts().get(DEFAULT_EFFORT, {})
     values = {}

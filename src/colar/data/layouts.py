@@ -1,0 +1,348 @@
+"""Rows as people have them: each layout is known by its columns, and read into question, steps, answer and context.
+
+| layout | columns |
+|---|---|
+| steps | question, steps, answer (Coconut's, and this package's own) |
+| GSM8K | question, answer with `#### 42`; its `<<21/7=3>>` marks are the chain |
+| chat | messages (role, content) or conversations (from, value); the last answer is learnt |
+| completion | prompt, completion, as texts or messages (TRL's) |
+| program | question, and a column with a straight-line Python program |
+| MathQA | Problem, linear_formula, options, correct |
+| solution | question and solution columns under common names: problem, instruction, query; answer, response, output |
+
+The reasoning of an answer stands in a field of its own (reasoning_content, reasoning, thinking), or between `<think>`
+tags, or before `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer with
+none of these has no chain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from colar.data import formats, programs
+from colar.data.formats import Fields
+from colar.data.judge.latex import extract_boxed
+
+QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
+ANSWER = ("answer", "final_answer", "response", "output", "completion", "solution", "target")
+REASONING = (
+    "steps",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "rationale",
+    "chain_of_thought",
+    "cot",
+    "solution",
+)
+PROGRAM = ("code", "program", "python", "python_code", "solution_code", "generated_code")
+TURNS = ("messages", "conversations")
+KEYS = ("question", "steps", "answer")
+"""Names that a user may give columns."""
+ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
+THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
+MARK = re.compile(r"<<[^<>]*>>")
+FORMULA = re.compile(
+    r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
+)
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9$\\])")
+ABBREVIATION = re.compile(r"(?:\b(?:[A-Z]|e\.g|i\.e|etc|vs|Mr|Mrs|Ms|Dr|St|No|Eq|Fig|approx|cf)|^\d+)\.$")
+LONG = 120
+"""Characters of a step that may be cut at its sentence ends."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to lay out rows."""
+
+    name: str
+    about: str
+    """The columns that are read, for a person."""
+    fits: Callable[[Collection[str], Mapping[str, Any]], bool]
+    """True if a row with these columns is of this layout."""
+    parse: Callable[[Mapping[str, Any]], Fields]
+
+
+def of(row: Mapping[str, Any]) -> Layout:
+    """The layout of a row. ValueError says which columns it has, and how to name them."""
+    columns = {str(name) for name, value in row.items() if value is not None}
+    for layout in LAYOUTS:
+        if layout.fits(columns, row):
+            return layout
+    has = ", ".join(sorted(columns)) or "none"
+    raise ValueError(
+        f"cannot tell which columns are question and answer (there are {has}): name them, "
+        "--columns question=COLUMN,answer=COLUMN and perhaps steps=COLUMN"
+    )
+
+
+def renamed(columns: Mapping[str, str]) -> Layout:
+    """The layout of columns that a user has named. ValueError for what can be no name."""
+    for key in columns:
+        if key not in KEYS:
+            raise ValueError(
+                f"--columns {key}: must be {', '.join(KEYS)}, as in question=problem,answer=solution"
+            )
+    if not {"question", "answer"} <= columns.keys():
+        raise ValueError(
+            "--columns must name question and answer, as in --columns question=problem,answer=solution"
+        )
+
+    def parse(row: Mapping[str, Any]) -> Fields:
+        return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
+
+    about = ", ".join(f"{key} from {column}" for key, column in columns.items())
+    return Layout("columns", about, lambda _, __: True, parse)
+
+
+# --- parsers -----------------------------------------------------------------------------------------------
+
+
+def _chat(row: Mapping[str, Any]) -> Fields:
+    turns = next(row[name] for name in TURNS if row.get(name) is not None)
+    context, last = _turns(turns)
+    fields = answered(last, dict(row))
+    *before, (role, question) = context
+    if role != "user":
+        raise ValueError(f"the turn before the last answer is of {role!r}, must be of 'user'")
+    return replace(fields, question=question, context=tuple(before), key=_key(row))
+
+
+def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
+    """The turns before the last answer, as (role, text), and the message of that answer."""
+    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
+        raise ValueError("a chat must be a list of messages, each with a role and a content")
+    found: list[tuple[str, str, Mapping[str, Any]]] = []
+    for turn in turns:
+        role = str(turn.get("role", turn.get("from", "")))
+        role = ROLE.get(role, role)
+        if role not in ("system", "user", "assistant"):
+            raise ValueError(f"the role {role!r} of a message is none of system, user, assistant")
+        content = turn.get("content", turn.get("value"))
+        if not isinstance(content, str):
+            raise ValueError(
+                f"the content of a message of {role!r} must be text, is a {type(content).__name__}"
+            )
+        found.append((role, content.strip(), turn))
+    while found and found[-1][0] != "assistant":
+        found.pop()
+    if len(found) < 2:
+        raise ValueError("a chat without an answer: no message of 'assistant' behind one of 'user'")
+    *before, last = found
+    # The thoughts of earlier answers are not shown to a model again.
+    context = []
+    for role, text, _ in before:
+        thought = THINK.match(text) if role == "assistant" else None
+        context.append((role, thought[2].strip() if thought else text))
+    return context, last[2]
+
+
+def _completion(row: Mapping[str, Any]) -> Fields:
+    prompt, completion = row["prompt"], row["completion"]
+    if isinstance(prompt, list) or isinstance(completion, list):
+        both = [*_as_turns(prompt, "user"), *_as_turns(completion, "assistant")]
+        return _chat({**row, "messages": both})
+    return _solution(row, "prompt", "completion", None)
+
+
+def _as_turns(value: Any, role: str) -> list[Any]:
+    return value if isinstance(value, list) else [{"role": role, "content": value}]
+
+
+def _program(row: Mapping[str, Any]) -> Fields:
+    columns = [name for name in PROGRAM if isinstance(row.get(name), str)]
+    question = _first(row, QUESTION)
+    solution = programs.of_python(str(row[columns[0]]))
+    given = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
+    return _checked(formats.text_of(row, question), solution, given, row)
+
+
+def _mathqa(row: Mapping[str, Any]) -> Fields:
+    problem = formats.text_of(row, "Problem")
+    solution = programs.of_formula(formats.text_of(row, "linear_formula"), problem)
+    options = dict(re.findall(r"([a-e])\s*\)\s*(.+?)(?=\s*,\s*[a-e]\s*\)|$)", str(row.get("options", ""))))
+    return _checked(problem, solution, options.get(str(row.get("correct", "")).strip()), row)
+
+
+def _checked(question: str, solution: programs.Solution, given: Any, row: Mapping[str, Any]) -> Fields:
+    """The fields of a program, if its value is the answer that is given."""
+    if given is not None:
+        number = re.search(r"-?\d[\d,]*(?:\.\d+)?", str(given))
+        value = float(solution.value)
+        if number is None or abs(float(number[0].replace(",", "")) - value) > 1e-2 * max(1, abs(value)):
+            raise programs.NotStraight("its program gives another answer than the row")
+    return Fields(question, solution.steps, solution.answer, _key(row), "number")
+
+
+def _gsm8k(row: Mapping[str, Any]) -> Fields:
+    return _solution(row, "question", "answer", None)
+
+
+def _common(row: Mapping[str, Any]) -> Fields:
+    question = _first(row, QUESTION)
+    rest = [name for name in ANSWER if name != question]
+    answer = _first(row, rest)
+    steps = next(
+        (name for name in REASONING if row.get(name) is not None and name not in (question, answer)), None
+    )
+    fields = _solution(row, question, answer, steps)
+    # Alpaca's: an instruction, and what it is about.
+    if question == "instruction" and isinstance(row.get("input"), str) and row["input"].strip():
+        fields = replace(fields, question=f"{fields.question}\n\n{row['input'].strip()}")
+    return fields
+
+
+def _first(row: Mapping[str, Any], names: Collection[str]) -> str:
+    return next(name for name in names if row.get(name) is not None)
+
+
+def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
+    """The fields of a question and a solution, which may hold its own reasoning."""
+    asked = formats.text_of(row, question)
+    given = formats.answer_of(row, answer)
+    if steps is None:
+        return replace(answered({"content": given}, {}), question=asked, key=_key(row))
+    chain = row.get(steps)
+    fields = Fields(asked, (), _final(given), _key(row), row.get("answer_type"))
+    if isinstance(chain, str):
+        # The column of reasoning may end in the answer once more.
+        return replace(fields, steps=cut(_reasoning(chain)))
+    return replace(fields, steps=formats.steps_of(chain, steps) if chain is not None else ())
+
+
+def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
+    """The chain and the answer of a message; its question is left blank."""
+    content = str(message.get("content", message.get("value", "")))
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        own = message.get(name) or row.get(name)
+        if isinstance(own, str) and own.strip():
+            return Fields("", cut(own), _final(content))
+    thought = THINK.match(content)
+    if thought:
+        return Fields("", cut(thought[1]), _final(thought[2]))
+    before, mark, behind = content.rpartition("####")
+    if mark:
+        return Fields("", cut(before), _filled(behind))
+    boxed = extract_boxed(content)
+    if boxed is not None:
+        chain = cut(content)
+        # The answer alone, in its box, is no reasoning.
+        alone = content.strip().strip("$. ").startswith("\\boxed")
+        return Fields("", () if alone else chain, boxed)
+    return Fields("", (), _filled(content))
+
+
+def _final(text: str) -> str:
+    """The answer in a text behind the reasoning: behind `####`, in the last box, or all of it."""
+    _, mark, behind = text.rpartition("####")
+    if mark:
+        return _filled(behind)
+    boxed = extract_boxed(text)
+    return _filled(text if boxed is None else boxed)
+
+
+def _reasoning(text: str) -> str:
+    before, mark, _ = text.rpartition("####")
+    return before if mark else text
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("empty answer")
+    return text.strip()
+
+
+def _key(row: Mapping[str, Any]) -> str | None:
+    value = row.get("id")
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+# --- steps -------------------------------------------------------------------------------------------------
+
+
+def cut(chain: str) -> tuple[str, ...]:
+    """A chain as steps: its `<<...>>` marks where it has some, else its lines, long ones cut at sentence ends."""
+    marks = MARK.findall(chain)
+    if marks:
+        return tuple(marks)
+    steps: list[str] = []
+    for line in _lines(chain):
+        steps += sentences(line) if len(line) > LONG else [line]
+    return tuple(steps)
+
+
+def _lines(chain: str) -> list[str]:
+    """Lines, but for those inside a displayed formula."""
+    held = [match.span() for match in FORMULA.finditer(chain)]
+    found, start = [], 0
+    for match in re.finditer(r"\s*\n\s*", chain):
+        if not _inside(match.start(), held):
+            found.append(chain[start : match.start()])
+            start = match.end()
+    found.append(chain[start:])
+    return [line.strip() for line in found if line.strip()]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text; none ends inside a formula, behind an abbreviation, or behind the number of a list."""
+    held = [match.span() for match in FORMULA.finditer(text)]
+    found, start = [], 0
+    for match in SENTENCE_END.finditer(text):
+        sentence = text[start : match.start()].strip()
+        if _inside(match.start(), held) or ABBREVIATION.search(sentence) or not sentence:
+            continue
+        found.append(text[start : match.end()].strip())
+        start = match.end()
+    return [*found, text[start:].strip()] if text[start:].strip() else found
+
+
+def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
+    return any(start <= place < end for start, end in spans)
+
+
+def _has(columns: Collection[str], names: Collection[str]) -> bool:
+    return any(name in columns for name in names)
+
+
+def _is_steps(columns: Collection[str], row: Mapping[str, Any]) -> bool:
+    return {"question", "steps", "answer"} <= set(columns) or {"question", "answer", "answer_type"} <= set(
+        columns
+    )
+
+
+def _is_common(columns: Collection[str], row: Mapping[str, Any]) -> bool:
+    return _has(columns, QUESTION) and _has(set(columns) - {_first(row, QUESTION)}, ANSWER)
+
+
+LAYOUTS = (
+    Layout("chat", "messages or conversations", lambda columns, _: _has(columns, TURNS), _chat),
+    Layout(
+        "MathQA",
+        "Problem, linear_formula, options, correct",
+        lambda columns, _: {"Problem", "linear_formula"} <= set(columns),
+        _mathqa,
+    ),
+    Layout(
+        "program",
+        "a question and a Python program",
+        lambda columns, _: _has(columns, PROGRAM) and _has(columns, QUESTION),
+        _program,
+    ),
+    Layout(
+        "completion",
+        "prompt, completion",
+        lambda columns, _: {"prompt", "completion"} <= set(columns),
+        _completion,
+    ),
+    Layout("steps", "question, steps, answer", _is_steps, formats.coconut),
+    Layout(
+        "GSM8K",
+        "question, and an answer with ####",
+        lambda columns, row: {"question", "answer"} <= set(columns) and "####" in str(row["answer"]),
+        _gsm8k,
+    ),
+    Layout("solution", "a question and a solution", _is_common, _common),
+)

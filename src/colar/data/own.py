@@ -1,0 +1,264 @@
+"""A user's own rows: from a file, a folder, the Hub or memory to examples, and to training, validation and test rows.
+
+    read(data) -> OwnRows -> split -> Split(train, validation, test)
+
+One layout is found for all rows, by the columns of the first (`layouts.py`). A row that cannot be read is left out, and
+counted by its reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from colar.checks import check_text, did_you_mean, in_library
+from colar.data import catalogue, formats, layouts, tables
+from colar.data.example import AnswerType, Example
+from colar.data.formats import Fields
+from colar.data.judge import answers
+
+FEWEST = 20
+"""Rows below which nothing is left to train on once some are held out."""
+HELD_OUT = 0.05
+"""Share of the rows for validation, and as many for the test."""
+LEAST, MOST = 50, 500
+"""Bounds of that number."""
+ENOUGH = 0.95
+"""Share of the answers that must be numbers, or letters, for all to be judged so."""
+LATEX = 0.1
+"""Share of the answers with LaTeX from which all are judged as formulas."""
+LONGEST = 100_000
+"""Characters of a field: more is a mistake in the file, and longer than any model's context."""
+SHOWN = 3
+"""Places that a message names."""
+
+
+@dataclass
+class OwnRows:
+    """A user's rows, and how they were understood."""
+
+    name: str
+    layout: layouts.Layout
+    examples: list[Example] = field(default_factory=list)
+    answer_type: AnswerType = "text"
+    left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Places of the rows that could not be read, by the reason."""
+
+    def summary(self) -> list[str]:
+        """A few lines for a person."""
+        lines = [
+            f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
+            f"answers are judged as {self.answer_type}"
+        ]
+        for reason, places in sorted(self.left_out.items(), key=lambda item: -len(item[1])):
+            more = ", ..." if len(places) > SHOWN else ""
+            lines.append(f"left out {len(places):,}: {reason} ({', '.join(places[:SHOWN])}{more})")
+        return lines
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to train on, to validate with, and for the table at the end."""
+
+    train: list[Example]
+    validation: list[Example]
+    test: list[Example]
+    also_in_test: int = 0
+    """Rows that were left out of the others because the test asks their question."""
+
+
+def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "train") -> OwnRows:
+    """Read a user's rows.
+
+    Args:
+        data: A file (`tables.ENDINGS`), a folder of SPLIT files, a Hub id `owner/name` with `:split`, a list of
+            dicts, or a `datasets.Dataset`.
+        columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
+        split: Of a folder.
+
+    Raises:
+        ValueError: For data that is not there or no table, rows whose columns cannot be recognised, and where no row
+            can be read.
+    """
+    name, entries = _entries(data, split)
+    rows: OwnRows | None = None
+    found: list[tuple[str, Fields]] = []
+    ids: set[str] = set()
+    for place, raw in entries:
+        try:
+            row = formats.named_fields(raw)
+            if rows is None:
+                rows = OwnRows(name, _layout(place, row, columns))
+            elif columns is None and not rows.layout.fits({k for k, v in row.items() if v is not None}, row):
+                raise ValueError(f"not of layout {rows.layout.name} ({rows.layout.about})")
+            _check_columns(row, columns)
+            fields = rows.layout.parse(row)
+            _check_fields(fields)
+            if fields.key is not None and fields.key in ids:
+                raise ValueError("its id occurs twice")
+        except ValueError as error:
+            if rows is None:
+                raise ValueError(f"{place}: {str(error).removeprefix(f'{place}: ')}") from error
+            rows.left_out[str(error)].append(place)
+            continue
+        ids.add(fields.key or "")
+        found.append((place, fields))
+    if rows is None:
+        raise ValueError(f"{name}: no rows")
+    if not found:
+        reason, places = max(rows.left_out.items(), key=lambda item: len(item[1]))
+        raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
+    _judged(rows, found)
+    return rows
+
+
+def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
+    """A name for the rows, and (place, raw row) of each."""
+    if isinstance(data, str | Path):
+        path = Path(data)
+        if path.is_dir():
+            return path.name, catalogue.entries_of_path(path, split)
+        if path.is_file():
+            return path.name.split(".")[0], tables.read(path)
+        hub, _, part = str(data).partition(":")
+        if str(data).startswith((".", "/", "~")) or hub.count("/") != 1 or tables.is_table(path):
+            raise ValueError(f"no data at {data}: there is no such file or folder{_nearest(path)}")
+        return hub, _from_hub(hub, part or split)
+    if not isinstance(data, Iterable) or isinstance(data, Mapping):
+        raise ValueError(
+            f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
+        )
+    return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
+
+
+def _from_hub(hub: str, split: str) -> Iterator[tuple[str, Any]]:
+    import datasets
+
+    what = (
+        f"cannot load the data set {hub}, split {split!r}, from the Hub (a private or gated one needs: hf auth login; "
+        "a file or folder needs its path)"
+    )
+    with in_library(what):
+        loaded = datasets.load_dataset(hub, split=split)
+    for number, row in enumerate(loaded, start=1):
+        yield f"{hub}: row {number}", row
+
+
+def _nearest(path: Path) -> str:
+    """`, did you mean my.jsonl?`"""
+    folder = path.parent
+    return did_you_mean(path.name, [each.name for each in folder.iterdir()]) if folder.is_dir() else ""
+
+
+def _layout(place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None) -> layouts.Layout:
+    return layouts.renamed(columns) if columns else layouts.of(row)
+
+
+def _check_columns(row: Mapping[str, Any], columns: Mapping[str, str] | None) -> None:
+    for key, column in (columns or {}).items():
+        if key != "steps" and row.get(column) is None:
+            there = [str(name) for name in row]
+            near = did_you_mean(column, there)
+            raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
+
+
+def _check_fields(fields: Fields) -> None:
+    texts = {"question": fields.question, "answer": fields.answer, "steps": "".join(fields.steps)}
+    for name, text in texts.items():
+        check_text(name, text)
+        if len(text) > LONGEST:
+            raise ValueError(f"{name} has more than {LONGEST:,} characters")
+    if not fields.question.strip():
+        raise ValueError("empty question")
+
+
+def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
+    """Choose how answers are judged, and make the examples. Those of a few that do not fit are left out."""
+    rows.answer_type = guess([fields.answer for _, fields in found if fields.answer_type is None])
+    given = {fields.answer_type for _, fields in found if fields.answer_type is not None}
+    if len(given) == 1:
+        rows.answer_type = given.pop()
+    for number, (place, fields) in enumerate(found):
+        answer_type = fields.answer_type or rows.answer_type
+        if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
+            rows.left_out[f"its answer is no {answer_type}"].append(place)
+            continue
+        try:
+            example = Example(
+                fields.key or f"{rows.name}/{number}", fields.question, fields.steps, fields.answer, answer_type,
+                context=fields.context,
+            )  # fmt: skip
+        except ValueError as error:
+            rows.left_out[str(error)].append(place)
+            continue
+        rows.examples.append(example)
+    if not rows.examples:
+        raise ValueError(f"{rows.name}: no row has an answer that can be judged")
+
+
+def guess(golds: Sequence[str]) -> AnswerType:
+    """The judge of answers: as numbers or letters where nearly all are, as LaTeX where some are, else as text."""
+    kinds: tuple[AnswerType, ...] = ("number", "choice")
+    for kind in kinds:
+        if sum(answers.understood(gold, kind) for gold in golds) >= ENOUGH * len(golds):
+            return kind
+    formulas = sum("\\" in gold or "$" in gold or "^" in gold for gold in golds)
+    return "latex" if formulas >= LATEX * len(golds) else "text"
+
+
+# --- splits ------------------------------------------------------------------------------------------------
+
+
+def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Split:
+    """Hold out rows by a hash of their question: 5% for validation and 5% for the test, 50 to 500 of each.
+
+    Of fewer than 200 rows a quarter is taken for each. The same rows give the same split in any order and on any
+    machine, and rows of one question are on one side. With `test`, no test is taken from `rows`, and those that ask a
+    question of it are left out. ValueError for fewer than 20 rows.
+    """
+    if len(rows) < FEWEST:
+        raise ValueError(
+            f"{len(rows)} rows are too few to train on and to measure with: {FEWEST} or more are needed"
+        )
+    asked = {_question(row) for row in test or ()}
+    kept: defaultdict[str, list[Example]] = defaultdict(list)
+    for row in rows:
+        if _question(row) not in asked:
+            kept[_question(row)].append(row)
+    n = sum(map(len, kept.values()))
+    held = min(MOST, max(LEAST, round(HELD_OUT * n)), n // 4)
+    training: list[Example] = []
+    validation: list[Example] = []
+    measured: list[Example] = []
+    for question in sorted(kept):
+        if test is None and len(measured) < held:
+            measured += kept[question]
+        elif len(validation) < held:
+            validation += kept[question]
+        else:
+            training += kept[question]
+    if not training or not validation:
+        raise ValueError(f"{len(kept)} different questions are too few to train on and to measure with")
+    # In the order of the file.
+    order = {id(row): place for place, row in enumerate(rows)}
+    for part in (training, validation, measured):
+        part.sort(key=lambda row: order[id(row)])
+    return Split(training, validation, measured if test is None else list(test), len(rows) - n)
+
+
+def _question(row: Example) -> str:
+    """A hash of what a row asks, its context included."""
+    return formats.question_hash(" ".join([*(text for _, text in row.context), row.question]))
+
+
+def digest(data: Iterable[Any]) -> str:
+    """16 hex digits of rows in memory."""
+    found = hashlib.sha256()
+    for row in data:
+        found.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return found.hexdigest()[:16]

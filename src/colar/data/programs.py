@@ -1,0 +1,219 @@
+"""Programs as chains of equations: straight-line Python (PAL, TinyGSM) and MathQA's formulas. Nothing is executed.
+
+    apples = 7                                    multiply(n0,n1)|add(#0,const_3)
+    total = apples * 6          <<7*6=42>>        <<7*6=42>> <<42+3=45>>
+    return total + 3            <<42+3=45>>
+
+Each assignment of an expression is one equation, its variables replaced by their values.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+Number = Fraction
+
+OPERATORS: dict[type, tuple[str, Callable[[Number, Number], Number]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.truediv),
+    ast.FloorDiv: ("//", lambda a, b: Fraction(a // b)),
+    ast.Mod: ("%", operator.mod),
+    ast.Pow: ("**", lambda a, b: _power(a, b)),
+}
+PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "**": 3}
+ATOM = 4
+CASTS = ("int", "float", "round", "abs")
+ANSWERS = ("result", "answer", "ans")
+"""Variables that hold the answer of a program without a return."""
+DECIMALS = 4
+"""The most decimals of a value: what has more cannot be written in an equation that is true."""
+FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+FORMULA = re.compile(r"([a-z_]+)\(([^()]*)\)")
+CONSTANT = re.compile(r"const_(\d+(?:_\d+)?)")
+BINARY = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
+
+
+class NotStraight(ValueError):
+    """A program that is more than assignments of arithmetic, or whose values cannot be written."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Equations, and the value of the last one."""
+
+    steps: tuple[str, ...]
+    value: Number
+
+    @property
+    def answer(self) -> str:
+        return written(self.value)
+
+
+def of_python(code: str) -> Solution:
+    """The equations of a Python program: assignments, then `return`, `print` or a variable called `result`."""
+    body = _parsed(code)
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    if len(functions) == 1:
+        body = functions[0].body
+    values: dict[str, Number] = {}
+    steps: list[str] = []
+    last: Number | None = None
+    for node in body:
+        value = _expression_of(node)
+        if value is None:
+            continue
+        found, text, plain = _evaluate(value, values)
+        if not plain:
+            steps.append(f"<<{text}={written(found)}>>")
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if not isinstance(target, ast.Name):
+                raise NotStraight("an assignment to more than one variable")
+            values[target.id] = found
+            last = found if not plain or target.id in ANSWERS or last is None else last
+        else:
+            last = found
+        if isinstance(node, ast.Return):
+            break
+    if last is None or not steps:
+        raise NotStraight("no equation")
+    return Solution(tuple(steps), last)
+
+
+def _parsed(code: str) -> list[ast.stmt]:
+    """The statements of a program, which may stand between a chat's ``` marks."""
+    fenced = FENCE.search(code)
+    text = textwrap.dedent(fenced[1] if fenced else code).strip()
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError) as error:
+        raise NotStraight("not Python") from error
+
+
+def _expression_of(node: ast.stmt) -> ast.expr | None:
+    """The expression that a statement computes; None for a docstring or an import."""
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        if isinstance(node, ast.Assign) and len(node.targets) != 1:
+            raise NotStraight("an assignment to more than one variable")
+        return node.value
+    if isinstance(node, ast.Return) and node.value is not None:
+        return node.value
+    if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
+        return None
+    if isinstance(node, ast.Expr):
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            return None
+        call = node.value
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "print"
+            and len(call.args) == 1
+        ):
+            return call.args[0]
+    raise NotStraight(f"a statement that is no assignment of arithmetic: {type(node).__name__}")
+
+
+def _evaluate(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, bool]:
+    """The value of an expression, its text with numbers for variables, and whether it is a number alone."""
+    value, text, rank = _walk(node, values)
+    return value, text, rank == ATOM
+
+
+def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        found = Fraction(str(node.value))
+        return found, written(found), ATOM
+    if isinstance(node, ast.Name):
+        if node.id not in values:
+            raise NotStraight(f"a variable without a value: {node.id}")
+        return values[node.id], written(values[node.id]), ATOM
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value, text, rank = _walk(node.operand, values)
+        return -value, f"-{text}" if rank == ATOM else f"-({text})", ATOM if rank == ATOM else PRECEDENCE["*"]
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        sign, compute = OPERATORS[type(node.op)]
+        left, left_text, left_rank = _walk(node.left, values)
+        right, right_text, right_rank = _walk(node.right, values)
+        rank = PRECEDENCE[sign]
+        left_text = f"({left_text})" if left_rank < rank or (left < 0 and sign == "**") else left_text
+        # a - (b - c) and a / (b / c) need their brackets; a negative number behind a sign has some, too.
+        close = right_rank <= rank or right < 0
+        right_text = f"({right_text})" if close else right_text
+        try:
+            return compute(left, right), f"{left_text}{sign}{right_text}", rank
+        except (ZeroDivisionError, OverflowError) as error:
+            raise NotStraight(f"{left_text}{sign}{right_text}: {error}") from error
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CASTS and node.args:
+        return _cast(node, node.func.id, values)
+    raise NotStraight(f"more than arithmetic: {ast.unparse(node)[:40]}")
+
+
+def _cast(node: ast.Call, name: str, values: dict[str, Number]) -> tuple[Number, str, int]:
+    """int(x), float(x), round(x, n) and abs(x), where they change no value: equations cannot say that they do."""
+    value, text, rank = _walk(node.args[0], values)
+    changed = {"int": Fraction(math.trunc(value)), "float": value, "round": value, "abs": abs(value)}[name]
+    if changed != value:
+        raise NotStraight(f"{name}() changes a value")
+    return value, text, rank
+
+
+def _power(a: Number, b: Number) -> Number:
+    if b.denominator != 1 or abs(b) > 20:
+        raise NotStraight("a power that is no small whole number")
+    return a**b.numerator
+
+
+def written(value: Number) -> str:
+    """A number as equations have it: 42, 2.5. NotStraight for one with more than `DECIMALS` decimals."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    scaled = value * 10**DECIMALS
+    if scaled.denominator != 1 or abs(value) >= 10**15:
+        raise NotStraight("a value that has too many decimals to be written")
+    sign, digits = "-" * (value < 0), f"{abs(scaled.numerator):0{DECIMALS + 1}d}"
+    return f"{sign}{digits[:-DECIMALS]}.{digits[-DECIMALS:]}".rstrip("0")
+
+
+def of_formula(formula: str, problem: str) -> Solution:
+    """The equations of MathQA's `linear_formula`; n0, n1, ... are the numbers of the problem in order."""
+    numbers = [Fraction(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:\.\d+)?", problem)]
+    results: list[Number] = []
+    steps = []
+    for part in filter(None, formula.strip().split("|")):
+        match = FORMULA.fullmatch(part.strip())
+        if match is None or match[1] not in BINARY:
+            raise NotStraight(f"an operation that is no arithmetic: {part.partition('(')[0][:20]}")
+        arguments = [_argument(text.strip(), numbers, results) for text in match[2].split(",")]
+        if len(arguments) != 2:
+            raise NotStraight(f"{match[1]} of {len(arguments)} values")
+        sign = BINARY[match[1]]
+        [operation] = [kind for kind, (text, _) in OPERATORS.items() if text == sign]
+        value, text, _ = _walk(
+            ast.BinOp(ast.Name("a"), operation(), ast.Name("b")), dict(zip("ab", arguments, strict=True))
+        )
+        results.append(value)
+        steps.append(f"<<{text}={written(value)}>>")
+    if not results:
+        raise NotStraight("no formula")
+    return Solution(tuple(steps), results[-1])
+
+
+def _argument(text: str, numbers: list[Number], results: list[Number]) -> Number:
+    constant = CONSTANT.fullmatch(text)
+    if constant:
+        return Fraction(constant[1].replace("_", "."))
+    kind, place = text[:1], text[1:]
+    of = {"n": numbers, "#": results}.get(kind, [])
+    if not place.isdigit() or int(place) >= len(of):
+        raise NotStraight(f"a value that is not there: {text}")
+    return of[int(place)]

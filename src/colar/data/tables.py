@@ -1,0 +1,169 @@
+"""Files of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed, in the encodings that editors write.
+
+A reader yields entries: (place, raw row) pairs. A place is what an error message names: "file:line", or "file: row 7"
+where a format has no lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from colar import files
+
+Entries = Iterator[tuple[str, Any]]
+"""(place, raw row) of each row of a file."""
+
+ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+COMPRESSED = (".gz", ".zst")
+BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+
+
+def ending(path: Path) -> str:
+    """`.jsonl` of `rows.jsonl` and of `rows.jsonl.gz`."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def is_table(path: Path) -> bool:
+    """True if a file's name has an ending that `read` knows."""
+    return ending(path) in ENDINGS
+
+
+def read(path: Path) -> Entries:
+    """The rows of a file. ValueError names the file, and the line where it has some."""
+    kind = ending(path)
+    if kind not in ENDINGS:
+        raise ValueError(
+            f"{path}: a data file must end in {', '.join(ENDINGS)}, perhaps with .gz or .zst behind it"
+        )
+    data = _unpacked(path)
+    if kind == ".parquet":
+        return _numbered(path, _parquet(path, data))
+    _check_no_page(path, data)
+    if kind in (".txt", ".jsonl"):
+        return _lines(path, data)
+    text = _text(path, data)
+    if kind == ".json":
+        return _numbered(path, _json(path, text))
+    return _separated(path, text, "\t" if kind == ".tsv" else ",")
+
+
+def _unpacked(path: Path) -> bytes:
+    """The bytes of a file, decompressed."""
+    data = path.read_bytes()
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".gz":
+            return gzip.decompress(data)
+        if suffix == ".zst":
+            import zstandard  # type: ignore[import-not-found]
+
+            with zstandard.ZstdDecompressor().stream_reader(data) as stream:
+                return bytes(stream.read())
+    except ModuleNotFoundError:
+        raise ValueError(f"{path}: .zst needs the package zstandard: pip install zstandard") from None
+    except Exception as error:
+        raise ValueError(f"{path}: not a whole {suffix} file: {error}") from error
+    return data
+
+
+def _check_no_page(path: Path, data: bytes) -> None:
+    """Reject what a browser or a hub sends in place of a file."""
+    start = data[:200].lstrip().lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        raise ValueError(
+            f"{path}: an HTML page, not rows: download the file itself (on the Hub: resolve/, not blob/)"
+        )
+    if start.startswith(b"version https://git-lfs"):
+        raise ValueError(f"{path}: a Git LFS pointer, not rows: run git lfs pull")
+
+
+def _text(path: Path, data: bytes) -> str:
+    encoding = BYTE_ORDER_MARKS.get(data[:2])
+    if encoding is None:
+        return files.decoded(data, path)
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: begins as UTF-16 and does not go on so: {error.reason}; save it as UTF-8"
+        ) from error
+
+
+def _lines(path: Path, data: bytes) -> Entries:
+    if data[:2] in BYTE_ORDER_MARKS:
+        lines = [line.encode() for line in _text(path, data).splitlines()]
+    else:
+        lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        # Each line by itself: the error names the one in another encoding.
+        text = files.decoded(line, f"{path}:{number}")
+        if text.strip():
+            yield f"{path}:{number}", text.rstrip("\r\n")
+
+
+def _numbered(path: Path, rows: list[Any]) -> Entries:
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}: row {number}", row
+
+
+def _json(path: Path, text: str) -> list[Any]:
+    """The rows of a JSON file: its list, or the one list in its object."""
+    try:
+        found = files.parse_json(text)
+    except json.JSONDecodeError as error:
+        second = text.lstrip().startswith("{") and error.msg == "Extra data"
+        hint = " (an object on each line: call it .jsonl)" if second else ""
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg}{hint}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if isinstance(found, dict):
+        lists = [value for value in found.values() if isinstance(value, list)]
+        if len(lists) == 1:
+            return lists[0]
+    if not isinstance(found, list):
+        raise ValueError(f"{path}: must hold a list of rows, holds a {type(found).__name__}")
+    return found
+
+
+def _parquet(path: Path, data: bytes) -> list[Any]:
+    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+
+    try:
+        rows: list[Any] = parquet.read_table(io.BytesIO(data)).to_pylist()
+    except ArrowException as error:
+        raise ValueError(f"{path}: not a Parquet file: {error}") from error
+    return rows
+
+
+def _separated(path: Path, text: str, comma: str) -> Entries:
+    """The rows of a CSV or TSV file, by the names in its first line."""
+    # A chain of thoughts is longer than the 128 KiB that a field may have by default.
+    csv.field_size_limit(1 << 30)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
+    try:
+        head = next(reader, [])
+        if not head or len(set(head)) < len(head) or not all(name.strip() for name in head):
+            raise ValueError(
+                f"{path}:1: the first line must name the columns, each once, got {', '.join(head)[:80]!r}"
+            )
+        for cells in reader:
+            place = f"{path}:{reader.line_num}"
+            if not cells:
+                continue
+            if len(cells) != len(head):
+                raise ValueError(f"{place}: {len(cells)} cells, and the first line names {len(head)} columns")
+            # An empty cell is one that is not there.
+            yield place, {name.strip(): cell for name, cell in zip(head, cells, strict=True) if cell != ""}
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}:{reader.line_num}: not valid {ending(path)[1:].upper()}: {error}"
+        ) from error

@@ -1,0 +1,170 @@
+"""`colar.load`: a checkpoint as an object to ask.
+
+model = colar.load("runs/mine")
+answer = model.ask("Tom has 5 toys and finds 12 more. How many?", compression_factor=2)
+answer.answer, answer.thoughts
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from colar.checks import check_choice, check_holds
+from colar.engine.engine import Engine
+from colar.engine.request import DECODINGS, Completion, Request
+from colar.look import thought
+from colar.methods import pretrained, registry
+from colar.methods.base import Method
+from colar.model.latent_lm import LatentLM
+from colar.ops.noise import seed_from
+
+UNFINISHED = "\ufffd"
+"""The end of a text whose last character is not complete yet."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, and the thoughts that led to it."""
+
+    question: str
+    answer: str
+    thoughts: tuple[str, ...]
+    """Each as text: the tokens that it was chosen as, or else those nearest to it."""
+    truncated: bool
+    """True if the thinking or the answer met its limit."""
+    seconds: float
+    """The request's share of wall-clock time."""
+    completion: Completion
+    """As the engine gives it."""
+
+    def __str__(self) -> str:
+        return self.answer
+
+    def _repr_html_(self) -> str:
+        thoughts = " ".join(
+            f"<code style='border:1px solid #8884;border-radius:4px;padding:0 4px'>{html.escape(text)}</code>"
+            for text in self.thoughts
+        )
+        return f"<p>{html.escape(self.question)}</p><p>{thoughts}</p><p><b>{html.escape(self.answer)}</b></p>"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer that is being written: one thought, or the next characters of the answer."""
+
+    kind: Literal["thought", "answer"]
+    text: str
+
+
+class Model:
+    """A model with its method and an engine. Not for several threads at once."""
+
+    def __init__(self, lm: LatentLM, method: Method, batch_size: int = 32) -> None:
+        self.lm = lm.eval()
+        self.method = method
+        self.engine = Engine(lm, method, batch_size)
+
+    @overload
+    def ask(self, question: str, **asked: Any) -> Answer: ...
+    @overload
+    def ask(self, question: Sequence[str], **asked: Any) -> list[Answer]: ...
+
+    def ask(self, question: str | Sequence[str], **asked: Any) -> Answer | list[Answer]:
+        """Answer a question, or each of a list, which are computed together.
+
+        `asked` are the method's per-request values (`compression_factor=2`; without any, the checkpoint's own speed),
+        and `decoding` ("greedy" | "sampled"), `seed`, `max_latents`, `max_completion_length`. ValueError for a value
+        that the method does not have, or a question that does not fit the model's context.
+        """
+        questions = [question] if isinstance(question, str) else list(question)
+        check_holds("question", bool(questions), question, "a text, or a list of at least one")
+        requests = [self._request(text, number, **asked) for number, text in enumerate(questions)]
+        answers = []
+        for completion in self.engine.generate(requests):
+            completion.require_finite()
+            answers.append(self._answer(completion))
+        return answers[0] if isinstance(question, str) else answers
+
+    def stream(self, question: str, **asked: Any) -> Iterator[Piece]:
+        """Yield the thoughts and the answer of one question as they come. Arguments are those of `ask`."""
+        ids: list[int] = []
+        shown = ""
+        request = self._request(question, 0, **asked)
+        size = thought.group_size(request.params)
+        directions_VD = thought.directions(self.lm)
+        for event in self.engine.stream([request]):
+            if event.kind == "thought":
+                assert event.embed is not None
+                [near] = thought.nearest_tokens(event.embed[None], size, directions_VD)
+                found = thought.thought_object(
+                    self.lm.template, 0, event.token_id, event.info, near, size, dict(near)
+                )
+                yield Piece("thought", found["text"])
+            elif event.kind == "token" and event.token_id != self.lm.template.eos_id:
+                ids.append(event.token_id)
+                text = self.lm.template.decode(ids)
+                if not text.endswith(UNFINISHED) and len(text) > len(shown):
+                    yield Piece("answer", text[len(shown) :])
+                    shown = text
+        text = self.lm.template.decode(ids)
+        if len(text) > len(shown):
+            yield Piece("answer", text[len(shown) :])
+
+    def _request(
+        self,
+        question: str,
+        number: int,
+        *,
+        decoding: str = "greedy",
+        seed: int = 0,
+        max_latents: int | None = None,
+        max_completion_length: int | None = None,
+        **params: Any,
+    ) -> Request:
+        check_choice("decoding", decoding, list(DECODINGS))
+        given = {"max_latents": max_latents, "max_completion_length": max_completion_length}
+        limits = {**self.method.default_limits, **{name: n for name, n in given.items() if n is not None}}
+        return Request(
+            id=f"question {number + 1}",
+            question=question,
+            params=registry.make_params(self.method, params),
+            decoding=replace(DECODINGS[decoding], **limits),
+            seed=seed_from(seed, f"question {number + 1}"),
+            keep_latents=True,
+        )
+
+    def _answer(self, completion: Completion) -> Answer:
+        thoughts = thought.read_thoughts(self.lm, completion)
+        return Answer(
+            question=completion.request.question,
+            answer=completion.text,
+            thoughts=tuple(each["text"] for each in thoughts),
+            truncated=completion.truncated,
+            seconds=completion.seconds,
+            completion=completion,
+        )
+
+
+def load(
+    path_or_id: str | Path,
+    *,
+    dtype: str = "float32",
+    backbone: str | None = None,
+    device: str | None = None,
+    batch_size: int = 32,
+) -> Model:
+    """Load a checkpoint, a run's folder or a Hub id, to ask it questions.
+
+    `dtype` is that of the weights, `backbone` the folder or Hub id of an adapter's backbone where it is not the one
+    that its checkpoint names, `device` by default the GPU if there is one. ValueError where there is no checkpoint.
+    """
+    lm, method = pretrained.load(path_or_id, dtype, backbone)
+    # Nothing is trained here: a step then costs what a step of the backbone costs.
+    lm.merge()
+    return Model(lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), method, batch_size)

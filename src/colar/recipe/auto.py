@@ -1,0 +1,320 @@
+"""`colar train auto`: a recipe for any backbone and any file of problems, its values chosen from what is there.
+
+    rows -> split by a hash of the question -> OUTPUT/data/{train,validation,test}.jsonl
+    model, rows, device -> OUTPUT/recipe.yaml, with the reason of each choice
+    stages cot, then the method's own, then grpo where it is asked for
+
+The recipe is written once: the same command goes on with it, and `colar train OUTPUT/recipe.yaml` runs it as any other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from colar import files
+from colar.checks import check_choice
+from colar.data.example import Example
+from colar.methods.sequential.equations import DIGITS, Equations
+from colar.model import backbones, tiny
+from colar.ops import devices
+from colar.template.template import Format, Template, TemplateConfig
+
+METHODS = ("sequential", "colar")
+PERCENTILE = 99.5
+"""Of the lengths of the rows: what is longer is cut in generation."""
+ROOM = 1.25
+"""Limits of generation over that percentile: a model also makes longer chains than its rows have."""
+FROM_SCRATCH = tuple(tiny.DIGITS)
+SMALL = 20e6
+"""Parameters up to which all weights are trained."""
+COMPILED = 50e6
+"""Parameters from which compiled layers repay their half minute."""
+SPEEDS: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
+"""Per-request values of validation."""
+EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A backbone and rows, as far as the values of a recipe follow from them."""
+
+    model: str
+    parameters: int
+    context: int
+    rows: int
+    chain: int
+    """Tokens of a chain at the percentile."""
+    answer: int
+    """Tokens of an answer at the percentile."""
+    row: float
+    """Mean tokens of a row."""
+    equations: bool
+    """True if the chains are equations."""
+    digits: bool
+    """True if the tokenizer has a token for each digit."""
+    judged: bool
+    """True if an answer can be judged right or wrong: all but free text."""
+    layout: Format
+    """Of the prompt."""
+    device: str
+    bfloat16: bool
+    """True if the device computes faster in bfloat16."""
+
+
+def facts_of(
+    model: str, examples: Sequence[Example], layout: str = "auto", device: str | None = None
+) -> Facts:
+    """Describe a backbone, without its weights, and the training rows. ValueError where the backbone is not there."""
+    config, tokenizer = describe(model)
+    has_chat = bool(getattr(tokenizer, "chat_template", None))
+    check_choice("template", layout, ["auto", "plain", "chat"])
+    if layout == "chat" and not has_chat:
+        raise ValueError(
+            f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
+        )
+    form: Format = "chat" if has_chat and layout != "plain" else "plain"
+    template = Template(TemplateConfig(format=form), tokenizer)
+    chains, answers, questions = [], [], []
+    for example in examples:
+        chains.append(sum(map(len, template.steps(example.steps))))
+        answers.append(len(template.answer(example.answer)) - 2)
+        questions.append(len(template.question(example.question, context=example.context)))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    fast = devices.computes_bfloat16(torch.device(device))
+    return Facts(
+        model=model,
+        parameters=parameters_of(model, config),
+        context=backbones.context_of(config).length,
+        rows=len(examples),
+        chain=_percentile(chains),
+        answer=_percentile(answers),
+        row=float(np.mean(chains) + np.mean(answers) + np.mean(questions)),
+        equations=_equations(examples),
+        digits=_digits(template),
+        judged=all(example.answer_type != "text" for example in examples),
+        layout=form,
+        device=device,
+        bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
+    )
+
+
+def describe(model: str) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The config and the tokenizer of a backbone. ValueError as of `backbones.load`."""
+    if model in backbones.BUILT_IN:
+        backbone = backbones.load(model)
+        return backbone.lm.config, backbone.tokenizer
+    return backbones.described(model)
+
+
+def parameters_of(model: str, config: Any) -> int:
+    """The number of a backbone's weights; a model of shapes takes no memory."""
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
+
+
+def _bfloat16_speed() -> float:
+    """Speed of this CPU's matrix products in bfloat16 over float32.
+
+    Some have the instructions and are slower with them: oneDNN needs matrix units (AMX) to gain much.
+    """
+    seconds: dict[torch.dtype, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        # The shape of a small model's layer with a batch of rows.
+        left, right = torch.ones(1024, 576, dtype=dtype), torch.ones(576, 1536, dtype=dtype)
+        runs = []
+        for _ in range(5):
+            started = time.perf_counter()
+            left @ right
+            runs.append(time.perf_counter() - started)
+        # The fastest: others had the cores to share, or were the first.
+        seconds[dtype] = min(runs)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
+
+
+def _percentile(lengths: Sequence[int]) -> int:
+    return math.ceil(float(np.percentile(lengths, PERCENTILE))) if lengths else 0
+
+
+def _equations(examples: Sequence[Example]) -> bool:
+    """True if nine in ten chains are equations and nothing else."""
+    found = [
+        all(EQUATION.fullmatch(step) and "=" in step for step in row.steps) for row in examples if row.steps
+    ]
+    return bool(found) and sum(found) >= 0.9 * len(found)
+
+
+def _digits(template: Template) -> bool:
+    """True if a number is as many tokens as it has digits."""
+    try:
+        Equations.of(template)
+    except ValueError:
+        return False
+    [ids] = template.steps(("".join(DIGITS),))
+    return len(ids) == len(DIGITS)
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def values(
+    facts: Facts, output: str, method: str = "sequential", grpo: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """The keys of the recipe, and the reasons for those that depend on the backbone, the rows or the device."""
+    check_choice("--method", method, METHODS)
+    if grpo and not facts.judged:
+        raise ValueError("--grpo needs answers that can be judged right or wrong, and these are free text")
+    scratch, lora = facts.model in FROM_SCRATCH, facts.parameters > SMALL
+    on_cpu = facts.device == "cpu"
+    why = []
+    model: dict[str, Any] = {"backbone": facts.model}
+    if lora:
+        model["lora"] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
+        model["dtype"] = "bfloat16" if facts.bfloat16 else "float32"
+    size = f"{facts.parameters / 1e6:,.0f} M weights" if facts.parameters >= 1e6 else "under 1 M weights"
+    why.append(f"model: {size}: {'LoRA on all linears' if lora else 'all are trained'}")
+    speed = "bfloat16, which this device computes faster" if facts.bfloat16 else "float32"
+    why.append(f"precision: {speed if lora or not on_cpu else 'float32, small weights'}")
+    if on_cpu and facts.row < 256:
+        model["attn_implementation"] = "eager"
+        why.append("attention: eager, faster than sdpa for short rows on a CPU")
+
+    chain = math.ceil(ROOM * facts.chain) + 4
+    answer = math.ceil(ROOM * facts.answer) + 4
+    limits = {"max_latents": chain, "max_completion_length": answer, "batch_size": 64 if lora else 256}
+    why.append(
+        f"limits: {PERCENTILE}% of chains have at most {facts.chain} tokens, of answers {facts.answer}"
+    )
+    tree: dict[str, Any] = {
+        "output": output,
+        "model": model,
+        "data": {"source": f"{output}/data", "validation_size": None},
+        "training": _training(facts, scratch, lora),
+        "validation": {"limits": limits},
+    }
+    why.append(f"template: {facts.layout}")
+    tree["template"] = {"format": facts.layout}
+    cot = {"method": {"name": "cot"}}
+    own, note = _own_stage(facts, method, scratch, lora)
+    why.append(note)
+    tree["stages"] = {"cot": cot, method: own}
+    if grpo:
+        tree["stages"]["grpo"] = _grpo_stage(own, limits, lora)
+    return tree, why
+
+
+def _training(facts: Facts, scratch: bool, lora: bool) -> dict[str, Any]:
+    """Length, batch and rates of a stage of SFT."""
+    on_cpu = facts.device == "cpu"
+    passes = 30_000 if scratch else 20_000
+    epochs = min(20 if scratch else 6, max(2 if facts.rows < 100_000 else 1, round(passes / facts.rows)))
+    batch = 8 if facts.rows * epochs < 8_000 else 16
+    training: dict[str, Any] = {
+        "num_train_epochs": epochs,
+        "per_device_train_batch_size": batch if on_cpu else 32,
+        "learning_rate": 2e-3 if scratch else _rate(facts.parameters) if lora else 3e-4,
+        "lr_scheduler_type": "linear" if scratch else "cosine",
+        "warmup_steps": 0.05,
+        "weight_decay": 0.01,
+        "bf16": facts.bfloat16 and (lora or not on_cpu),
+        "eval_steps": 0.2,
+        "save_steps": 0.05,
+    }
+    if scratch:
+        training["adam_beta2"] = 0.99
+    if not on_cpu:
+        training["tokens_per_batch"] = 16_384
+        training["dataloader_num_workers"] = 2
+    if facts.parameters >= COMPILED and shutil.which("c++"):
+        training["compile"] = True
+    return training
+
+
+def _rate(parameters: int) -> float:
+    """The learning rate of an adapter on all linears."""
+    if parameters < 300e6:
+        return 8e-4
+    return 4e-4 if parameters < 2e9 else 2e-4
+
+
+def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[dict[str, Any], str]:
+    """The stage of CoLaR-SFT."""
+    training: dict[str, Any] = {"modules_learning_rate": 6e-3 if scratch else 1e-3}
+    if method == "colar":
+        config: dict[str, Any] = {
+            "name": "colar",
+            "compression_factors": [1, 2, 2, 3, 4, 5],
+            "latent_weight": 2.0,
+        }
+        note = "method: colar, the paper's head"
+        return {"method": config, "training": training, "validation": {"params": SPEEDS}}, note
+    grouped = facts.equations and facts.digits
+    config = {
+        "name": "sequential",
+        "compression_factors": [1, 1, 2, 2, 3, 5],
+        "confidence_thresholds": [0, 0, 0.8],
+        "grouping": "equations" if grouped else "tokens",
+        "merge": "ordered" if facts.digits else "sqrt",
+        "lookahead_weight": 0.2,
+        "shortlist": facts.equations and not scratch,
+    }
+    if lora:
+        training["draws_per_example"] = 4
+        training["per_device_train_batch_size"] = 32 if facts.device == "cpu" else 64
+    speeds = [*SPEEDS, {"compression_factor": 2, "confidence_threshold": 0.8}]
+    note = "grouping: tokens"
+    if grouped:
+        note = "grouping: equations, for the chains are equations and each digit is a token"
+    return {"method": config, "training": training, "validation": {"params": speeds}}, note
+
+
+def _grpo_stage(own: Mapping[str, Any], limits: Mapping[str, int], lora: bool) -> dict[str, Any]:
+    """The stage of reinforcement, from the method's own."""
+    return {
+        "method": dict(own["method"]),
+        "grpo": {
+            "num_generations": 8,
+            "steps_per_generation": 8,
+            "compression_factors": [2],
+            "max_latents": limits["max_latents"],
+            "max_completion_length": limits["max_completion_length"],
+            "dynamic_sampling": 3,
+            "merge_adapter": lora,
+        },
+        "training": {
+            "max_steps": 200,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 4,
+            "learning_rate": 5e-5 if lora else 1e-4,
+            "modules_learning_rate": None,
+            "draws_per_example": 1,
+            "lr_scheduler_type": "linear",
+            "warmup_steps": 0,
+            "logging_steps": 2,
+            "eval_steps": 50,
+        },
+        "validation": {"params": [{"compression_factor": 2}]},
+    }
+
+
+def write(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
+    """Write the recipe, with its reasons above it."""
+    lines = [
+        "# Made by `colar train auto`. Change what you like and run it with",
+        f"#   colar train {path}",
+        "#",
+    ]
+    lines += [f"# {reason}" for reason in why]
+    text = yaml.safe_dump(dict(tree), sort_keys=False, default_flow_style=None, width=110)
+    return files.write_text(path, "\n".join(lines) + "\n" + text)

@@ -1,0 +1,276 @@
+"""The end of `colar train auto`: every speed beside the run's own CoT on questions held out, and the speed to ask at.
+
+records -> report -> table, picture, one sentence -> OUTPUT/best, which is asked at the fastest speed that answers as
+well as CoT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from colar import files, progress
+from colar.data.example import Example
+from colar.engine.engine import Engine
+from colar.evaluation import evaluate, report
+from colar.evaluation import grid as tables
+from colar.evaluation.records import RecordFiles
+from colar.evaluation.rows import Difference, Given, Report, ReportRow, System
+from colar.evaluation.stats import Z95
+from colar.evaluation.tables import PAIRED
+from colar.methods import pretrained, registry
+from colar.model import checkpoint
+
+SPEEDS = (
+    {"compression_factor": 1},
+    {"compression_factor": 2},
+    {"compression_factor": 3},
+    {"compression_factor": 5},
+)
+GATED = {"compression_factor": 2, "confidence_threshold": 0.8}
+"""Groups of two that also end before a token of low confidence, of a method that has these."""
+NO_CHAIN = "no chain"
+"""Label of the CoT model that answers at once."""
+DATASET = "held out"
+ALONE = 16
+"""Questions that are timed one at a time."""
+WITHIN = 0.01
+"""Accuracy that the default speed may lose to CoT: a point."""
+TOO_WIDE = 0.05
+"""Half of a 95% interval from which rows are too few to choose by."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The speeds of a run on questions held out."""
+
+    output: Path
+    """The run's folder; also a checkpoint by its name."""
+    report: Report
+    default: Mapping[str, Any]
+    """The per-request values that `best` is asked with where a request names none."""
+    sentence: str
+    grid: tables.Grid
+
+    @property
+    def table(self) -> str:
+        """The table as Markdown."""
+        return tables.markdown(self.grid)
+
+    @property
+    def picture(self) -> Path:
+        """Accuracy against the number of thoughts."""
+        return self.output / "results" / f"{report.PICTURE}.png"
+
+    def __str__(self) -> str:
+        return f"{self.table}\n\n{self.sentence}"
+
+    def _repr_html_(self) -> str:
+        import base64
+        import html
+
+        head = "".join(f"<th>{html.escape(text)}</th>" for text in self.grid.head)
+        rows = [
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
+            for row in self.grid.rows
+        ]
+        picture = ""
+        if self.picture.exists():
+            data = base64.b64encode(self.picture.read_bytes()).decode()
+            picture = (
+                f'<img alt="accuracy against the number of thoughts" src="data:image/png;base64,{data}">'
+            )
+        table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+        return f"{table}<p>{html.escape(self.sentence)}</p>{picture}"
+
+
+def conclude(
+    output: Path, cot: Path, last: Path, examples: Sequence[Example], limits: evaluate.Limits, dtype: str
+) -> Outcome:
+    """Ask both checkpoints the held-out questions, publish `output`/best, and write `output`/results.
+
+    What was answered before is not asked again. Processes that have joined call it together.
+    """
+    results = output / "results"
+    datasets = {DATASET: list(examples)}
+    records = []
+    seconds: dict[str, float] = {}
+    for name, folder, grids in (("cot", cot, [{}]), ("colar", last, None)):
+        lm, method = pretrained.load(folder, dtype)
+        lm.merge()
+        lm = lm.to(_device())
+        asked = [registry.make_params(method, values) for values in (grids or speeds_of(method))]
+        model = evaluate.EvaluatedModel("", lm, method)
+        grid = evaluate.make_grid(model, [DATASET], asked, ["greedy"], [0])
+        records.append(results / f"records-{name}.jsonl")
+        _claim(records[-1], folder)
+        evaluate.evaluate(grid, datasets, records[-1], limits)
+        seconds |= _alone(model, asked, examples[:ALONE], limits)
+        if name == "cot":
+            plain = replace(model, label=NO_CHAIN)
+            grid = evaluate.make_grid(plain, [DATASET], asked, ["greedy"], [0])
+            records.append(results / "records-no-chain.jsonl")
+            _claim(records[-1], folder)
+            evaluate.evaluate(grid, datasets, records[-1], replace(limits, max_latents=0))
+    made = report.write(results, RecordFiles(records), title=f"{output.name}: held-out questions")
+    default, sentence = choose(made)
+    publish(last, output / "best", default, limits)
+    return Outcome(output, made, default, sentence, grid_of(made, seconds, default))
+
+
+def speeds_of(method: Any) -> list[dict[str, Any]]:
+    """The per-request values of the table: the speeds, and a gated one where the method has a threshold."""
+    names = method.Params.__dataclass_fields__
+    return [*SPEEDS, GATED] if "confidence_threshold" in names else list(SPEEDS)
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _claim(records: Path, folder: Path) -> None:
+    """Drop the answers of other weights: a stage was trained again."""
+    path = records.with_suffix(".json")
+    now = {"weights": checkpoint.digest(folder)}
+    if not path.exists() or files.read_json(path) != now:
+        records.unlink(missing_ok=True)
+    files.write_json(path, now)
+
+
+def _alone(
+    model: evaluate.EvaluatedModel, asked: Sequence[Any], examples: Sequence[Example], limits: evaluate.Limits
+) -> dict[str, float]:
+    """Median seconds of a question that is computed by itself, by the values that it was asked with."""
+    engine = Engine(model.lm, model.method, 1)
+    found = {}
+    with progress.bar("timing, one question at a time", len(asked) * len(examples)) as bar:
+        for param in asked:
+            [point] = evaluate.make_grid(model, [DATASET], [param], ["greedy"], [0])
+            timed = []
+            for example in examples:
+                [completion] = engine.generate([evaluate.make_request(point, example, limits)])
+                timed.append(completion.seconds)
+                bar.advance()
+            found[_key(point.cell.system)] = statistics.median(timed)
+    return found
+
+
+def _key(system: System) -> str:
+    return json.dumps([system.method, system.label, system.params])
+
+
+# --- the choice --------------------------------------------------------------------------------------------
+
+
+def choose(made: Report) -> tuple[dict[str, Any], str]:
+    """The fastest speed within a point of CoT, or c = 1 where none is, and a sentence about it."""
+    cot, _, own, apart = _parts(made)
+    within = [row for row in own if apart[row.system].difference >= -WITHIN - 1e-9]
+    chosen = min(within, key=lambda row: row.length) if within else own[0]
+    difference = apart[chosen.system]
+    half = Z95 * (difference.se or 0.0)
+    named = speed_name(chosen.system.params)
+    accuracy = f"CoT answers {100 * cot.accuracy:.1f}% of {cot.n} held-out questions"
+    side = "less" if difference.difference < 0 else "more"
+    gap = f"{abs(100 * difference.difference):.1f} ± {100 * half:.1f} points {side}"
+    cost = (
+        f"{chosen.length / cot.length:.0%} of the thoughts and "
+        f"{chosen.seconds_per_question / cot.seconds_per_question:.0%} of the time"
+        if cot.length
+        else f"{chosen.length:.1f} thoughts"
+    )
+    if half > TOO_WIDE:
+        verdict = f"these rows are too few to choose by: {named} answers {gap}, with {cost}"
+    elif within:
+        verdict = f"{named} answers as well as CoT, {gap}, with {cost}"
+    else:
+        verdict = f"no speed is within a point of CoT: {named} answers {gap}, with {cost}"
+    return dict(chosen.system.params), f"{accuracy}; {verdict}."
+
+
+def _parts(made: Report) -> tuple[ReportRow, ReportRow, list[ReportRow], dict[System, Difference]]:
+    """The rows of CoT, of CoT without a chain and of every speed, and the differences to CoT."""
+    rows = [row for row in made.rows if row.dataset == DATASET]
+    [cot] = [row for row in rows if row.system.method == "cot" and not row.system.label]
+    [bare] = [row for row in rows if row.system.label == NO_CHAIN]
+    own = [row for row in rows if row.system.method != "cot"]
+    differences = [row for row in made.comparisons if row.dataset == DATASET]
+    return cot, bare, own, {row.system: row for row in differences if row.baseline == cot.system}
+
+
+def speed_name(given: Given) -> str:
+    """`c = 2 with threshold 0.8`."""
+    values = dict(given)
+    name = f"c = {values['compression_factor']:g}"
+    threshold = values.get("confidence_threshold")
+    return f"{name} with threshold {threshold:g}" if threshold else name
+
+
+def publish(folder: Path, target: Path, default: Mapping[str, Any], limits: evaluate.Limits) -> None:
+    """Write a checkpoint as `target` with a speed and limits of its own; its weights are links to the same files."""
+    info = files.read_json(folder / "colar.json")
+    info["method"] |= {
+        "params": dict(default),
+        "limits": {
+            "max_latents": limits.max_latents,
+            "max_completion_length": limits.max_completion_length,
+        },
+    }
+    with files.replace_folder(target) as partial:
+        for path in folder.iterdir():
+            if path.name != "colar.json" and path.is_file():
+                _link(path, partial / path.name)
+        files.write_json(partial / "colar.json", info)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file, or a copy where the file system has no links."""
+    import shutil
+
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+# --- the table ---------------------------------------------------------------------------------------------
+
+
+def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, Any]) -> tables.Grid:
+    """The rows of all speeds, CoT's first."""
+    cot, bare, own, apart = _parts(made)
+    rows = []
+    for row in [cot, bare, *own]:
+        difference = apart.get(row.system)
+        mark = " (default)" if row in own and dict(row.system.params) == dict(default) else ""
+        rows.append(
+            [
+                _name(row) + mark,
+                tables.accuracy_of(row),
+                tables.points(difference),
+                tables.number(row.length),
+                _milliseconds(seconds.get(_key(row.system))),
+                _milliseconds(row.seconds_per_question),
+                tables.number(row.forward_passes),
+            ]
+        )
+    head = ["", "accuracy %", "to CoT, points", "thoughts", "ms alone", "ms in a batch", "forward passes"]
+    notes = [f"{cot.n} questions held out, greedy. {PAIRED}"]
+    return tables.Grid("Speeds", head, rows, notes)
+
+
+def _name(row: ReportRow) -> str:
+    if row.system.method == "cot":
+        return row.system.label or "CoT"
+    return f"{row.system.method}, {speed_name(row.system.params)}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return tables.BLANK if seconds is None else f"{1000 * seconds:.3g}"

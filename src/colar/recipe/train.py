@@ -1,0 +1,160 @@
+"""`colar.train`: from a model and a file of problems to a model that thinks at any speed.
+
+    OUTPUT/data/       the rows, split by a hash of the question
+    OUTPUT/recipe.yaml the recipe that was made for this model and these rows (`auto.py`)
+    OUTPUT/cot, ...    a folder for each stage
+    OUTPUT/results/    every speed on questions held out (`outcome.py`)
+    OUTPUT/best/       the model
+
+Each part is made once: the same call goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from colar import files, processes, progress
+from colar.checks import check_same_run
+from colar.data import own, sources
+from colar.data.example import SPLITS
+from colar.recipe import auto, outcome, parsing
+from colar.recipe.outcome import Outcome
+from colar.recipe.ownership import fingerprint
+from colar.recipe.parsing import Stage
+from colar.recipe.run import run_stages
+from colar.training.run_folder import RunFolder
+
+RECIPE = "recipe.yaml"
+ASKED = "asked.json"
+
+
+def train(
+    model: str,
+    data: Any,
+    output: str | Path,
+    *,
+    method: str = "sequential",
+    grpo: bool = False,
+    test: Any = None,
+    columns: Mapping[str, str] | None = None,
+    template: str = "auto",
+    overrides: Sequence[str] = (),
+    resume: bool = True,
+) -> Outcome:
+    """Train a model to think in latents on one's own problems, and measure it at every speed.
+
+    Stages of CoT-SFT, CoLaR-SFT and, with `grpo`, reinforcement run one after another, each in a folder below `output`.
+    The same call resumes a run that was stopped.
+
+    Args:
+        model: A folder, a Hub id, or a built-in backbone (`tiny`, `smollm2-135m`).
+        data: A file, a folder of SPLIT files, a Hub data set `owner/name`, a list of dicts, or a `datasets.Dataset`.
+        output: Folder of the run; afterwards a checkpoint by its name.
+        method: `sequential` (ours) or `colar` (the paper's Gaussian head).
+        grpo: Also learn by reinforcement, for answers that can be judged.
+        test: Rows for the table at the end; by default a part of `data` is held out.
+        columns: `{"question": "problem", ...}` where columns cannot be recognised.
+        template: `chat`, `plain`, or `auto`, which takes `chat` where the tokenizer has a chat template.
+        overrides: `["--training.num_train_epochs", "2"]`, as on the command line.
+        resume: False begins all stages anew.
+
+    Raises:
+        ValueError: For what is wrong with the rows, the model or a value, before anything is trained.
+    """
+    output = files.require_writable(output)
+    stages = plan(
+        model, data, output, method=method, grpo=grpo, test=test, columns=columns, template=template,
+        overrides=overrides,
+    )  # fmt: skip
+    run_stages(stages, resume)
+    return finish(output, stages)
+
+
+def plan(
+    model: str,
+    data: Any,
+    output: Path,
+    *,
+    method: str = "sequential",
+    grpo: bool = False,
+    test: Any = None,
+    columns: Mapping[str, str] | None = None,
+    template: str = "auto",
+    overrides: Sequence[str] = (),
+) -> list[Stage]:
+    """Read and split the rows, make the recipe, and return its stages. What is there already is taken as it is."""
+    processes.join()
+    asked = {
+        "model": model,
+        "data": _named(data),
+        "test": _named(test),
+        "method": method,
+        "grpo": grpo,
+        "columns": dict(columns or {}),
+        "template": template,
+    }
+
+    def make() -> None:
+        path = output / ASKED
+        if path.exists():
+            check_same_run(output, files.read_json(path), asked, "give this run its own --output")
+        if (output / RECIPE).exists():
+            return
+        split = _split(data, test, columns)
+        for name in SPLITS:
+            files.write_jsonl(
+                output / "data" / f"{name}.jsonl", [row.as_row() for row in getattr(split, name)]
+            )
+        facts = auto.facts_of(model, split.train, template)
+        tree, why = auto.values(facts, str(output), method, grpo)
+        files.write_json(path, asked)
+        auto.write(output / RECIPE, tree, why)
+        for reason in why:
+            progress.say(reason)
+
+    processes.from_main(make)
+    progress.say(f"recipe: {output / RECIPE}")
+    return parsing.load_stages(output / RECIPE, overrides)
+
+
+def _split(data: Any, test: Any, columns: Mapping[str, str] | None) -> own.Split:
+    """Read and split the rows, and log how they were understood."""
+    rows = own.read(data, columns)
+    for line in rows.summary():
+        progress.say(line)
+    measured = None if test is None else own.read(test, columns, "test").examples
+    split = own.split(rows.examples, measured)
+    if split.also_in_test:
+        progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
+    progress.say(
+        f"{len(split.train):,} rows to train on, {len(split.validation):,} to validate, {len(split.test):,} held out"
+    )
+    return split
+
+
+def _named(data: Any) -> str | None:
+    """A path or id with a digest of what lies there; rows in memory by a digest of them."""
+    if data is None:
+        return None
+    if isinstance(data, str | Path):
+        return f"{data} {fingerprint(data) or ''}".strip()
+    return own.digest(data)
+
+
+def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
+    """Measure what the stages have learnt, and publish it."""
+    first, last = stages[0].recipe, stages[-1].recipe
+    held_out = sources.load(str(output / "data"), "test")
+    made = outcome.conclude(
+        output,
+        RunFolder(first.output).best,
+        RunFolder(last.output).best,
+        held_out,
+        first.validation.limits,
+        first.model.dtype if first.model.lora else "float32",
+    )
+    processes.from_main(lambda: files.write_text(output / "results" / "speeds.md", f"{made}\n"))
+    progress.say(f"wrote {output / 'best'} (the model), {output / 'results'} (its speeds)")
+    return made

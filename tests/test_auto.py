@@ -1,0 +1,195 @@
+"""`colar train auto`: its values follow from model, rows and device, and its end measures every speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import colar
+from colar import files, recipe
+from colar.cli import main
+from colar.data import sources
+from colar.data.example import Example
+from colar.evaluation.rows import Difference, Report, ReportRow, System
+from colar.methods import registry
+from colar.model import checkpoint
+from colar.recipe import auto, outcome
+
+FACTS = auto.Facts(
+    model="someone/model-500m",
+    parameters=500_000_000,
+    context=4096,
+    rows=5000,
+    chain=80,
+    answer=3,
+    row=120.0,
+    equations=True,
+    digits=True,
+    judged=True,
+    layout="plain",
+    device="cuda",
+    bfloat16=True,
+)
+
+
+def _stages(facts: auto.Facts, folder: Path, **asked: Any) -> list[Any]:
+    tree, why = auto.values(facts, str(folder / "run"), **asked)
+    return recipe.load_stages(auto.write(folder / "recipe.yaml", tree, why))
+
+
+@pytest.mark.parametrize("method", auto.METHODS)
+@pytest.mark.parametrize(
+    "facts",
+    [
+        FACTS,
+        replace(FACTS, device="cpu", bfloat16=False),
+        replace(FACTS, equations=False, digits=False, rows=400_000),
+        replace(FACTS, model="tiny", parameters=800_000, device="cpu", bfloat16=False, rows=300),
+    ],
+)
+def test_the_recipe_is_one_that_can_be_read(facts: auto.Facts, method: str, tmp_path: Path) -> None:
+    cot, own, reinforced = _stages(facts, tmp_path, method=method, grpo=True)
+    assert [stage.recipe.method["name"] for stage in (cot, own, reinforced)] == ["cot", method, method]
+    assert own.recipe.model.init_from == f"{tmp_path}/run/cot/best"
+    assert reinforced.recipe.grpo is not None
+    assert {stage.recipe.data.source for stage in (cot, own, reinforced)} == {f"{tmp_path}/run/data"}
+
+
+def test_values_follow_from_the_facts(tmp_path: Path) -> None:
+    cot, own = _stages(FACTS, tmp_path)
+    assert cot.recipe.model.lora is not None
+    assert cot.recipe.model.dtype == "bfloat16"
+    assert cot.recipe.training.bf16
+    assert cot.recipe.training.tokens_per_batch == 16_384
+    assert own.recipe.method["grouping"] == "equations"
+    assert own.recipe.method["merge"] == "ordered"
+    # Both limits leave a quarter of room above the percentile.
+    limits = own.recipe.validation.limits
+    assert (limits.max_latents, limits.max_completion_length) == (104, 8)
+
+    [slow, _] = _stages(replace(FACTS, device="cpu", bfloat16=False), tmp_path)
+    assert slow.recipe.model.dtype == "float32"
+    assert not slow.recipe.training.bf16
+    assert slow.recipe.model.attn_implementation == "eager"
+    small = replace(FACTS, model="tiny", parameters=800_000, device="cpu")
+    assert _stages(small, tmp_path)[0].recipe.model.lora is None
+    words = replace(FACTS, equations=False, digits=False)
+    assert _stages(words, tmp_path)[1].recipe.method["grouping"] == "tokens"
+    with pytest.raises(ValueError, match="--grpo needs answers that can be judged"):
+        _stages(replace(FACTS, judged=False), tmp_path, grpo=True)
+    with pytest.raises(ValueError, match="--method must be one of sequential, colar, got 'cot'"):
+        _stages(FACTS, tmp_path, method="cot")
+
+
+def test_facts_are_counted(tmp_path: Path) -> None:
+    rows = [Example(str(i), f"What is {i} + 1?", (f"<<{i}+1={i + 1}>>",), str(i + 1)) for i in range(40)]
+    facts = auto.facts_of("tiny", rows, device="cpu")
+    # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
+    assert (facts.rows, facts.chain, facts.answer) == (40, 7, 1)
+    assert facts.equations
+    assert not facts.digits
+    assert facts.judged
+    assert facts.layout == "plain"
+    assert auto.facts_of("tiny-digits", rows, device="cpu").digits
+    words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
+    facts = auto.facts_of("tiny", words, device="cpu")
+    assert not facts.equations
+    assert not facts.judged
+
+
+def _row(method: str, label: str, accuracy: float, length: float, **params: float) -> ReportRow:
+    return ReportRow(
+        System("m", method, label, tuple(sorted(params.items())), "greedy", None), outcome.DATASET, [0], 100,
+        accuracy, 0.03, 0.0, length, length + 2, length / 100, None, None, None, 0.0, 100, None, None, None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "se", "chosen", "part"),
+    [
+        (
+            (0.80, 0.795, 0.70),
+            0.004,
+            2,
+            "c = 2 answers as well as CoT, 0.5 ± 0.8 points less, with 50% of the",
+        ),
+        (
+            (0.80, 0.80, 0.80),
+            0.004,
+            5,
+            "c = 5 answers as well as CoT, 0.0 ± 0.8 points more, with 20% of the",
+        ),
+        (
+            (0.70, 0.60, 0.50),
+            0.004,
+            1,
+            "no speed is within a point of CoT: c = 1 answers 10.0 ± 0.8 points less",
+        ),
+        ((0.80, 0.79, 0.70), 0.04, 2, "too few to choose by: c = 2 answers 1.0 ± 7.8 points less"),
+    ],
+)
+def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
+    accuracies: tuple[float, ...], se: float, chosen: float, part: str
+) -> None:
+    cot = _row("cot", "", 0.80, 20.0)
+    own = [
+        _row("sequential", "", accuracy, 20 / c, compression_factor=c)
+        for c, accuracy in zip((1, 2, 5), accuracies, strict=True)
+    ]
+    bare = _row("cot", outcome.NO_CHAIN, 0.1, 0.0)
+    differences = [
+        Difference(row.system, outcome.DATASET, cot.system, 100, row.accuracy - 0.80, se, None) for row in own
+    ]
+    made = Report({}, "cot", None, [cot, bare, *own], differences)
+    default, sentence = outcome.choose(made)
+    assert default == {"compression_factor": chosen}
+    assert sentence.startswith("CoT answers 80.0% of 100 held-out questions; ")
+    assert part in sentence
+
+
+def test_from_a_file_to_a_model(tmp_path: Path) -> None:
+    """Two short stages, the table, the published model; the same call goes on, another one is rejected."""
+    path = files.write_jsonl(
+        tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=240)]
+    )
+    short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
+    run = colar.train("tiny", path, tmp_path / "run", overrides=short)
+    assert [row[0].removesuffix(" (default)") for row in run.grid.rows] == [
+        "CoT", "no chain", "sequential, c = 1", "sequential, c = 2", "sequential, c = 3", "sequential, c = 5",
+        "sequential, c = 2 with threshold 0.8",
+    ]  # fmt: skip
+    assert run.picture.exists()
+    assert "accuracy %" in run.table
+    assert run.sentence in run._repr_html_()
+    # The folder is a model, and asks at the speed that was chosen.
+    folder = checkpoint.resolve(tmp_path / "run")
+    info = checkpoint.read_info(folder)
+    assert info["method"]["params"] == dict(run.default)
+    model = colar.load(tmp_path / "run")
+    assert model.method.default_limits == info["method"]["limits"]
+    asked = model.ask("Tom has 5 toys and finds 12 more. How many toys does Tom have?")
+    assert asked.completion.request.params == registry.make_params(model.method, run.default)
+
+    again = colar.train("tiny", path, tmp_path / "run", overrides=short)
+    assert again.report.rows == run.report.rows
+    with pytest.raises(ValueError, match="holds another run .method was 'sequential', now 'colar'"):
+        colar.train("tiny", path, tmp_path / "run", method="colar")
+    rows = {name: files.read_jsonl(tmp_path / "run" / "data" / f"{name}.jsonl") for name in ("train", "test")}
+    questions = {name: {row["question"] for _, row in found} for name, found in rows.items()}
+    assert not questions["train"] & questions["test"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["auto"], "colar train auto needs --model, --data, --output"),
+        (["auto", "--model", "tiny", "--data", "x.jsonl"], "colar train auto needs --output"),
+        (["tiny/cot", "--data", "x.jsonl"], "--data is for colar train auto; tiny/cot has keys of its own"),
+    ],
+)
+def test_a_wrong_command_is_one_line(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *words]) == 2
+    assert part in capsys.readouterr().err

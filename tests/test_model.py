@@ -1,0 +1,79 @@
+"""`colar.load`: what a model says when asked is what its engine says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from families import liven, tiny_lm
+
+from colar import Decoding, Engine, Request
+from colar.look.model import Model, load
+from colar.methods import pretrained, registry
+
+QUESTIONS = ["Tom has 5 toys. How many?", "Max has 10 shells. How many?", "Ann has 3 pens."]
+ASKED = {"max_latents": 6, "max_completion_length": 5}
+
+
+def _model(name: str) -> Model:
+    method = registry.build(name, {"sigma_e": 1.0} if name == "colar" else {})
+    lm = tiny_lm("qwen2")
+    pretrained.attach(lm, method, 0)
+    return Model(liven(lm), method)
+
+
+@pytest.mark.parametrize("name", ["cot", "colar", "sequential"])
+def test_a_list_is_answered_as_the_engine_answers_it(name: str) -> None:
+    model = _model(name)
+    values = {} if name == "cot" else {"compression_factor": 3}
+    answers = model.ask(QUESTIONS, **ASKED, **values)
+    params = registry.make_params(model.method, values)
+    requests = [Request(str(i), each, params, Decoding(**ASKED)) for i, each in enumerate(QUESTIONS)]
+    wanted = Engine(model.lm, model.method).generate(requests)
+    assert [each.answer for each in answers] == [completion.text for completion in wanted]
+    assert [len(each.thoughts) for each in answers] == [completion.length for completion in wanted]
+    assert str(answers[0]) == answers[0].answer
+    assert answers[0].question == QUESTIONS[0]
+
+
+@pytest.mark.parametrize("name", ["cot", "colar", "sequential"])
+def test_a_stream_is_the_answer_in_pieces(name: str) -> None:
+    model = _model(name)
+    whole = model.ask(QUESTIONS[0], **ASKED)
+    pieces = list(model.stream(QUESTIONS[0], **ASKED))
+    assert tuple(piece.text for piece in pieces if piece.kind == "thought") == whole.thoughts
+    assert "".join(piece.text for piece in pieces if piece.kind == "answer").strip() == whole.answer
+
+
+def test_draws_are_those_of_the_seed() -> None:
+    model = _model("colar")
+    drawn = [model.ask(QUESTIONS[0], decoding="sampled", seed=seed, **ASKED).thoughts for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_checkpoint_has_a_speed_and_limits_of_its_own(tmp_path: Path) -> None:
+    model = _model("colar")
+    model.method.default_params = {"compression_factor": 3}
+    model.method.default_limits = {"max_latents": 2, "max_completion_length": 3}
+    pretrained.save(model.lm, model.method, tmp_path / "best", {}, "")
+    for folder in (tmp_path, tmp_path / "best"):
+        request = load(folder).ask(QUESTIONS[0]).completion.request
+        assert request.params == registry.make_params(model.method, {"compression_factor": 3})
+        assert (request.decoding.max_latents, request.decoding.max_completion_length) == (2, 3)
+        asked = load(folder).ask(QUESTIONS[0], compression_factor=1, max_latents=4).completion.request
+        assert (asked.params.compression_factor, asked.decoding.max_latents) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ({"speed": 2}, "method colar has no speed; it takes compression_factor"),
+        ({"decoding": "hot"}, "decoding must be one of greedy, sampled, got 'hot'"),
+        ({"compression_factor": 0}, "compression_factor must be a number, 1 or more"),
+    ],
+)
+def test_a_wrong_value_is_named(asked: dict[str, object], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        _model("colar").ask(QUESTIONS[0], **asked)
+    with pytest.raises(ValueError, match="question must be a text, or a list of at least one"):
+        _model("colar").ask([])

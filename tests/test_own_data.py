@@ -1,0 +1,407 @@
+"""A user's own rows: files, layouts, programs, splits, and what is said about rows that are wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colar.cli import main
+from colar.data import layouts, own, programs
+from colar.data.example import Example
+
+ROWS = [
+    {"question": f"What is {i} and 1?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": f"{i + 1}"}
+    for i in range(30)
+]
+CODE = 'def f():\n    """Seven bags of six."""\n    apples = 7 * 6\n    return (apples - 2) / 8\n'
+THOUGHT = "Tom has 3 apples. Ann brings 2. In all these are 3 + 2 = 5."
+
+
+def _read(row: Mapping[str, Any], columns: Mapping[str, str] | None = None) -> Example:
+    return own.read([row], columns).examples[0]
+
+
+# --- layouts -----------------------------------------------------------------------------------------------
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 and 2?"}]
+LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...], str]] = {
+    "steps": ({"question": "q", "steps": ["<<1+1=2>>"], "answer": 2}, "q", ("<<1+1=2>>",), "2"),
+    "steps as one text": ({"question": "q", "steps": "1+1", "answer": "2"}, "q", ("1+1",), "2"),
+    "GSM8K": (
+        {"question": "q", "answer": "He has 3*2=<<3*2=6>>6.\nThen 6+1=<<6+1=7>>7.\n#### 7"},
+        "q",
+        ("<<3*2=6>>", "<<6+1=7>>"),
+        "7",
+    ),
+    "GSM8K without marks": (
+        {"question": "q", "answer": "First six.\nThen seven.\n#### 7"},
+        "q",
+        ("First six.", "Then seven."),
+        "7",
+    ),
+    "completion": ({"prompt": "q", "completion": "Two more. #### 7"}, "q", ("Two more.",), "7"),
+    "completion as messages": (
+        {"prompt": CHAT, "completion": [{"role": "assistant", "content": "<think>Add.</think>4"}]},
+        "2 and 2?",
+        ("Add.",),
+        "4",
+    ),
+    "reasoning_content": (
+        {"messages": [*CHAT, {"role": "assistant", "content": "4", "reasoning_content": "Add them."}]},
+        "2 and 2?",
+        ("Add them.",),
+        "4",
+    ),
+    "a box behind thoughts": (
+        {"messages": [*CHAT, {"role": "assistant", "content": "<think>Add.</think>So it is $\\boxed{4}$."}]},
+        "2 and 2?",
+        ("Add.",),
+        "4",
+    ),
+    "thoughts without an opening tag": (
+        {"messages": [*CHAT, {"role": "assistant", "content": "Add.</think>\n\n4"}]},
+        "2 and 2?",
+        ("Add.",),
+        "4",
+    ),
+    "ShareGPT": (
+        {"conversations": [{"from": "human", "value": "2 and 2?"}, {"from": "gpt", "value": "It is \\boxed{4}."}]},
+        "2 and 2?",
+        ("It is \\boxed{4}.",),
+        "4",
+    ),
+    "a program": ({"question": "q", "code": CODE}, "q", ("<<7*6=42>>", "<<(42-2)/8=5>>"), "5"),
+    "MathQA": (
+        {
+            "Problem": "a man buys 12 pens at 5 dollars each .",
+            "linear_formula": "multiply(n0,n1)|add(#0,const_2)|",
+            "options": "a ) 62 , b ) 60 , c ) 12 , d ) 5 , e ) none of these",
+            "correct": "a",
+        },
+        "a man buys 12 pens at 5 dollars each .",
+        ("<<12*5=60>>", "<<60+2=62>>"),
+        "62",
+    ),
+    "MATH": ({"problem": "q", "solution": "Add.\n\nSo $x = \\boxed{\\frac{1}{2}}$."}, "q", ("Add.", "So $x = \\boxed{\\frac{1}{2}}$."), "\\frac{1}{2}"),
+    "Alpaca": ({"instruction": "Add.", "input": "2 and 2", "output": "4"}, "Add.\n\n2 and 2", (), "4"),
+    "rationale": ({"question": "q", "rationale": THOUGHT, "answer": "5"}, "q", (THOUGHT,), "5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_as_people_have_them(name: str) -> None:
+    row, question, steps, answer = LAYOUTS[name]
+    example = _read(row)
+    assert (example.question, example.steps, example.answer) == (question, steps, answer)
+
+
+def test_a_chat_of_several_turns_is_context_and_its_last_answer_is_learnt() -> None:
+    turns = [
+        *CHAT, {"role": "assistant", "content": "<think>Add.</think>4"}, {"role": "user", "content": "And 3 more?"},
+        {"role": "assistant", "content": "<think>4 and 3.</think>7"}, {"role": "user", "content": "Thanks"},
+    ]  # fmt: skip
+    example = _read({"messages": turns})
+    assert example.context == (("system", "Be brief."), ("user", "2 and 2?"), ("assistant", "4"))
+    assert (example.question, example.steps, example.answer) == ("And 3 more?", ("4 and 3.",), "7")
+
+
+def test_columns_can_be_named() -> None:
+    row = {"ask": "q", "why": "Add them.", "so": "4", "question": "not this"}
+    example = _read(row, {"question": "ask", "steps": "why", "answer": "so"})
+    assert (example.question, example.steps, example.answer) == ("q", ("Add them.",), "4")
+
+
+# --- steps -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("One is 1. Two is 2.", ["One is 1.", "Two is 2."]),
+        ("He pays $3.50 to Mr. Smith. Then he goes.", ["He pays $3.50 to Mr. Smith.", "Then he goes."]),
+        ("We have $a. B = 2$. So b.", ["We have $a. B = 2$.", "So b."]),
+        ("See \\(x. Y\\) here! What? Yes.", ["See \\(x. Y\\) here!", "What?", "Yes."]),
+        ("1. Add. 2. Subtract.", ["1. Add.", "2. Subtract."]),
+        ("no end", ["no end"]),
+    ],
+)
+def test_sentences_end_outside_of_formulas(text: str, found: list[str]) -> None:
+    assert layouts.sentences(text) == found
+
+
+@given(st.text(alphabet="aB1.?! $\\()[]\n", max_size=60))
+def test_cutting_loses_no_character(text: str) -> None:
+    assert "".join("".join(layouts.cut(text)).split()) == "".join(text.split())
+
+
+# --- programs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "steps", "answer"),
+    [
+        ("a = 3\nb = a * 4\nresult = b - (a - 1)\nprint(result)", ("<<3*4=12>>", "<<12-(3-1)=10>>"), "10"),
+        ("a = 8\nx = a / (4 / 2)", ("<<8/(4/2)=4>>",), "4"),
+        ("a = -3\nx = 2 - a", ("<<2-(-3)=5>>",), "5"),
+        ("x = (1 + 2) * 3 / 2\nreturn_value = x\nresult = return_value", ("<<(1+2)*3/2=4.5>>",), "4.5"),
+        ("```python\nx = 2 ** 3\n```", ("<<2**3=8>>",), "8"),
+        ("x = int(8 / 2)", ("<<8/2=4>>",), "4"),
+    ],
+)
+def test_a_straight_program_is_a_chain_of_equations(code: str, steps: tuple[str, ...], answer: str) -> None:
+    found = programs.of_python(code)
+    assert (found.steps, found.answer) == (steps, answer)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("for i in range(3): x = i + 1", "no assignment of arithmetic: For"),
+        ("import os\nx = os.getpid() + 1", "more than arithmetic"),
+        ("x = y + 1", "a variable without a value: y"),
+        ("x = 1 / 3", "too many decimals"),
+        ("x = 1 / 0", "1/0"),
+        ("x = int(7 / 2)", "int() changes a value"),
+        ("x = 9 ** 9 ** 9", "a power that is no small whole number"),
+        ("x = 7", "no equation"),
+        ("x = (", "not Python"),
+        ("x: int = __import__('os').system('true') + 1", "more than arithmetic"),
+    ],
+)
+def test_another_program_is_left_out(code: str, reason: str) -> None:
+    with pytest.raises(programs.NotStraight) as error:
+        programs.of_python(code)
+    assert reason in str(error.value)
+
+
+NUMBERS = st.integers(0, 60)
+EXPRESSIONS = st.recursive(
+    NUMBERS.map(str),
+    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from("+-*"), inner),
+    max_leaves=6,
+)
+
+
+@given(EXPRESSIONS)
+def test_an_equation_is_true(expression: str) -> None:
+    """Python itself agrees with both sides of each equation, brackets left out where they mean nothing."""
+    found = programs.of_python(f"x = {expression} + 0")
+    [step] = found.steps
+    left, right = step.removeprefix("<<").removesuffix(">>").split("=")
+    assert eval(left) == int(right) == eval(expression)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, kind: str) -> Path:
+    flat = [{"question": row["question"], "reasoning": "Add.", "answer": row["answer"]} for row in ROWS]
+    lines = "".join(json.dumps(row) + "\n" for row in flat)
+    cells = [[*flat[0]], *([str(value) for value in row.values()] for row in flat)]
+    path = path / f"mine.{kind}"
+    if kind == "jsonl":
+        path.write_text(lines)
+    elif kind == "jsonl.gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    elif kind == "json":
+        path.write_text(json.dumps({"version": 1, "rows": flat}))
+    elif kind == "csv":
+        path.write_text(
+            "\n".join(",".join(f'"{cell}"' for cell in row) for row in cells), encoding="utf-8-sig"
+        )
+    elif kind == "tsv":
+        path.write_text("\r\n".join("\t".join(row) for row in cells), encoding="utf-16")
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(flat), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "tsv", "parquet"])
+def test_files_of_each_kind_hold_the_same_rows(kind: str, tmp_path: Path) -> None:
+    rows = own.read(_write(tmp_path, kind))
+    assert rows.answer_type == "number"
+    assert [example.question for example in rows.examples] == [row["question"] for row in ROWS]
+    assert {example.steps for example in rows.examples} == {("Add.",)}
+    assert rows.examples[0].id == "mine/0"
+
+
+def test_a_data_set_in_memory_is_read() -> None:
+    import datasets
+
+    assert len(own.read(datasets.Dataset.from_list(ROWS)).examples) == len(ROWS)
+
+
+# --- judging -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("golds", "kind"),
+    [
+        (["4", "1,200", "3/4", "-2.5"], "number"),
+        (["A", "B", "(C)", "d"], "choice"),
+        (["\\frac{1}{2}", "x^2", "4", "12"], "latex"),
+        (["Paris", "4", "a dog", "Rome"], "text"),
+        (["4"] * 39 + ["four"], "number"),
+    ],
+)
+def test_the_judge_is_chosen_from_the_answers(golds: list[str], kind: str) -> None:
+    rows = own.read([{"question": f"q{i}", "answer": gold} for i, gold in enumerate(golds)])
+    assert rows.answer_type == kind
+    left_out = {reason: len(places) for reason, places in rows.left_out.items()}
+    assert left_out == ({"its answer is no number": 1} if "four" in golds else {})
+
+
+# --- splits ------------------------------------------------------------------------------------------------
+
+
+def _examples(questions: list[str]) -> list[Example]:
+    return [Example(str(i), question, (), "1") for i, question in enumerate(questions)]
+
+
+@given(st.lists(st.integers(0, 200), min_size=40, max_size=400), st.randoms())
+def test_no_question_is_on_two_sides_in_any_order(numbers: list[int], order: random.Random) -> None:
+    rows = _examples([f"question {number}" for number in [*numbers, *range(201, 321)]])
+    split = own.split(rows)
+    sides = [{row.question for row in part} for part in (split.train, split.validation, split.test)]
+    assert all(sides)
+    assert not sides[0] & sides[1]
+    assert not sides[0] & sides[2]
+    assert not sides[1] & sides[2]
+    assert sorted(row.id for part in (split.train, split.validation, split.test) for row in part) == sorted(
+        row.id for row in rows
+    )
+    shuffled = list(rows)
+    order.shuffle(shuffled)
+    again = own.split(shuffled)
+    assert [{row.question for row in part} for part in (again.train, again.validation, again.test)] == sides
+
+
+@pytest.mark.parametrize(("n", "held"), [(20, 5), (100, 25), (400, 50), (2000, 100), (30_000, 500)])
+def test_a_twentieth_is_held_out(n: int, held: int) -> None:
+    split = own.split(_examples([f"q{i}" for i in range(n)]))
+    assert (len(split.train), len(split.validation), len(split.test)) == (n - 2 * held, held, held)
+
+
+def test_rows_that_the_test_asks_are_not_trained_on() -> None:
+    rows = _examples([f"q{i}" for i in range(100)])
+    split = own.split(rows, rows[:10])
+    assert (len(split.test), split.also_in_test) == (10, 10)
+    asked = {row.question for row in rows[:10]}
+    assert not asked & {row.question for row in (*split.train, *split.validation)}
+
+
+# --- wrong inputs: one line that says what to do -----------------------------------------------------------
+
+LINE = json.dumps(ROWS[0])
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+WRONG: dict[str, tuple[str, bytes, str]] = {
+    "an empty file": ("a.jsonl", b"", "a: no rows"),
+    "an empty list": ("a.json", b"[]", "a: no rows"),
+    "one row": ("a.jsonl", LINE.encode(), "1 rows are too few to train on and to measure with: 20 or more"),
+    "one question": ("a.jsonl", (LINE + "\n").encode() * 30, "1 different questions are too few"),
+    "no answers": ("a.jsonl", b'{"question": "q"}\n' * 30, "cannot tell which columns are question and answer"),
+    "columns that cannot be guessed": ("a.csv", b"x,y\n1,2\n", "(there are x, y): name them, --columns question="),
+    "a page in place of a file": ("a.json", b"<!DOCTYPE html><html></html>", "an HTML page, not rows: download"),
+    "an LFS pointer": ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+    "mixed encodings": ("a.jsonl", LINES.encode() + "{\"question\": \"\xfc\"}".encode("latin-1"), "a.jsonl:31: not UTF-8"),
+    "half of UTF-16": ("a.json", b"\xff\xfe[\x00\xd8", "begins as UTF-16 and does not go on so"),
+    "answers that are lists": ("a.jsonl", b'{"question": "q", "answer": [1, 2]}\n' * 30, "answer must be text, is a list"),
+    "answers that are null": ("a.jsonl", b'{"question": "q", "answer": null}\n' * 30, "cannot tell which columns"),
+    "answers that are NaN": ("a.jsonl", b'{"question": "q", "answer": NaN}\n' * 30, "answer must be a finite number"),
+    "empty answers": ("a.jsonl", b'{"question": "q", "answer": " "}\n' * 30, "empty answer"),
+    "empty questions": ("a.jsonl", b'{"question": "", "answer": "1"}\n' * 30, "empty question"),
+    "a number for a question": ("a.jsonl", b'{"question": 3, "answer": "1"}\n' * 30, "question must be text, is a int"),
+    "2 MB in a question": ("a.jsonl", json.dumps({"question": "x" * 2_000_000, "answer": "1"}).encode(), "question has more than 100,000 characters"),
+    "a chat without an answer": ("a.jsonl", b'{"messages": [{"role": "user", "content": "q"}]}\n' * 30, "a chat without an answer: no message of 'assistant'"),
+    "a chat of texts": ("a.jsonl", b'{"messages": ["hello", "4"]}\n' * 30, "a chat must be a list of messages, each with a role and a content"),
+    "an unknown role": ("a.jsonl", b'{"messages": [{"role": "tool", "content": "q"}]}\n' * 30, "the role 'tool' of a message is none of system, user"),
+    "two answers running": ("a.jsonl", b'{"messages": [{"role": "assistant", "content": "q"}, {"role": "assistant", "content": "4"}]}\n', "must be of 'user'"),
+    "content that is no text": ("a.jsonl", b'{"messages": [{"role": "user", "content": [1]}, {"role": "assistant", "content": "4"}]}\n', "content of a message of 'user' must be text, is a list"),
+    "an unknown ending": ("a.xlsx", b"PK", "a data file must end in .json, .jsonl, .csv"),
+    "broken gzip": ("a.jsonl.gz", b"\x1f\x8bxxxx", "not a whole .gz file"),
+    "no Parquet": ("a.parquet", b"PAR2", "not a Parquet file"),
+    "a CSV without names": ("a.csv", b"q,q\n1,2\n", "a.csv:1: the first line must name the columns, each once"),
+    "a row with more cells": ("a.csv", b"question,answer\nq,1,2\n", "a.csv:2: 3 cells, and the first line names 2 columns"),
+    "an open quote": ("a.csv", b'question,answer\n"q,1\n', "a.csv:2: not valid CSV"),
+    "an object": ("a.json", b'{"question": "q", "answer": "1"}', "must hold a list of rows, holds a dict"),
+    "lines in a .json": ("a.json", b'{"question": "q"}\n{"question": "r"}', "Extra data (an object on each line: call it .jsonl)"),
+    "a list of texts": ("a.json", b'["q", "r"]', "not valid JSON"),
+    "a list of numbers": ("a.json", b"[1, 2]", "must be an object with named fields, is a int"),
+    "not JSON": ("a.jsonl", b"question: q\n" * 30, "a.jsonl:1: not valid JSON"),
+    "a key twice": ("a.jsonl", b'{"question": "q", "question": "r", "answer": "1"}\n', "the key 'question' is there twice"),
+    "steps that are numbers": ("a.jsonl", b'{"question": "q", "steps": [1], "answer": "1"}\n' * 30, "steps must be text or a list of texts"),
+    "half of a character": ("a.jsonl", b'{"question": "\\ud83d", "answer": "1"}\n' * 30, "half of a surrogate pair"),
+    "programs that loop": ("a.jsonl", json.dumps({"question": "q", "code": "while True: pass"}).encode(), "no assignment of arithmetic: While"),
+    "programs that are wrong": ("a.jsonl", json.dumps({"question": "q", "code": CODE, "answer": "9"}).encode(), "its program gives another answer than the row"),
+    "one letter among numbers": ("a.jsonl", b'{"question": "q", "answer": "4", "answer_type": "choice"}\n' * 30, "no row has an answer that can be judged"),
+}  # fmt: skip
+
+
+def _train(capsys: pytest.CaptureFixture[str], folder: Path, data: object, *more: str) -> str:
+    """The line that `colar train auto` ends with."""
+    words = ["train", "auto", "--model", "tiny", "--data", str(data), "--output", str(folder / "run"), *more]
+    assert main(words) == 2
+    found = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "".join(found)
+    assert not (folder / "run" / "recipe.yaml").exists()
+    return found[-1]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_file_is_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, data, part = WRONG[case]
+    (tmp_path / name).write_bytes(data)
+    assert part in _train(capsys, tmp_path, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "part"),
+    [
+        ("good.jsonl", ["--columns", "question=ask,answer=answer"], "no column 'ask' for question"),
+        ("good.jsonl", ["--columns", "question=question"], "--columns must name question and answer"),
+        ("good.jsonl", ["--columns", "gold=answer"], "--columns gold: must be question, steps, answer"),
+        ("good.jsonl", ["--columns", "question"], "--columns takes KEY=COLUMN"),
+        ("god.jsonl", [], "there is no such file or folder, did you mean 'good.jsonl'?"),
+        ("good.jsonl", ["--test", "none.jsonl"], "no data at"),
+        ("empty", [], "split 'train'"),
+        ("good.jsonl", ["--template", "chat"], "the tokenizer of tiny has no chat template"),
+        ("good.jsonl", ["--model", "no/such-model"], "cannot load backbone 'no/such-model'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    data: str, more: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.jsonl").write_text(LINES)
+    (tmp_path / "empty").mkdir()
+    words = [str(tmp_path / word) if word == "none.jsonl" else word for word in more]
+    assert part in _train(capsys, tmp_path, tmp_path / data, *words)
+
+
+def test_a_data_set_that_the_hub_does_not_give_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    line = _train(capsys, tmp_path, "someone/rows:train")
+    assert (
+        "cannot load the data set someone/rows, split 'train', from the Hub (a private or gated one needs:"
+        in line
+    )
+
+
+def test_rows_of_several_layouts_are_left_out_and_counted() -> None:
+    rows = own.read([*ROWS, {"messages": CHAT}, {"question": "q", "steps": [], "answer": "1", "id": 7}])
+    assert len(rows.examples) == len(ROWS) + 1
+    [(reason, places)] = rows.left_out.items()
+    assert (reason, places) == ("not of layout steps (question, steps, answer)", ["row 31"])
+    assert rows.summary()[1] == "left out 1: not of layout steps (question, steps, answer) (row 31)"
