@@ -3,12 +3,15 @@
 from dataclasses import replace
 from random import Random
 
+import openai
 import pytest
 from chats import CONTEXTS, END, KINDS, QUESTION, TEMPLATES, chat_lm, chat_tokenizer
-from families import EXAMPLES, FAMILIES, build_tokenizer, liven, tiny_lm
+from families import EXAMPLES, FAMILIES, build_tokenizer, liven, publishable, tiny_lm
+from serving import running, serve_model
 from transformers import AutoTokenizer
 
 from colar import files
+from colar.cli import main
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, answer_key, check, prompt_ids
@@ -278,3 +281,73 @@ def test_a_context_of_no_role_is_refused():
     method = registry.build("cot")
     with pytest.raises(ValueError, match="request r: context must be one of system, user, assistant"):
         check(method, Request("r", "1?", method.Params(), context=(("tool", "x"),)))
+
+
+# What users meet
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint with the chat format, whose texts depend on the turns."""
+    lm = liven(chat_lm("qwen3"))
+    method = registry.build("sequential", {"compression_factors": [1, 2]})
+    attach(lm, method, 0)
+    return save(publishable(lm), method, tmp_path_factory.mktemp("chat") / "model", {}, "# card\n")
+
+
+def texts(lm, method, contexts, question="How many?"):
+    decoding = Decoding(max_latents=4, max_completion_length=6)
+    params = registry.make_params(method, {"compression_factor": 2})
+    requests = [Request("question", question, params, decoding, context=context) for context in contexts]
+    return [completion.text for completion in Engine(lm, method, 2).generate(requests)]
+
+
+def test_a_system_message_on_the_command_line(saved, tmp_path, capsys):
+    rows = [
+        {"id": "a", "question": "How many?", "context": CONTEXTS["turns"]},
+        {"id": "b", "question": "How?"},
+    ]
+    files.write_jsonl(tmp_path / "rows.jsonl", rows)
+    words = ["generate", str(saved), "--input", str(tmp_path / "rows.jsonl"), "--compression_factor", "2"]
+    words += ["--max_latents", "4", "--max_completion_length", "6", "--system", "Be brief."]
+    assert main([*words, "--output", str(tmp_path / "out.jsonl")]) == 0
+    found = {row["id"]: row["answer"] for _, row in files.read_jsonl(tmp_path / "out.jsonl")}
+    lm, method = load(saved)
+    system = ("system", "Be brief.")
+    assert [found["a"]] == texts(lm, method, [(system, *CONTEXTS["turns"])])
+    assert [found["b"]] == texts(lm, method, [(system,)], "How?")
+
+    files.write_jsonl(tmp_path / "rows.jsonl", [{"question": "How?", "context": [["tool", "x"]]}])
+    assert main(words) == 2
+    assert "rows.jsonl:1: context must be one of system, user, assistant" in capsys.readouterr().err
+    assert main(["generate", str(saved), "How?", "--system", " "]) == 2
+    assert "--system is empty" in capsys.readouterr().err
+
+
+def test_the_server_takes_several_turns(saved):
+    lm, method = load(saved)
+    with running(serve_model("chat", (lm, method), Decoding(max_latents=4, max_completion_length=6))) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        contexts = list(CONTEXTS.values())
+        extra = {"compression_factor": 2}
+        answers = []
+        for context in contexts:
+            turns = [{"role": role, "content": text} for role, text in (*context, ("user", "How many?"))]
+            made = client.chat.completions.create(model="chat", messages=turns, extra_body=extra)
+            answers.append(made.choices[0].message.content)
+        assert answers == texts(lm, method, contexts)
+        made = client.responses.create(
+            model="chat", input="How many?", instructions="Be brief; use digits.", extra_body=extra
+        )
+        assert made.output_text == answers[list(CONTEXTS).index("system")]
+        assert made.instructions == "Be brief; use digits."
+        # OpenAI's newer name of a system message, and a tool's turn.
+        turns = [
+            {"role": "developer", "content": "Be brief; use digits."},
+            {"role": "user", "content": "How many?"},
+        ]
+        made = client.chat.completions.create(model="chat", messages=turns, extra_body=extra)
+        assert made.choices[0].message.content == answers[list(CONTEXTS).index("system")]
+        turns = [{"role": "tool", "content": "7"}, *turns]
+        with pytest.raises(openai.BadRequestError, match="tool"):
+            client.chat.completions.create(model="chat", messages=turns, extra_body=extra)

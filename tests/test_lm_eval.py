@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install '.[lm-eval]'")
 
+from chats import CONTEXTS, chat_lm
+from families import liven, publishable
 from lm_eval import simple_evaluate
 from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
@@ -23,11 +25,13 @@ from colar import files
 from colar.cli import lm_eval as command
 from colar.cli import main
 from colar.data import sources
-from colar.engine.request import GREEDY, SAMPLED, Decoding
+from colar.engine import reference
+from colar.engine.request import GREEDY, SAMPLED, Decoding, Request
 from colar.integrations import lm_eval
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
+from colar.ops.noise import seed_from
 
 N = 12
 
@@ -301,10 +305,58 @@ def test_likelihoods_are_refused_by_name(model):
     for ask in (model.loglikelihood, model.loglikelihood_rolling):
         with pytest.raises(ValueError, match="cannot answer hellaswag, piqa: they ask for the likelihood"):
             ask([instance({}, task="piqa"), instance({}, task="hellaswag")])
-    with pytest.raises(ValueError, match="takes no --apply_chat_template"):
+    with pytest.raises(
+        ValueError, match="takes no --apply_chat_template for a checkpoint with template.format: plain"
+    ):
         model.apply_chat_template([])
     with pytest.raises(ValueError, match="unknown generation_kwargs key 'top_k', did you mean 'top_p'"):
         model.generate_until([instance({"top_k": 5})])
+
+
+def test_turns_of_a_chat_come_before_the_question(tmp_path):
+    """`--apply_chat_template`: the same answers as the engine's for these turns, with and without it."""
+    lm = liven(chat_lm("qwen3"))
+    method = registry.build("sequential", {"compression_factors": [1, 2]})
+    pretrained.attach(lm, method, 0)
+    folder = pretrained.save(publishable(lm), method, tmp_path / "chat", {}, "# card\n")
+    model = lm_eval.ColarLM(str(folder), compression_factor=2, max_latents=4, max_gen_toks=5)
+
+    def answered(context, own=()):
+        doc = {"id": "q", lm_eval.TURNS: json.dumps(own) if own else ""}
+        given = Instance("generate_until", doc, (context, {"until": []}), 0, metadata=("t", 0, 1))
+        return model.generate_until([given])[0]
+
+    def expected(turns):
+        seed = seed_from(0, "q")
+        request = Request("q", "How many?", model.params, model.limits, seed, context=tuple(turns))
+        return reference.complete(model.lm, model.method, request).text
+
+    for turns in CONTEXTS.values():
+        history = [{"role": role, "content": text} for role, text in (*turns, ("user", "How many?"))]
+        assert answered(model.apply_chat_template(history)) == expected(turns)
+        assert answered("How many?", own=turns) == expected(turns)
+    assert len({expected(turns) for turns in CONTEXTS.values()}) > 1
+    with pytest.raises(ValueError, match="takes no gen_prefix beside --apply_chat_template"):
+        model.apply_chat_template(history, add_generation_prompt=False)
+
+
+def test_lm_eval_itself_applies_the_chat_template(tmp_path):
+    """Its own path: a description as system message, questions of a file as the user's turn."""
+    lm = liven(chat_lm("llama3"))
+    method = registry.build("cot")
+    pretrained.attach(lm, method, 0)
+    folder = pretrained.save(publishable(lm), method, tmp_path / "chat", {}, "# card\n")
+    rows = [{"id": f"r{i}", "question": f"{i} pens?", "steps": [], "answer": "7"} for i in range(3)]
+    files.write_jsonl(tmp_path / "own.jsonl", rows)
+    model = lm_eval.ColarLM(str(folder), max_latents=4, max_gen_toks=5)
+    options = {"system_instruction": "Be brief.", "apply_chat_template": True, "log_samples": True}
+    found = evaluated(model, ["colar_file"], {"data": str(tmp_path / "own.jsonl")}, **options)
+    for sample in found["samples"]["colar_file"]:
+        row = sample["doc"]
+        context = (("system", "Be brief."),)
+        seed = seed_from(0, row["id"])
+        request = Request(row["id"], row["question"], model.params, model.limits, seed, context=context)
+        assert sample["resps"] == [[reference.complete(model.lm, model.method, request).text]]
 
 
 def test_mistakes_are_named(checkpoints, capsys):

@@ -44,8 +44,9 @@ def add_parser(commands: Any, method_options: bool) -> None:
     generate.add_argument("checkpoint", help="folder or Hub id")
     generate.add_argument("question", nargs="?", help="the question; or use --input")
     generate.add_argument(
-        "--input", help='JSONL file of questions: "question", and optionally "id" and "answer"'
+        "--input", help='JSONL file of questions: "question", and optionally "id", "answer" and "context"'
     )
+    generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
     generate.add_argument("--output", help="JSONL file to append answers to; without it they are printed")
     if method_options:
         params_options(generate)
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("give a question, or --input with a JSONL file, one of the two")
     if args.question is not None and not args.question.strip():
         raise ValueError("the question is empty")
+    if args.system is not None and not args.system.strip():
+        raise ValueError("--system is empty")
     # Not `is_file`: a pipe can be read, too.
     if args.input and (not Path(args.input).exists() or Path(args.input).is_dir()):
         raise ValueError(f"--input must be a JSONL file, and there is none at {args.input}")
@@ -90,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     folder = checkpoint.resolve(args.checkpoint)
     settle_limits(args, [folder])
     decoding = _decoding(args)
-    rows = [{"id": "question", "question": args.question}]
+    rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
         rows = answers.read_questions(args.input)
     if args.output:
@@ -102,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
     grid = param_grid(described, args, strict=True)
     lm, method, _ = load(str(folder), args)
-    requests = answers.make_requests(rows, grid, decoding, args.seed, keep_latents=args.show_latents)
+    requests = answers.make_requests(rows, grid, decoding, args.seed, args.show_latents, args.system)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.checks import check_same_run, check_text
+from colar.checks import check_choice, check_holds, check_same_run, check_text
+from colar.data.example import ROLES
 from colar.engine.request import Completion, Decoding, Request, answer_key
 from colar.ops.noise import seed_from
 
 
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file, each with `id` and `question`; a row without an id is known by its line."""
+    """The rows of a JSONL file, each with `id`, `question` and `context`; a row without an id is known by its line."""
     rows = []
     for number, row in files.read_jsonl(path):
         question = row.get("question") if isinstance(row, dict) else None
@@ -27,7 +28,8 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
             raise ValueError(f'{path}:{number}: no "question"')
         for name in ("question", "id", "answer"):
             check_text(f"{path}:{number}: {name}", str(row.get(name, "")))
-        rows.append({**row, "id": str(row.get("id", number))})
+        context = _context(f"{path}:{number}", row.get("context") or [])
+        rows.append({**row, "id": str(row.get("id", number)), "context": context})
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):
@@ -35,17 +37,39 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _context(where: str, given: Any) -> tuple[tuple[str, str], ...]:
+    """The turns before a row's question, a list of [role, text]."""
+    turns = given if isinstance(given, list) else [given]
+    for turn in turns:
+        pair = isinstance(turn, list) and len(turn) == 2 and all(isinstance(part, str) for part in turn)
+        check_holds(f"{where}: context", pair, turn, "a list of [role, text]")
+        check_choice(f"{where}: context", turn[0], ROLES)
+    return tuple((role, text) for role, text in turns)
+
+
 def make_requests(
-    rows: Iterable[Mapping[str, Any]], grid: Sequence[Any], decoding: Decoding, seed: int, keep_latents: bool
+    rows: Iterable[Mapping[str, Any]],
+    grid: Sequence[Any],
+    decoding: Decoding,
+    seed: int,
+    keep_latents: bool,
+    system: str | None = None,
 ) -> list[Request]:
-    """A request for every question and every combination of per-request values."""
+    """A request for every question and every combination of per-request values; `system` is a message before each."""
+    before = () if system is None else (("system", system),)
     requests = []
     for row in rows:
         # By the row's id, not its place: an answer does not depend on the other rows of the file.
         own_seed = seed_from(seed, row["id"])
         for params in grid:
             request = Request(
-                row["id"], row["question"], params, decoding, own_seed, keep_latents=keep_latents
+                row["id"],
+                row["question"],
+                params,
+                decoding,
+                own_seed,
+                keep_latents=keep_latents,
+                context=(*before, *row["context"]),
             )
             requests.append(request)
     return requests

@@ -58,6 +58,10 @@ LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_t
 """Names that tasks have for the longest answer; the first that is given counts, as in lm-eval's own models."""
 DRAWING_KEYS = ("temperature", "top_p", "latent_temperature")
 GENERATION_KEYS = ("until", "do_sample", *DRAWING_KEYS, "max_latents", *LENGTH_KEYS)
+CHAT = "\ue000colar-chat\ue001"
+"""In front of the turns of a chat, as JSON."""
+TURNS = "colar_context"
+"""The column of our documents with the turns before the question, as JSON; "" where there are none."""
 COMMANDS = ("run", "ls", "validate")
 """Of lm-eval's command line; without one of these it is `run`."""
 CONFIG = re.compile(r"--config(=|$)|-[swx]*C")
@@ -133,7 +137,8 @@ class ColarLM(LM):  # type: ignore[misc]
                     "(--gen_kwargs do_sample=true): lm-eval would repeat one draw from its cache"
                 )
             seed = seed_from(self.seed, name)
-            asked.append(Request(name, context, self.params, decoding, seed, sample))
+            question, turns = turns_of(context, instance.doc)
+            asked.append(Request(name, question, self.params, decoding, seed, sample, context=turns))
             stops.append(stop_texts(given))
 
         engine = Engine(self.lm, self.method, min(self.batch_size, max(1, len(asked))))
@@ -165,12 +170,28 @@ class ColarLM(LM):  # type: ignore[misc]
         raise no_likelihood(requests)
 
     def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
-        """Refused: a checkpoint has a template of its own, which the engine applies."""
-        raise ValueError("model colar takes no --apply_chat_template: a checkpoint's own template is applied")
+        """The turns as one text, from which `generate_until` has them again: the engine applies the chat template.
+
+        ValueError where the checkpoint has the plain format, or where a task begins the answer (`gen_prefix`).
+        """
+        if self.lm.template.chat is None:
+            raise ValueError(
+                "model colar takes no --apply_chat_template for a checkpoint with template.format: plain: its own "
+                "template is applied"
+            )
+        if not add_generation_prompt:
+            raise ValueError(
+                "model colar takes no gen_prefix beside --apply_chat_template: thoughts come first"
+            )
+        return CHAT + json.dumps([[turn["role"], turn["content"]] for turn in chat_history])
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The tokenizer's chat template, for lm-eval's records."""
+        return str(self.lm.tokenizer.get_chat_template()) if self.lm.template.chat is not None else None
 
     @property
     def tokenizer_name(self) -> str:
-        """Asked for beside a chat template, which is refused."""
+        """Names the chat template in lm-eval's cache of requests. All have one text: the turns."""
         return NAME
 
 
@@ -193,6 +214,16 @@ def rows(batch_size: int | str | None, max_batch_size: int | None) -> int:
     if number < 1:
         raise ValueError(f"batch_size must be auto or a whole number, 1 or more, got {batch_size!r}")
     return number
+
+
+def turns_of(context: str, doc: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The question, and the turns before it: those of our documents, and those that `apply_chat_template` was given."""
+    own = doc.get(TURNS) if isinstance(doc, Mapping) else None
+    before = [(role, text) for role, text in json.loads(own)] if own else []
+    if not context.startswith(CHAT):
+        return context, tuple(before)
+    *turns, (_, question) = json.loads(context.removeprefix(CHAT))
+    return question, (*before, *((role, text) for role, text in turns))
 
 
 def document_id(instance: Instance) -> str:
@@ -313,7 +344,10 @@ def documents(
     if data is not None and source is None and not Path(data).exists():
         raise ValueError(f"--metadata data={data}: no such file")
     rows = sources.load(named, split, data_dir=others.get("data_dir"))
-    table = [{column: getattr(row, column) for column in COLUMNS} for row in rows]
+    table = []
+    for row in rows:
+        turns = json.dumps(row.context) if row.context else ""
+        table.append({**{column: getattr(row, column) for column in COLUMNS}, TURNS: turns})
     # "test" for any split: the task files have `test_split: test`.
     return {"test": datasets.Dataset.from_list(table)}
 

@@ -264,7 +264,7 @@ class ResponseItems:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "instructions": None,
+            "instructions": asked.instructions or None,
             "max_output_tokens": decoding.max_completion_length,
             "metadata": {},
             "model": ask.served.name,

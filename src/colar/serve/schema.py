@@ -204,6 +204,11 @@ class GenerationRequest(Strict, ABC):
         """Texts to answer."""
 
     @property
+    def context(self) -> tuple[tuple[str, str], ...]:
+        """Turns before the question: (role, text) of each."""
+        return ()
+
+    @property
     @abstractmethod
     def max_answer(self) -> int | None:
         """Most tokens of the answer."""
@@ -286,6 +291,10 @@ class ChatRequest(Sampled):
         return [_question(self.messages, "messages")]
 
     @property
+    def context(self) -> tuple[tuple[str, str], ...]:
+        return _context(self.messages, "messages")
+
+    @property
     def max_answer(self) -> int | None:
         # max_tokens is OpenAI's old name of the same limit.
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -336,7 +345,7 @@ class ResponseRequest(GenerationRequest):
 
     question_field: ClassVar[str] = "input"
     input: Annotated[list[Message], BeforeValidator(_turns)]
-    instructions: Literal[""] = ""
+    instructions: str = ""
     max_output_tokens: int | None = Field(default=None, ge=1)
     reasoning: Reasoning = Reasoning()
     tools: Empty = []
@@ -356,6 +365,11 @@ class ResponseRequest(GenerationRequest):
         return [_question(self.input, "input")]
 
     @property
+    def context(self) -> tuple[tuple[str, str], ...]:
+        instructions = (("system", self.instructions),) if self.instructions.strip() else ()
+        return (*instructions, *_context(self.input, "input"))
+
+    @property
     def max_answer(self) -> int | None:
         return self.max_output_tokens
 
@@ -365,23 +379,23 @@ class ResponseRequest(GenerationRequest):
 
 
 def _question(messages: Sequence[Message], field: str) -> str:
-    """The question of a conversation: its one user message. ApiError 400 for anything else.
-
-    The template has one place, for a question: a model would not see the other messages.
-    """
-    written = [message for message in messages if message.text.strip()]
-    for message in written:
-        if message.role in ("system", "developer"):
-            raise ApiError(400, f"{field}: these models have no place for a {message.role} message", field)
+    """The question of a conversation: its last message, a user's. ApiError 400 for anything else."""
     if not messages or messages[-1].role != "user":
         raise ApiError(400, f"{field}: the last message must be of role user", field)
-    if len(written) > 1:
-        raise ApiError(
-            400,
-            f"{field}: these models answer one question without earlier turns, got {len(written)} messages",
-            field,
-        )
     return messages[-1].text
+
+
+def _context(messages: Sequence[Message], field: str) -> tuple[tuple[str, str], ...]:
+    """The turns before the question, without empty ones. ApiError 400 for a tool's."""
+    turns = []
+    for message in messages[:-1]:
+        if message.role == "tool":
+            raise ApiError(400, f"{field}: these models have no place for a tool message", field)
+        # OpenAI's newer name of the same.
+        role = "system" if message.role == "developer" else message.role
+        if message.text.strip():
+            turns.append((role, message.text))
+    return tuple(turns)
 
 
 def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,16 +144,38 @@ def ask(served: Served, asked: GenerationRequest, id: str) -> Ask:
     keep = asked.return_thoughts or asked.likeliest is not None or latent
     # Without a seed, draws differ from request to request.
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    context = asked.context
+    _check_place(served, context, asked.question_field)
     requests = []
     prompt_tokens = 0
     for question in asked.questions:
         request = Request(
-            id, question, params, decoding, seed, keep_latents=keep, top_logprobs=asked.likeliest or 0
+            id,
+            question,
+            params,
+            decoding,
+            seed,
+            keep_latents=keep,
+            top_logprobs=asked.likeliest or 0,
+            context=context,
         )
         prompt_tokens += _length(served, request, asked.question_field)
         # They share the seed: `sample` makes their draws differ.
         requests += [dataclasses.replace(request, sample=sample) for sample in range(asked.samples)]
     return Ask(id, served, asked, requests, prompt_tokens, warning)
+
+
+def _check_place(served: Served, context: Sequence[tuple[str, str]], field: str) -> None:
+    """ApiError 400 for turns before the question where the model has the plain format: it was trained on none."""
+    if not context or served.lm.template.chat is not None:
+        return
+    if any(role == "system" for role, _ in context):
+        raise ApiError(400, f"{field}: model {served.name} has no place for a system message", field)
+    raise ApiError(
+        400,
+        f"{field}: model {served.name} answers one question without earlier turns, got {1 + len(context)} messages",
+        field,
+    )
 
 
 def _length(served: Served, request: Request, field: str) -> int:
