@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import TCPStore
 
@@ -54,11 +55,7 @@ class Group:
                 "TORCHELASTIC_RESTART_COUNT": "0",
                 "OMP_NUM_THREADS": "1",
             }
-            process = SERVER.Process(
-                target=_child, args=(environment, folder / f"rank{rank}", call, arguments), daemon=True
-            )
-            process.start()
-            self.processes.append(process)
+            self.processes.append(_start(environment, folder / f"rank{rank}", call, arguments))
 
     def wait(self, seconds: float = 120) -> list[Outcome]:
         """Until all have ended; TimeoutError, and the end of them, where one has not."""
@@ -79,10 +76,7 @@ def alone(folder: Path, call: Callable[..., Any], *arguments: Any, seconds: floa
     """A process that works by itself; TimeoutError, and its end, where it takes longer."""
     folder.mkdir(parents=True, exist_ok=True)
     name = folder / "alone"
-    process = SERVER.Process(
-        target=_child, args=({"OMP_NUM_THREADS": "1"}, name, call, arguments), daemon=True
-    )
-    process.start()
+    process = _start({"OMP_NUM_THREADS": "1"}, name, call, arguments)
     process.join(seconds)
     if process.is_alive():
         process.kill()
@@ -114,6 +108,17 @@ def together(n: int, folder: Path, call: Callable[..., Any], *arguments: Any) ->
     return [outcome.value for outcome in outcomes]
 
 
+def _start(
+    environment: dict[str, str], name: Path, call: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    process = SERVER.Process(target=_child, args=(environment, name, call, arguments), daemon=True)
+    # The server finds `preloaded` here: until Python 3.14 it is not told sys.path, and goes on without what it lacks.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        process.start()
+    return process
+
+
 def _child(
     environment: dict[str, str], name: Path, call: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
@@ -124,6 +129,7 @@ def _child(
     sys.stderr = stream
     torch.set_num_threads(1)
     try:
+        assert "preloaded" in sys.modules, "the fork server could not import tests/preloaded.py"
         value = call(*arguments)
     except BaseException:
         traceback.print_exc()

@@ -196,6 +196,15 @@ def test_a_compiled_step_is_the_same_step(device: str, dtype: str, tolerance: To
         tolerance.close(torch.tensor(done.token_logps), refed(lm, method, done), done.request.id)
 
 
+def test_a_recorded_step_is_the_same_step(device: str, dtype: str, tolerance: Tolerance) -> None:
+    """CUDA graphs where there is CUDA; elsewhere what is copied for them."""
+    lm, method = build("llama", "colar", device, dtype)
+    engine = Engine(lm, method, 4, cuda_graphs=True)
+    for _ in range(2):
+        for done in engine.generate(requests(method)):
+            tolerance.close(torch.tensor(done.token_logps), refed(lm, method, done), done.request.id)
+
+
 # SFT
 
 

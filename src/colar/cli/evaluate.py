@@ -134,6 +134,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         **limits_of(args),
         batch_size=args.batch_size,
         compile=args.compile,
+        cuda_graphs=args.cuda_graphs,
     )
     datasets = _datasets(args)
     checkpoints = name_checkpoints([named(text) for text in args.checkpoints], args.label)

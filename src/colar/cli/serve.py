@@ -110,5 +110,6 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         args.token_budget,
         args.max_waiting,
         compile=args.compile,
+        cuda_graphs=args.cuda_graphs,
     )
     return Served(name, lm, method, engine, decoding)

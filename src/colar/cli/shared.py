@@ -149,6 +149,11 @@ def batching_options(parser: Parser) -> None:
         action="store_true",
         help="compile the decode step: takes about a minute, faster from some thousand steps on",
     )
+    parser.add_argument(
+        "--cuda_graphs",
+        action="store_true",
+        help="record decode steps as CUDA graphs: several times faster on a GPU (not with --compile)",
+    )
 
 
 def params_options(parser: Parser) -> None:

@@ -32,7 +32,7 @@ import copy
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from colar import progress
 from colar.engine.cache import SlotCache, check
+from colar.engine.graphs import GraphedHidden, columns_of, rows_of
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
@@ -56,19 +57,23 @@ OPERATION = "colar::packed_linear"
 
 
 class Runner:
-    """A model, its cache and its forward pass: as it is, or compiled."""
+    """A model, its cache and its forward pass: as it is, compiled, or recorded as CUDA graphs."""
 
-    def __init__(self, lm: LatentLM, compile: bool, max_batch: int) -> None:
+    def __init__(self, lm: LatentLM, compile: bool, max_batch: int, cuda_graphs: bool) -> None:
         check(lm.causal_lm)
         self.lm = packed_copy(lm) if compile and can_pack(lm) else lm
         self.cache = SlotCache(self.lm.causal_lm)
         self.hidden = CompiledHidden(self.lm) if compile else self.lm.hidden
+        self.graphs = GraphedHidden(self.lm) if cuda_graphs else None
+        self.max_batch = max_batch
         # A compiled step of one row would be a graph of its own: a row that is alone runs beside a copy of itself.
         self.never_alone = compile and max_batch > 1
 
     def refresh(self) -> None:
         """Follow weights that were trained since the last requests."""
         refresh(self.lm)
+        if self.graphs is not None:
+            self.graphs.refresh()
 
     def prefill(self, questions: Sequence[Sequence[int]], slot: int, start: int, length: int) -> Tensor:
         """Feed `length` columns of the questions from column `start` on, into slots from `slot` on.
@@ -103,15 +108,21 @@ class Runner:
     def decode(self, embeds_ND: Tensor, position_N: Tensor, span: int) -> Tensor:
         """Feed each row's embedding at its own column, below `span`. Returns the hidden states, (N, D)."""
         n = len(embeds_ND)
-        copies = 1 if self.never_alone and n == 1 else 0
+        forward: Callable[..., Tensor] = self.hidden
+        total = max(n, 2) if self.never_alone else n
+        if self.graphs is not None:
+            forward = self.graphs
+            total = rows_of(n, self.max_batch)
+            span = columns_of(span, self.cache.size.columns)
+        copies = total - n
         if copies:
-            embeds_ND = torch.cat([embeds_ND, embeds_ND])
-            position_N = torch.cat([position_N, position_N])
+            embeds_ND = torch.cat([embeds_ND, embeds_ND[:1].expand(copies, -1)])
+            position_N = torch.cat([position_N, position_N[:1].expand(copies)])
         mask = self.cache.at_decode(position_N, span, embeds_ND, copies)
         # On a CPU transformers itself does without copies of keys and values.
         own = grouped_heads(self.lm) if embeds_ND.device.type != "cpu" else contextlib.nullcontext()
         with own:
-            hidden_N1D = self.hidden(embeds_ND[:, None], mask, position_N[:, None], self.cache)
+            hidden_N1D = forward(embeds_ND[:, None], mask, position_N[:, None], self.cache)
         hidden_ND: Tensor = hidden_N1D[:n, -1]
         return hidden_ND
 

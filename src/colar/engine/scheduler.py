@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from colar import checks
 from colar.engine.cache import ROUND_TO, CacheSize, round_up
+from colar.engine.graphs import rows_of
 from colar.engine.request import Request
 
 PATIENCE = 8
@@ -62,7 +63,8 @@ class Scheduler:
     """The queue of an engine with `slots` slots and `budget` positions in all (None: bounded by the slots alone).
 
     A compiled step needs spare room: a slice that reads all slots or all columns would be a case of its own to it, and
-    a row that is alone runs beside a copy, which writes into a slot that nothing reads.
+    a row that is alone runs beside a copy, which writes into a slot that nothing reads. With `filled`, as for CUDA
+    graphs, rows are filled up to a power of 2 with such copies.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Scheduler:
         budget: int | None = None,
         max_waiting: int | None = None,
         spare: bool = False,
+        filled: bool = False,
     ) -> None:
         # Named as the engine's arguments are: these are what a user gave.
         limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
@@ -81,6 +84,7 @@ class Scheduler:
         self.budget = budget
         self.max_waiting = max_waiting
         self.spare = spare
+        self.filled = filled
         self.squeezed: int | None = None
         """The budget while it is halved."""
         self.calm = 0
@@ -149,6 +153,8 @@ class Scheduler:
     def least(self, rows: int, widest: int) -> CacheSize:
         """The smallest cache for this many rows, each of at most `widest` positions."""
         columns = round_up(widest)
+        if self.filled:
+            return CacheSize(rows_of(rows, self.slots) + 1, columns)
         if self.spare:
             return CacheSize(max(rows, 2) + 1, columns + ROUND_TO)
         return CacheSize(rows, columns)

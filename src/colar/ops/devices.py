@@ -45,7 +45,8 @@ def narrow(tensor: Tensor, device: torch.device) -> Tensor:
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on the device, float64 as what that has instead, without waiting for its work."""
     tensor = narrow(tensor, device)
-    if device.type != "cuda":
+    # Memory of a GPU cannot be pinned.
+    if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

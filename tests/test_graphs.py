@@ -1,0 +1,106 @@
+"""Steps recorded as CUDA graphs: in fixed shapes, they are the steps. On a CPU all but the replay is the same."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, liven, tiny_lm
+
+from colar.engine import graphs
+from colar.engine.engine import Engine
+from colar.engine.request import Decoding, Request, fold
+from colar.engine.scheduler import Scheduler
+from colar.evaluation.evaluate import Limits
+from colar.methods import pretrained, registry
+from colar.model.lora import LoraSettings
+
+GREEDY = Decoding(max_latents=12, max_completion_length=12)
+SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=12, max_completion_length=12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "wanted"), [(1, 32, 1), (2, 32, 2), (3, 32, 4), (5, 32, 8), (17, 32, 32), (9, 12, 12)]
+)
+def test_rows_are_filled_up(rows: int, most: int, wanted: int) -> None:
+    assert graphs.rows_of(rows, most) == wanted
+    size = Scheduler(most, filled=True).least(rows, 50)
+    assert (size.slots, size.columns) == (wanted + 1, 64), "the last slot is for copies"
+
+
+def test_columns_are_read_in_a_few_widths() -> None:
+    assert [graphs.columns_of(span, 512) for span in (1, 64, 65, 128, 129, 300, 512)] == [
+        *(64, 64, 128, 128, 256, 512, 512)
+    ]
+    assert graphs.columns_of(50, 48) == 48
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "lora", [None, LoraSettings(r=4, target_modules="all-linear")], ids=["full", "adapter"]
+)
+def test_recorded_steps_are_the_steps(family: str, lora: LoraSettings | None) -> None:
+    """Rows come and go in an engine of 5: they are filled up, and what is fed is copied to where a graph reads it."""
+    torch.manual_seed(0)
+    lm = liven(tiny_lm(family, lora=lora))
+    method = registry.build("colar", {"stop": "argmax"})
+    pretrained.attach(lm, method, seed=1)
+    method.prepare(lm, EXAMPLES)
+    requests = []
+    for i, example in enumerate(EXAMPLES * 2):
+        decoding = (GREEDY, SAMPLED)[i % 2]
+        requests.append(
+            Request(f"{i}", example.question, method.Params(), decoding, seed=i, keep_latents=True)
+        )
+    engine = Engine(lm, method, 5, cuda_graphs=True)
+    recorded = engine.runner.graphs
+    assert recorded is not None
+    # The second time an adapter is folded in: what was recorded before it computes something else.
+    earlier: list[Any] = []
+    for merged in (False, True):
+        shapes_met = set()
+        with lm.merged() if merged else contextlib.nullcontext():
+            wanted = Engine(lm, method, 5).generate(requests)
+            for request in requests:
+                engine.submit(request)
+            events = []
+            while engine.busy:
+                events += engine.step()
+                shapes_met |= set(recorded.recorded)
+        found = sorted(fold(lm, events), key=lambda completion: int(completion.request.id))
+        assert len({rows for rows, _ in shapes_met}) > 1
+        now = list(recorded.recorded.values())
+        kept = [graph for graph in now if any(graph is other for other in earlier)]
+        assert not (kept and lora), "an adapter that is folded in has graphs of its own"
+        earlier = now
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert (mine.text, mine.thought_ids) == (theirs.text, theirs.thought_ids)
+            if theirs.latents is not None and mine.latents is not None:
+                torch.testing.assert_close(mine.latents, theirs.latents, rtol=1e-3, atol=1e-4)
+
+
+def test_an_engine_is_compiled_or_recorded() -> None:
+    lm, method = tiny_lm("llama"), registry.build("cot")
+    with pytest.raises(ValueError, match="compile or cuda_graphs, not both"):
+        Engine(lm, method, compile=True, cuda_graphs=True)
+    with pytest.raises(ValueError, match="compile and cuda_graphs exclude each other"):
+        Limits(compile=True, cuda_graphs=True)
+
+
+def test_a_pool_of_memory_goes_with_its_graphs() -> None:
+    """The next capture into the pool of graphs that are gone would fail."""
+    lm, method = tiny_lm("llama"), registry.build("cot")
+    engine = Engine(lm, method, 2, cuda_graphs=True)
+    recorded = engine.runner.graphs
+    assert recorded is not None
+    asked = [Request("a", "2 and 2?", decoding=GREEDY)]
+    engine.generate(asked)
+    recorded._pool = "of these graphs"
+    recorded.refresh()
+    assert recorded._pool == "of these graphs"
+    weight = lm.causal_lm.get_input_embeddings().weight
+    weight.data = weight.data.clone()
+    recorded.refresh()
+    assert recorded._pool is None
