@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -10,14 +11,23 @@ from families import EXAMPLES, FAMILIES, build_tokenizer, liven, publishable, ti
 from serving import running, serve_model
 from transformers import AutoTokenizer
 
+import colar
 from colar import files
 from colar.cli import main
+from colar.data import own, sources
+from colar.data.example import Example
 from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, SAMPLED, Decoding, Request, answer_key, check, prompt_ids
+from colar.evaluation.evaluate import make_request
+from colar.look import chains
+from colar.look.reference_chain import reference_rows
 from colar.methods import registry
 from colar.methods.pretrained import attach, load, save
+from colar.recipe import auto
 from colar.template.template import Template, TemplateConfig
+from colar.training.grpo import rollout
+from colar.training.grpo.config import GrpoConfig
 
 CHAT = TemplateConfig(format="chat")
 SPEED = "(Thinking speed: 2)"
@@ -351,3 +361,72 @@ def test_the_server_takes_several_turns(saved):
         turns = [{"role": "tool", "content": "7"}, *turns]
         with pytest.raises(openai.BadRequestError, match="tool"):
             client.chat.completions.create(model="chat", messages=turns, extra_body=extra)
+
+
+def test_every_maker_of_requests_passes_the_turns_on():
+    """Evaluation, rollouts and the page ask what the rows were trained on."""
+    method = registry.build("sequential", {"compression_factors": [1, 2]})
+    examples = [
+        replace(example, context=context)
+        for example, context in zip(EXAMPLES, CONTEXTS.values(), strict=False)
+    ]
+    wanted = list(CONTEXTS.values())
+    config = GrpoConfig(num_generations=2, compression_factors=[2])
+    made = rollout.requests(method, config, examples, 0, 0)
+    assert [request.context for request in made] == [
+        each for context in wanted for each in (context, context)
+    ]
+    made = chains.requests_of(examples, method.Params(), GREEDY)
+    assert [request.context for request in made] == wanted
+    point = SimpleNamespace(decoding="greedy", seed=0, params=method.Params())
+    limits = SimpleNamespace(max_latents=4, max_completion_length=4)
+    assert [make_request(point, each, limits).context for each in examples] == wanted
+    lm = tiny_lm("qwen2")
+    for row, example in zip(
+        reference_rows(lm, method, examples, method.Params(compression_factor=2)), examples, strict=True
+    ):
+        speed = method.prompt(row.params)
+        assert row.question == lm.template.question(example.question, speed, context=example.context)
+
+
+def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
+    """From a file of messages: the recipe of `colar train auto` has the chat format, and so has the checkpoint."""
+    lm = publishable(liven(chat_lm("qwen3")))
+    lm.causal_lm.save_pretrained(tmp_path / "model")
+    lm.tokenizer.save_pretrained(tmp_path / "model")
+    turn = {"role": "assistant", "content": "<think>\n1+2=3\n</think>\n\n3"}
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
+    rows = own.read(files.write_jsonl(tmp_path / "my.jsonl", [{"messages": [*asked, turn]}])).examples
+    assert rows[0].context == (("system", "Be brief."),)
+
+    folder = str(tmp_path / "model")
+    facts = auto.facts_of(folder, rows, device="cpu")
+    assert facts.layout == "chat"
+    assert auto.facts_of(folder, rows, "plain", device="cpu").layout == "plain"
+    tree, why = auto.values(facts, str(tmp_path / "run"), method="colar")
+    assert "template: chat" in why
+    files.write_jsonl(tmp_path / "run" / "data" / "train.jsonl", [row.as_row() for row in rows])
+    cot = ["--training.max_steps", "2", "--training.save_steps", "2", "--data.validation_size", "0"]
+    path = auto.write(tmp_path / "recipe.yaml", tree, why)
+    assert main(["train", str(path), "--stages", "cot", *cot]) == 0
+
+    model = colar.load(tmp_path / "run" / "cot" / "best")
+    saved = files.read_json(tmp_path / "run" / "cot" / "best" / "template.json")
+    assert (saved["version"], saved["format"]) == (3, "chat")
+    context = [("system", "Be brief.")]
+    answer = model.ask("How many?", context=context, max_latents=4, max_completion_length=4)
+    request = answer.completion.request
+    assert request.context == tuple(context)
+    assert answer.completion.token_ids == reference.complete(model.lm, model.method, request).token_ids
+    with pytest.raises(ValueError, match="--template chat: the tokenizer of tiny has no chat template"):
+        auto.facts_of("tiny", rows, "chat")
+
+
+def test_one_question_after_other_turns_is_another(tmp_path):
+    """Answers to one question are counted as one cluster; "Why?" after other turns is not the same question."""
+    examples = [
+        Example(f"t/{i}", "Why?", (), "7", context=CONTEXTS[name])
+        for i, name in enumerate(("all", "turns", "all"))
+    ]
+    path = files.write_jsonl(tmp_path / "rows.jsonl", [example.as_row() for example in examples])
+    assert [row.cluster for row in sources.load(str(path), "test")] == ["", "", "t/0"]

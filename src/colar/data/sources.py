@@ -313,11 +313,11 @@ def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Itera
 
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
-    """Give each example whose question came before the first one's id as its cluster."""
-    first_id: dict[str, str] = {}
+    """Give each example whose question, with its turns, came before the first one's id as its cluster."""
+    first_id: dict[tuple[Any, ...], str] = {}
     marked = []
     for example in examples:
-        question = formats.collapsed(example.question)
+        question = (example.context, formats.collapsed(example.question))
         if question in first_id:
             example = dataclasses.replace(example, cluster=first_id[question])
         else:

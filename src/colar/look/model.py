@@ -79,8 +79,9 @@ class Model:
         """Answer a question, or each of a list, which are computed together.
 
         `asked` are the method's per-request values (`compression_factor=2`; without any, the checkpoint's own speed),
-        and `decoding` ("greedy" | "sampled"), `seed`, `max_latents`, `max_completion_length`. ValueError for a value
-        that the method does not have, or a question that does not fit the model's context.
+        and `decoding` ("greedy" | "sampled"), `seed`, `max_latents`, `max_completion_length`, and `context`, the turns
+        of a chat before each question: `[("system", "Be brief."), ...]`. ValueError for a value that the method does
+        not have, or a question that does not fit the model's context.
         """
         questions = [question] if isinstance(question, str) else list(question)
         check_holds("question", bool(questions), question, "a text, or a list of at least one")
@@ -125,6 +126,7 @@ class Model:
         seed: int = 0,
         max_latents: int | None = None,
         max_completion_length: int | None = None,
+        context: Sequence[tuple[str, str]] = (),
         **params: Any,
     ) -> Request:
         check_choice("decoding", decoding, list(DECODINGS))
@@ -137,6 +139,7 @@ class Model:
             decoding=replace(DECODINGS[decoding], **limits),
             seed=seed_from(seed, f"question {number + 1}"),
             keep_latents=True,
+            context=tuple((role, text) for role, text in context),
         )
 
     def _answer(self, completion: Completion) -> Answer:

@@ -124,7 +124,8 @@ class ChatFormat:
                 pieces, refusal = self._render(tuple(role for role, _ in _folded([(r, "") for r in roles])))
             if refusal:
                 raise ValueError(
-                    f"the tokenizer's chat template rejects the turns {', '.join(roles)}: {refusal}"
+                    f"the tokenizer's chat template rejects the turns {', '.join(roles)}: {refusal}; "
+                    "bring them into its order, or use template.format: plain"
                 )
             filled = "".join("x" if isinstance(piece, int) else piece for piece in pieces)
             self._skeletons[roles] = Skeleton(pieces, self._controls(self._read(filled)), folded)
