@@ -306,8 +306,8 @@ def test_rows_that_the_test_asks_are_not_trained_on() -> None:
 LINE = json.dumps(ROWS[0])
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
 WRONG: dict[str, tuple[str, bytes, str]] = {
-    "an empty file": ("a.jsonl", b"", "a: no rows"),
-    "an empty list": ("a.json", b"[]", "a: no rows"),
+    "an empty file": ("a.jsonl", b"", "a.jsonl: no rows"),
+    "an empty list": ("a.json", b"[]", "a.json: no rows"),
     "one row": ("a.jsonl", LINE.encode(), "1 rows are too few to train on and to measure with: 20 or more"),
     "one question": ("a.jsonl", (LINE + "\n").encode() * 30, "1 different questions are too few"),
     "no answers": ("a.jsonl", b'{"question": "q"}\n' * 30, "cannot tell which columns are question and answer"),
@@ -405,3 +405,29 @@ def test_rows_of_several_layouts_are_left_out_and_counted() -> None:
     [(reason, places)] = rows.left_out.items()
     assert (reason, places) == ("not of layout steps (question, steps, answer)", ["row 31"])
     assert rows.summary()[1] == "left out 1: not of layout steps (question, steps, answer) (row 31)"
+
+
+def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"q{i}", "code": f"x = {i} * 6"} for i in range(40)]
+    rows += [{"question": "r", "code": code} for code in ("for i in x: y = 1", "while x: y = 1", "x = 1 / 3")]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(rows))
+    assert main(["data", "show", str(path), "--limit", "1"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:4] == [" question  q0", "     step  <<0*6=0>>", "   answer  0", ""]
+    assert (
+        shown[4]
+        == "mine: 40 rows, layout program (a question and a Python program); answers are judged as number"
+    )
+    assert shown[5].startswith(
+        "left out 2: a statement that is no assignment of arithmetic: 2 different ones ("
+    )
+    assert shown[6].startswith("left out 1: a value that has too many decimals to be written (")
+    assert shown[7] == "split: 20 to train on, 10 to validate with, 10 for the table at the end"
+    assert shown[8] == "tokens of a chain, by the tokenizer of tiny:"
+    assert sum(int(line.split()[-1]) for line in shown[9:]) == 40
+
+
+def test_what_a_source_of_the_table_shows_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "show", "arithmetic", "--limit", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "arithmetic/train/0"

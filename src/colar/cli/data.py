@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from colar import files
-from colar.cli.shared import data_options, own_options
+from colar.cli.shared import columns_of, data_options, own_options
 
 if TYPE_CHECKING:
     from colar.data.example import Example
@@ -30,8 +30,12 @@ def _add_list(actions: Any) -> None:
 
 
 def _add_show(actions: Any) -> None:
-    show = actions.add_parser("show", help="print the first rows of a source")
-    show.add_argument("source", help=SOURCE_HELP)
+    show = actions.add_parser("show", help="print the first rows of a source, or how a file of yours is read")
+    show.add_argument(
+        "source", help=f"{SOURCE_HELP}; any file that `colar train auto` takes, or owner/name of the Hub"
+    )
+    show.add_argument("--columns", help="question=problem,answer=solution: of your own file")
+    show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
     show.add_argument(
@@ -64,6 +68,9 @@ def data_show(args: argparse.Namespace) -> None:
     from colar.data import sources
     from colar.data.renumber import renumber
 
+    if args.source not in sources.SOURCES and not args.renumber:
+        _show_own(args)
+        return
     split = args.split or sources.splits_of(args.source)[0]
     renumber.check("--renumber", args.renumber, args.source, split)
     examples = sources.load(
@@ -80,6 +87,43 @@ def data_show(args: argparse.Namespace) -> None:
             _print_versions(example, args.renumber, args.data_seed)
         else:
             print(json.dumps(example.as_row(), ensure_ascii=False, indent=2))
+
+
+def _show_own(args: argparse.Namespace) -> None:
+    """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
+    from colar.data import own
+
+    columns = columns_of(args.columns) if args.columns else None
+    rows = own.read(args.source, columns, args.split or "train")
+    for example in rows.examples[: args.limit]:
+        for role, text in (*example.context, ("question", example.question)):
+            print(f"{role:>9}  {text}")
+        for step in example.steps:
+            print(f"{'step':>9}  {step}")
+        print(f"{'answer':>9}  {example.answer}\n")
+    for line in rows.summary():
+        print(line)
+    split = own.split(rows.examples)
+    sizes = (len(split.train), len(split.validation), len(split.test))
+    print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
+    _print_lengths(args.model, [example.steps for example in rows.examples])
+
+
+def _print_lengths(model: str, chains: list[tuple[str, ...]]) -> None:
+    """Print a histogram of the tokens of each chain."""
+    import numpy as np
+
+    from colar.cli.shared import quiet_libraries
+    from colar.recipe import auto
+    from colar.template.template import Template, TemplateConfig
+
+    quiet_libraries()
+    template = Template(TemplateConfig(), auto.describe(model)[1])
+    lengths = [sum(map(len, template.steps(steps))) for steps in chains]
+    counts, edges = np.histogram(lengths, bins=min(10, max(1, len(set(lengths)))))
+    print(f"tokens of a chain, by the tokenizer of {model}:")
+    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+        print(f"{low:6.0f} - {high:<5.0f} {'#' * round(40 * count / max(counts)):40} {count:,}")
 
 
 def _print_versions(example: Example, versions: int, seed: int) -> None:

@@ -202,6 +202,14 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
     return chosen
 
 
+def columns_of(text: str) -> dict[str, str]:
+    """The columns of --columns question=problem,answer=solution."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(key and column for key, _, column in pairs):
+        raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")
+    return {key.strip(): column.strip() for key, _, column in pairs}
+
+
 def own_options(pairs: list[str], source: str) -> dict[str, Any]:
     """`options` of a command that reads one source: those of another would do nothing, and are an error."""
     for pair in pairs:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes
-from colar.cli.shared import collector_off, quiet_libraries
+from colar.cli.shared import collector_off, columns_of, quiet_libraries
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template")
@@ -125,10 +125,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `auto` that were given, as arguments of `recipe.plan`."""
     given = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
     if args.columns:
-        pairs = [pair.partition("=") for pair in args.columns.split(",")]
-        if not all(key and column for key, _, column in pairs):
-            raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {args.columns!r}")
-        given["columns"] = {key.strip(): column.strip() for key, _, column in pairs}
+        given["columns"] = columns_of(args.columns)
     return given
 
 

@@ -55,10 +55,19 @@ class OwnRows:
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
             f"answers are judged as {self.answer_type}"
         ]
-        for reason, places in sorted(self.left_out.items(), key=lambda item: -len(item[1])):
+        # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
+        kinds: defaultdict[str, list[str]] = defaultdict(list)
+        for reason in self.left_out:
+            kinds[reason.partition(": ")[0]].append(reason)
+        for kind, reasons in sorted(kinds.items(), key=lambda item: -self._count(item[1])):
+            places = [place for reason in reasons for place in self.left_out[reason]]
+            named = reasons[0] if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
             more = ", ..." if len(places) > SHOWN else ""
-            lines.append(f"left out {len(places):,}: {reason} ({', '.join(places[:SHOWN])}{more})")
+            lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")
         return lines
+
+    def _count(self, reasons: Iterable[str]) -> int:
+        return sum(len(self.left_out[reason]) for reason in reasons)
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
         ids.add(fields.key or "")
         found.append((place, fields))
     if rows is None:
-        raise ValueError(f"{name}: no rows")
+        raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
     if not found:
         reason, places = max(rows.left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")

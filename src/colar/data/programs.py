@@ -38,7 +38,7 @@ DECIMALS = 4
 """The most decimals of a value: what has more cannot be written in an equation that is true."""
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 FORMULA = re.compile(r"([a-z_]+)\(([^()]*)\)")
-CONSTANT = re.compile(r"const_(\d+(?:_\d+)?)")
+CONSTANT = re.compile(r"const_(\d+(?:[_.]\d+)?)")
 BINARY = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
 
 
