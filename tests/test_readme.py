@@ -8,6 +8,7 @@ import pytest
 
 from colar import recipe
 from colar.cli import build_parser, underscored
+from colar.cli.train import overrides
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,7 +46,7 @@ def test_there_are_commands_to_check():
 def test_a_shown_command_is_understood(path, words):
     words = [re.sub(r"[<>&].*|\$\w+", "x", word) for word in words if not re.match(r"^\d?[<>&]", word)]
     args, rest = build_parser().parse_known_args([underscored(word) for word in words])
-    if getattr(args, "takes_keys", False) and args.recipe != "RECIPE":
-        recipe.load_stages(args.recipe, rest, args.stages)
+    if getattr(args, "takes_keys", False) and args.recipe not in ("RECIPE", "auto"):
+        recipe.load_stages(args.recipe, overrides(args, rest), args.stages)
     else:
         assert not rest

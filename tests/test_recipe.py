@@ -104,20 +104,6 @@ def test_a_copy_does_not_overwrite(tmp_path):
         recipes.copy("tiny/cott", tmp_path)
 
 
-@pytest.mark.parametrize("task", ["prosqa", "prontoqa"])
-def test_recipes_of_logic_train_and_validate_on_made_rows(task):
-    for method in ("cot", "no_cot", "colar"):
-        loaded = recipe.load(ROOT / f"lab/recipes/logic-smollm2/{task}-{method}.yaml")
-        assert (loaded.data.source, loaded.data.validation_source) == (f"{task}-made", None)
-        assert loaded.output == f"runs/logic-smollm2/{task}-{method}"
-        assert loaded.model.backbone == "smollm2-135m"
-    # The last one is CoLaR's.
-    assert loaded.model.init_from == f"runs/logic-smollm2/{task}-cot/best"
-    config = recipe.build_method(loaded).config
-    assert config.lookahead_weight == 0.2
-    assert config.factors.values == (1, 2, 2, 3, 3, 4, 5, 5)
-
-
 def test_values_of_the_papers_recipes():
     """What the paper states (section 4.1 and appendix A), spelt once more."""
     for name in (

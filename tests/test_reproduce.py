@@ -10,6 +10,7 @@ import pytest
 
 from colar import recipe
 from colar.cli import build_parser, underscored
+from colar.cli.train import overrides
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "lab" / "recipes"
@@ -48,7 +49,7 @@ def run(script, folder, *args, after=(), fail_at=""):
 
 SCRIPTS = (
     "table1.sh", "table2.sh", "table2_sequential.sh", "grpo_thoughts.sh", "c_curves.sh", "sequential.sh",
-    "smollm2_sequential.sh", "logic_small.sh",
+    "smollm2_sequential.sh",
 )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_every_command_is_understood_and_finds_what_it_needs(script, tmp_path):
     for words in commands:
         args, rest = parser.parse_known_args([underscored(word) for word in words])
         if words[0] == "train":
-            for stage in recipe.load_stages(args.recipe, rest, args.stages):
+            for stage in recipe.load_stages(args.recipe, overrides(args, rest), args.stages):
                 made = stage.recipe
                 assert made.model.init_from is None or made.model.init_from in trained
                 assert f"{made.output}/best" not in trained
@@ -101,7 +102,7 @@ def test_one_change_each_is_understood_and_starts_from_table2(tmp_path):
     for words in commands:
         assert words[0] == "train"
         args, rest = build_parser().parse_known_args([underscored(word) for word in words])
-        made = recipe.load(args.recipe, rest)
+        made = recipe.load(args.recipe, overrides(args, rest))
         assert made.model.init_from in there
         there.add(f"{made.output}/best")
         outputs.add(made.output)
@@ -117,7 +118,7 @@ def test_the_figures_commands_are_understood_and_sizes_see_equal_rows(tmp_path):
         args, rest = parser.parse_known_args([underscored(word) for word in words])
         asked.append(words[0])
         if words[0] == "train":
-            made = recipe.load(args.recipe, rest)
+            made = recipe.load(args.recipe, overrides(args, rest))
             assert made.model.init_from is None or made.model.init_from in trained
             trained.add(f"{made.output}/best")
             size, _, name = (

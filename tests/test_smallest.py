@@ -64,7 +64,6 @@ SMALLEST: dict[str, Sequence[str]] = {
     "lab/scripts/grpo_stability.py": ["{reinforced}/rl-0 --output {out}"],
     "scripts/inspect_pictures.py": ["{page} {out}"],
     "lab/scripts/left_out.py": ["{records}/records.jsonl.gz --trained 1 2 --output {out}"],
-    "lab/scripts/logic_statistics.py": ["--rows 20"],
     "lab/scripts/rejudge.py": ["{records}"],
     "lab/scripts/speed_tables.py": [""],
     "scripts/serve_pictures.py": ["{url} {out}"],
@@ -84,10 +83,6 @@ PRINTS_A_FAILURE = {"lab/benchmarks/soak.py"}
 
 def write_published(folder: Path) -> None:
     """Data sets in the places and formats in which they are published, a few generated rows each."""
-    for name in ("prosqa", "prontoqa"):
-        for split, part in (("validation", "valid"), ("test", "test")):
-            rows = [example.as_row() for example in sources.load(f"{name}-made", split, limit=10)]
-            files.write_json(folder / name / f"{name}_{part}.json", rows)
     rows = sources.load("arithmetic", "test", limit=4)
     texts = [f"{row.question}||{' '.join(row.steps)} #### {row.answer}" for row in rows]
     files.write_text(folder / "gsm8k_aug" / "test.txt", "\n".join(texts))

@@ -113,8 +113,12 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
             raise ValueError(
                 f"--{name} is for colar train auto; {args.recipe} has keys of its own (--keys lists them)"
             )
-    if args.output is not None:
-        args.overrides += ["--output", args.output]
+    args.overrides = overrides(args, args.overrides)
+
+
+def overrides(args: argparse.Namespace, rest: list[str]) -> list[str]:
+    """The overrides of a recipe: what argparse did not know, and `--output`, which it knows for `auto`."""
+    return rest if args.output is None else [*rest, "--output", args.output]
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:

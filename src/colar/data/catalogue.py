@@ -208,23 +208,11 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             splits=_coconut_splits("prontoqa"),
             file_parser=formats.coconut,
         ),
-        # No files and no Hub: these are made, `sources.py` says by what.
+        # No files and no Hub: it is made.
         "arithmetic": Source(
             about="generated here: chains of sums and products, no download",
             licence="Apache-2.0",
             answer_type="number",
-            splits={split: Split() for split in SPLITS},
-        ),
-        "prosqa-made": Source(
-            about="generated here by the rules of ProsQA: paths in a graph of made-up words",
-            licence="Apache-2.0",
-            answer_type="text",
-            splits={split: Split() for split in SPLITS},
-        ),
-        "prontoqa-made": Source(
-            about="generated here by the rules of ProntoQA: true or false by deduction over made-up words",
-            licence="Apache-2.0",
-            answer_type="choice",
             splits={split: Split() for split in SPLITS},
         ),
     }

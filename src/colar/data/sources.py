@@ -25,7 +25,7 @@ from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import arithmetic, catalogue, formats, prontoqa, prosqa
+from colar.data import arithmetic, catalogue, formats
 from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
 from colar.data.example import SPLITS, AnswerType, Example
 from colar.data.formats import Fields, Parser, UpstreamFault
@@ -46,15 +46,10 @@ __all__ = [
     "splits_of",
 ]
 
-GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]], str | None]] = MappingProxyType(
-    {
-        "arithmetic": (arithmetic.ArithmeticConfig, arithmetic.generate, None),
-        prosqa.SOURCE: (prosqa.ProsqaConfig, prosqa.generate, "prosqa"),
-        prontoqa.SOURCE: (prontoqa.ProntoqaConfig, prontoqa.generate, "prontoqa"),
-    }
+GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = MappingProxyType(
+    {"arithmetic": (arithmetic.ArithmeticConfig, arithmetic.generate)}
 )
-"""Generated sources: the dataclass of the options, the function that makes rows, and the published source that is
-imitated, whose validation and test questions are never made."""
+"""Generated sources: the dataclass of the options, and the function that makes rows."""
 GENERATED = {"train": 10_000, "validation": 500, "test": 1_000}
 """Rows of a generated split where no `limit` is given."""
 _EXPECTED = {
@@ -109,7 +104,7 @@ def load(
         check_known(f"{source} split", [split], entry.splits)
         if source in GENERATORS:  # made, not read
             n = GENERATED[split] if limit is None else limit
-            return _generated(source, split, n, seed, options, data_dir)
+            return _generated(source, split, n, seed, options)
         check_known(f"{source} option", options, ())
         plan = entry.splits[split]
         entries, parser = catalogue.entries_of_source(source, entry, plan, data_dir)
@@ -331,22 +326,12 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
     return marked
 
 
-def _generated(
-    source: str, split: str, n: int, seed: int, options: Mapping[str, Any], data_dir: str | Path | None
-) -> list[Example]:
+def _generated(source: str, split: str, n: int, seed: int, options: Mapping[str, Any]) -> list[Example]:
     """The first `n` rows of a generated source. ValueError for a wrong option, or where there are too few problems."""
-    config, generate, published = GENERATORS[source]
+    config, generate = GENERATORS[source]
     # Checked here, for a dataclass answers an unknown name with a TypeError.
     check_known(f"{source} option", options, [field.name for field in dataclasses.fields(config)])
-    if published is None:
-        return generate(config(**options), split, n, seed)
-    under = catalogue.folder(data_dir)
-    avoid: set[str] = set()
-    for held_out in ("validation", "test"):
-        if under is not None and catalogue.present(SOURCES[published].splits[held_out], under) is not None:
-            rows = load(published, held_out, data_dir=under)
-            avoid.update(formats.question_hash(row.question) for row in rows)
-    return generate(config(**options), split, n, seed, avoid=frozenset(avoid))
+    return generate(config(**options), split, n, seed)
 
 
 def _check_source(source: str) -> None:
