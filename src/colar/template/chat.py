@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -28,8 +29,10 @@ Turn = tuple[str, str]
 """A role and its text."""
 Read = Callable[[str], list[int]]
 
-CONSTANTS = {"enable_thinking": True, "date_string": "26 Jul 2024"}
-"""Variables of templates: a prompt must not depend on the day it is rendered. The date is Llama 3's default."""
+DAY = date(2024, 7, 26)
+"""Stands for today in templates that name it, so that a prompt does not depend on the day; Llama 3's default."""
+FORMATS = ("%d %b %Y", "%Y-%m-%d", "%d %B %Y", "%B %d, %Y", "%Y")
+"""Formats of a day that templates use; any other gets the first."""
 OPEN, CLOSE = "<think>", "</think>"
 MARK = re.compile("\ue000([0-9]+)\ue001")
 """Of the content of a turn: private-use characters, which no template contains."""
@@ -70,6 +73,7 @@ class ChatFormat:
         names = {str(tokenizer.convert_ids_to_tokens(token_id)): token_id for token_id in control.ids}
         self._marker_ids = names
         self._markers = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
+        self._template = _with_fixed_day(template)
         self._skeletons: dict[tuple[str, ...], Skeleton] = {}
         self._drops_reasoning = CLOSE in template
         self.opening_ids: list[int] = []
@@ -136,7 +140,11 @@ class ChatFormat:
         turns = [{"role": role, "content": f"\ue000{place}\ue001"} for place, role in enumerate(roles)]
         try:
             text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=prompt, **CONSTANTS
+                turns,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                enable_thinking=True,
             )
         except (TemplateError, TypeError) as error:
             return (), " ".join(str(error).split())
@@ -150,6 +158,18 @@ class ChatFormat:
         pieces, refusal = self._render(("user", "assistant"), prompt=False)
         ends = [] if refusal else self._controls(self._read(str(pieces[-1])))
         return ends[0] if ends else None
+
+
+def _with_fixed_day(template: str) -> str:
+    """The template with a `strftime_now` of its own, in place of the one that transformers gives it."""
+    if "strftime_now" not in template:
+        return template
+    days = {form: DAY.strftime(form) for form in FORMATS}
+    # The empty text at the end keeps a line break at the beginning of the template.
+    return (
+        f"{{% macro strftime_now(format) %}}{{{{ {days!r}.get(format, {days[FORMATS[0]]!r}) }}}}{{% endmacro %}}"
+        f"{{{{ '' }}}}{template}"
+    )
 
 
 def _folded(turns: Sequence[Turn]) -> list[Turn]:
