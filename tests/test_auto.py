@@ -153,7 +153,7 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
 def test_from_a_file_to_a_model(tmp_path: Path) -> None:
     """Two short stages, the table, the published model; the same call goes on, another one is rejected."""
     path = files.write_jsonl(
-        tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=240)]
+        tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=80)]
     )
     short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
     run = colar.train("tiny", path, tmp_path / "run", overrides=short)

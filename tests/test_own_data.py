@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
+import huggingface_hub
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -237,8 +239,6 @@ def test_files_of_each_kind_hold_the_same_rows(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_data_set_in_memory_is_read() -> None:
-    import datasets
-
     assert len(own.read(datasets.Dataset.from_list(ROWS)).examples) == len(ROWS)
 
 
@@ -380,8 +380,14 @@ def test_a_wrong_file_is_one_line(case: str, tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_a_wrong_option_is_one_line(
-    data: str, more: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: str,
+    more: list[str],
+    part: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     (tmp_path / "good.jsonl").write_text(LINES)
     (tmp_path / "empty").mkdir()
     words = [str(tmp_path / word) if word == "none.jsonl" else word for word in more]
@@ -391,7 +397,8 @@ def test_a_wrong_option_is_one_line(
 def test_a_data_set_that_the_hub_does_not_give_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     line = _train(capsys, tmp_path, "someone/rows:train")
     assert (
         "cannot load the data set someone/rows, split 'train', from the Hub (a private or gated one needs:"

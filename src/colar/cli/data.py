@@ -95,6 +95,7 @@ def _show_own(args: argparse.Namespace) -> None:
 
     columns = columns_of(args.columns) if args.columns else None
     rows = own.read(args.source, columns, args.split or "train")
+    split = own.split(rows.examples)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -103,7 +104,6 @@ def _show_own(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
-    split = own.split(rows.examples)
     sizes = (len(split.train), len(split.validation), len(split.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
     _print_lengths(args.model, [example.steps for example in rows.examples])
