@@ -150,16 +150,16 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
     assert part in sentence
 
 
-def test_from_a_file_to_a_model(tmp_path: Path) -> None:
+def test_from_a_file_to_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short stages, the table, the published model; the same call goes on, another one is rejected."""
     path = files.write_jsonl(
         tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=80)]
     )
+    monkeypatch.setattr(outcome, "ALONE", 2)
     short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
     run = colar.train("tiny", path, tmp_path / "run", overrides=short)
     assert [row[0].removesuffix(" (default)") for row in run.grid.rows] == [
-        "CoT", "no chain", "sequential, c = 1", "sequential, c = 2", "sequential, c = 3", "sequential, c = 5",
-        "sequential, c = 2 with threshold 0.8",
+        "CoT", "no chain", "c = 1", "c = 2", "c = 3", "c = 5", "c = 2, threshold 0.8",
     ]  # fmt: skip
     assert run.picture.exists()
     assert "accuracy %" in run.table

@@ -217,7 +217,7 @@ def values(
 def _training(facts: Facts, scratch: bool, lora: bool) -> dict[str, Any]:
     """Length, batch and rates of a stage of SFT."""
     on_cpu = facts.device == "cpu"
-    passes = 30_000 if scratch else 20_000
+    passes = 20_000
     epochs = min(20 if scratch else 6, max(2 if facts.rows < 100_000 else 1, round(passes / facts.rows)))
     batch = 8 if facts.rows * epochs < 8_000 else 16
     training: dict[str, Any] = {

@@ -261,15 +261,16 @@ def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, An
                 tables.number(row.forward_passes),
             ]
         )
-    head = ["", "accuracy %", "to CoT, points", "thoughts", "ms alone", "ms in a batch", "forward passes"]
-    notes = [f"{cot.n} questions held out, greedy. {PAIRED}"]
-    return tables.Grid("Speeds", head, rows, notes)
+    head = ["", "accuracy %", "to CoT", "thoughts", "ms alone", "ms batch", "passes"]
+    columns = "ms is the time of a question, alone and in a batch; passes are forward passes, the answer's included."
+    notes = [f"{cot.n} questions held out, greedy. {columns}", PAIRED]
+    return tables.Grid(f"Speeds of {own[0].system.method}", head, rows, notes)
 
 
 def _name(row: ReportRow) -> str:
     if row.system.method == "cot":
         return row.system.label or "CoT"
-    return f"{row.system.method}, {speed_name(row.system.params)}"
+    return speed_name(row.system.params).replace(" with", ",")
 
 
 def _milliseconds(seconds: float | None) -> str:
