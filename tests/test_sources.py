@@ -328,13 +328,10 @@ def test_a_gold_in_another_notation_has_its_value(
     assert accuracy([correct, wrong], **columns) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("answer", ["She has 2 + 2 = <<2+2=4>>4.\n#### 4", "#### 4", "#### four"])
-def test_a_file_in_gsm8ks_layout_is_told_what_to_do(tmp_path: Path, answer: str) -> None:
-    put(tmp_path, "own.jsonl", [{"question": "q", "answer": answer}])
-    with pytest.raises(
-        ValueError, match=r"own\.jsonl:1: answer has GSM8K's '####': put .* into 'steps' .*gsm8k/train"
-    ):
-        load(str(tmp_path / "own.jsonl"), "train")
+def test_a_file_in_gsm8ks_layout_is_read(tmp_path: Path) -> None:
+    put(tmp_path, "own.jsonl", [{"question": "q", "answer": "She has 2 + 2 = <<2+2=4>>4.\n#### 4"}])
+    [row] = load(str(tmp_path / "own.jsonl"), "train")
+    assert (row.steps, row.answer, row.answer_type) == (("<<2+2=4>>",), "4", "number")
 
 
 @pytest.mark.parametrize(("name", "where"), [("own.jsonl", r"own\.jsonl:1"), ("own.json", r"own\.json")])
@@ -381,7 +378,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load(str(tmp_path / "nowhere.jsonl"), "test")
     with pytest.raises(ValueError, match=r"no file or folder .*nowhere"):
         load(str(tmp_path / "nowhere"), "test")
-    with pytest.raises(ValueError, match=r"d\.txt: a file of one's own must end in \.json or \.jsonl"):
+    with pytest.raises(ValueError, match=r"d\.txt: a file of one's own must end in \.json, \.jsonl"):
         load(str(put(tmp_path, "d.txt", ICOT)), "test")
     path = tmp_path / "math" / "test.parquet"
     path.parent.mkdir()

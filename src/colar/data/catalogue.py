@@ -22,8 +22,6 @@ from colar.data.formats import Parser
 from colar.data.tables import Entries
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
-OWN_ENDINGS = (".jsonl", ".json")
-"""Of a user's files, in small letters or capitals."""
 
 
 @dataclass(frozen=True)
@@ -261,8 +259,8 @@ def entries_of_source(
 
 
 def is_own_file(name: str | Path) -> bool:
-    """True if a path is called as a user's data file is."""
-    return Path(name).suffix.lower() in OWN_ENDINGS
+    """True if a path is called as a user's data file is, in small letters or capitals."""
+    return tables.is_table(Path(name)) and tables.ending(Path(name)) != ".txt"
 
 
 def splits_in(own_folder: Path) -> list[str]:

@@ -79,6 +79,12 @@ def of(row: Mapping[str, Any]) -> Layout:
     )
 
 
+def is_coconut(layout: Layout, row: Mapping[str, Any]) -> bool:
+    """True if rows of this layout are read as Coconut's: question and answer, perhaps steps, and no other reasoning."""
+    plain = {"question", "answer"} <= row.keys() and not _has(row.keys(), REASONING[1:])
+    return layout.name == "steps" or (layout.name == "solution" and plain)
+
+
 def renamed(columns: Mapping[str, str]) -> Layout:
     """The layout of columns that a user has named. ValueError for what can be no name."""
     for key in columns:

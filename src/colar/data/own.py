@@ -8,7 +8,9 @@ counted by its reason.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -124,6 +126,29 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
         raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
     _judged(rows, found)
     return rows
+
+
+def parser_of(entries: tables.Entries) -> tuple[tables.Entries, formats.Parser, AnswerType]:
+    """The rows of a user's file again, their parser by the columns of the first, and the judge of their answers.
+
+    Coconut's format (question, answer, perhaps steps) is read row by row, and so is a file whose first row is of no
+    layout: its error names the row.
+    """
+    first = next(entries, None)
+    entries = itertools.chain([] if first is None else [first], entries)
+    try:
+        layout = layouts.of(formats.named_fields(first[1])) if first else None
+    except ValueError:
+        layout = None
+    if layout is None or first is None or layouts.is_coconut(layout, formats.named_fields(first[1])):
+        return entries, formats.coconut, "number"
+    rows = list(entries)
+    parse = layout.parse
+    golds = []
+    for _, raw in rows:
+        with contextlib.suppress(ValueError):
+            golds.append(parse(formats.named_fields(raw)).answer)
+    return iter(rows), lambda raw: parse(formats.named_fields(raw)), guess(golds) if golds else "number"
 
 
 def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:

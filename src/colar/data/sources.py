@@ -25,7 +25,7 @@ from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import arithmetic, catalogue, formats
+from colar.data import arithmetic, catalogue, formats, own, tables
 from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
 from colar.data.example import SPLITS, AnswerType, Example
 from colar.data.formats import Fields, Parser, UpstreamFault
@@ -84,10 +84,9 @@ def load(
 ) -> list[Example]:
     """Load the rows of one split, in a fixed order.
 
-    `source` is a name of the table, a `.json` (a list) or `.jsonl` file in Coconut's format (question, steps,
-    answer, perhaps id and answer_type), or a folder of `<split>.jsonl` or `<split>.json` files, such as
-    `prepare` writes. `limit` takes the first n rows. `seed` matters to generated sources only. `options`: the fields of
-    a generated source's config.
+    `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, or a folder of
+    `<split>.jsonl` or other files, such as `prepare` writes. `limit` takes the first n rows. `seed` matters to
+    generated sources only. `options`: the fields of a generated source's config.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -97,8 +96,10 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        reader = _Reader(Path(source).stem, split, _OWN_FILE, formats.coconut, skip_malformed)
-        found = reader.examples(catalogue.entries_of_path(Path(source), split))
+        entries, parser, answer_type = own.parser_of(catalogue.entries_of_path(Path(source), split))
+        kind = dataclasses.replace(_OWN_FILE, answer_type=answer_type)
+        reader = _Reader(Path(source).stem, split, kind, parser, skip_malformed)
+        found = reader.examples(entries)
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
@@ -273,7 +274,7 @@ class _Reader:
         return example
 
     def _in_test_set(self, question: str) -> bool:
-        if self.source is _OWN_FILE:
+        if not self.source.splits:
             return False
         leave_out = self.source.splits[self.split].leave_out
         return bool(leave_out) and formats.question_hash(question) in leave_out
@@ -283,10 +284,10 @@ class _Reader:
         prefix = f"{self.name}/{self.split}/"
         # A publisher's id is unique in its own file only; a user's id is taken as it is.
         if fields.key is not None:
-            own = fields.key if self.source is _OWN_FILE else prefix + fields.key
-            if own in ids:
-                raise ValueError(f"id {own!r} occurs twice")
-            return own
+            key = prefix + fields.key if self.source.splits else fields.key
+            if key in ids:
+                raise ValueError(f"id {key!r} occurs twice")
+            return key
         if self.source.order == "upstream":
             return f"{prefix}{index}"
         first = prefix + formats.question_hash(fields.question)
@@ -339,7 +340,7 @@ def _check_source(source: str) -> None:
     if source in SOURCES or _is_path(source):
         return
     if Path(source).is_file():
-        raise ValueError(f"{source}: a file of one's own must end in .json or .jsonl")
+        raise ValueError(f"{source}: a file of one's own must end in {', '.join(tables.ENDINGS[:-1])}")
     if os.sep in source:
         raise ValueError(f"no file or folder {source}")
     check_known("source", [source], SOURCES)
