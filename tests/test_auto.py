@@ -150,6 +150,17 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
     assert part in sentence
 
 
+def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
+    cot, bare = _row("cot", "", 0.03, 20.0), _row("cot", outcome.NO_CHAIN, 0.0, 0.0)
+    own = [_row("sequential", "", 0.05, 20 / c, compression_factor=c) for c in (2, 1)]
+    default, sentence = outcome.choose(Report({}, "cot", None, [cot, bare, *own], []))
+    assert default == {"compression_factor": 1}
+    assert (
+        sentence
+        == "CoT answers 3.0% of 100 held-out questions: it has hardly learnt, and no speed can be chosen by it."
+    )
+
+
 def test_from_a_file_to_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short stages, the table, the published model; the same call goes on, another one is rejected."""
     path = files.write_jsonl(

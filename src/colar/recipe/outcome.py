@@ -11,10 +11,11 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress
+from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.evaluation import evaluate, report
@@ -41,6 +42,8 @@ ALONE = 16
 """Questions that are timed one at a time."""
 WITHIN = 0.01
 """Accuracy that the default speed may lose to CoT: a point."""
+LEARNT = 0.05
+"""Accuracy of CoT below which other speeds are not compared with it."""
 TOO_WIDE = 0.05
 """Half of a 95% interval from which rows are too few to choose by."""
 
@@ -108,18 +111,23 @@ def conclude(
         model = evaluate.EvaluatedModel("", lm, method)
         grid = evaluate.make_grid(model, [DATASET], asked, ["greedy"], [0])
         records.append(results / f"records-{name}.jsonl")
-        _claim(records[-1], folder)
+        processes.from_main(partial(_claim, records[-1], folder))
         evaluate.evaluate(grid, datasets, records[-1], limits)
         seconds |= _alone(model, asked, examples[:ALONE], limits)
         if name == "cot":
             plain = replace(model, label=NO_CHAIN)
             grid = evaluate.make_grid(plain, [DATASET], asked, ["greedy"], [0])
             records.append(results / "records-no-chain.jsonl")
-            _claim(records[-1], folder)
+            processes.from_main(partial(_claim, records[-1], folder))
             evaluate.evaluate(grid, datasets, records[-1], replace(limits, max_latents=0))
-    made = report.write(results, RecordFiles(records), title=f"{output.name}: held-out questions")
-    default, sentence = choose(made)
-    publish(last, output / "best", default, limits)
+
+    def write() -> tuple[Report, dict[str, Any], str]:
+        made = report.write(results, RecordFiles(records), title=f"{output.name}: held-out questions")
+        default, sentence = choose(made)
+        publish(last, output / "best", default, limits)
+        return made, default, sentence
+
+    made, default, sentence = processes.from_main(write)
     return Outcome(output, made, default, sentence, grid_of(made, seconds, default))
 
 
@@ -172,12 +180,15 @@ def _key(system: System) -> str:
 def choose(made: Report) -> tuple[dict[str, Any], str]:
     """The fastest speed within a point of CoT, or c = 1 where none is, and a sentence about it."""
     cot, _, own, apart = _parts(made)
+    accuracy = f"CoT answers {100 * cot.accuracy:.1f}% of {cot.n} held-out questions"
+    [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
+    if cot.accuracy < LEARNT:
+        return dict(SPEEDS[0]), f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
     within = [row for row in own if apart[row.system].difference >= -WITHIN - 1e-9]
-    chosen = min(within, key=lambda row: row.length) if within else own[0]
+    chosen = min(within, key=lambda row: row.length) if within else slowest
     difference = apart[chosen.system]
     half = Z95 * (difference.se or 0.0)
     named = speed_name(chosen.system.params)
-    accuracy = f"CoT answers {100 * cot.accuracy:.1f}% of {cot.n} held-out questions"
     side = "less" if difference.difference < 0 else "more"
     gap = f"{abs(100 * difference.difference):.1f} ± {100 * half:.1f} points {side}"
     cost = (
