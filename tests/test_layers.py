@@ -19,14 +19,14 @@ FLOORS = (
     ("template",),
     ("ops", "data"),
     ("processes",),
-    ("yaml_files",),
+    ("yaml_files", "settings"),
     ("files", "progress", "checks"),
     ("__init__",),
 )
 """From the roof down; rooms of one floor never import each other. `colar/__init__.py` holds the version alone."""
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_TORCH = ("data", "yaml_files", "files", "progress", "checks", "recipes")
+WITHOUT_TORCH = ("data", "yaml_files", "settings", "files", "progress", "checks", "recipes")
 HEAVY = {"torch", "transformers", "peft", "accelerate"}
 
 

@@ -9,19 +9,19 @@ two runs out of one folder.
 """
 
 from colar.recipe.ownership import claim
-from colar.recipe.parsing import Stage, all_keys, build_method, check_grpo, load, load_stages
+from colar.recipe.parsing import Stage, build_method, check_grpo, load, load_stages
 from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate, run, run_stages
-from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
+from colar.recipe.schema import DataConfig, MixedRows, ModelConfig, Recipe, ValidationConfig, to_json
 from colar.recipe.train import finish, plan, train
 
 __all__ = [
     "DataConfig",
+    "MixedRows",
     "ModelConfig",
     "Recipe",
     "Stage",
     "ValidationConfig",
-    "all_keys",
     "build_method",
     "check_grpo",
     "check_start",

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar.checks import check_choice, check_holds, check_number, is_whole
+from colar.checks import check_choice, check_number
 from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
@@ -65,7 +65,22 @@ class ModelConfig:
                 )
 
 
-MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options", "renumber"}
+@dataclass(frozen=True)
+class MixedRows:
+    """Training rows of one more source."""
+
+    source: str
+    train_split: str = "train"
+    train_size: int | None = None
+    seed: int | None = None
+    """null: data.seed."""
+    options: dict[str, Any] = field(default_factory=dict)
+    renumber: int = 0
+
+    def __post_init__(self) -> None:
+        if self.train_size is not None:
+            check_number("data.mixed_in: train_size", self.train_size, 1, whole=True)
+        renumber.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,7 @@ class DataConfig:
     """A generated source's options (`colar data show arithmetic`)."""
     skip_malformed: bool = False
     """Skip malformed rows instead of stopping at the first."""
-    mixed_in: tuple[dict[str, Any], ...] = ()
+    mixed_in: tuple[MixedRows, ...] = ()
     """More training rows: {source, train_split, train_size, seed, options, renumber} each; only source is needed."""
     renumber: int = 0
     """New rows for each training row whose chain is equations: the same story and chain with other numbers."""
@@ -109,25 +124,6 @@ class DataConfig:
         if self.max_reasoning_steps is not None:
             check_number("data.max_reasoning_steps", self.max_reasoning_steps, 1, whole=True)
         renumber.check("data.renumber", self.renumber, self.source, self.train_split)
-        for entry in self.mixed_in:
-            _check_mixed(entry)
-
-
-def _check_mixed(entry: dict[str, Any]) -> None:
-    """Reject an entry of data.mixed_in with an unknown key, or with a value of another kind than its key's."""
-    if "source" not in entry or set(entry) - MIXED_KEYS:
-        raise ValueError(
-            f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {entry}"
-        )
-    kinds = {"source": (str, "text"), "train_split": (str, "text"), "options": (dict, "keys and values")}
-    for key, (kind, name) in kinds.items():
-        if key in entry:
-            check_holds(f"data.mixed_in: {key}", isinstance(entry[key], kind), entry[key], name)
-    if entry.get("train_size") is not None:
-        check_number("data.mixed_in: train_size", entry["train_size"], 1, whole=True)
-    check_holds("data.mixed_in: seed", is_whole(entry.get("seed", 0)), entry.get("seed"), "a whole number")
-    split = entry.get("train_split", "train")
-    renumber.check("data.mixed_in: renumber", entry.get("renumber", 0), entry["source"], split)
 
 
 @dataclass(frozen=True)
