@@ -85,7 +85,7 @@ def _typed(key: str, value: Any, hint: Any, whole: bool) -> Any:
         if kind is int and is_whole(value):
             return int(value)
         if kind is float:
-            # An int may stand for a float, and stays one: a factor of 2 is 2 in labels and records. Tensors take 64 bits.
+            # An int may stand for a float and stays one, as labels and records show it. Tensors take 64 bits.
             fits = is_number(value) and (isinstance(value, float) or value in INT64)
         elif kind is typing.Literal:
             fits = value in inner

@@ -31,12 +31,10 @@ import yaml
 
 from colar import processes, recipes, settings, yaml_files
 from colar.checks import check_known
-from colar.methods import registry
-from colar.methods.base import Method
 from colar.model.masks import MASKED
 from colar.recipe.schema import Recipe
+from colar.recipe.start import build_method
 from colar.training.grpo import rewards
-from colar.training.grpo.config import GrpoConfig
 
 Override = tuple[str, str]
 """A dotted key and its value, as the command line has them."""
@@ -110,29 +108,6 @@ def load_stages(
     return found
 
 
-def build_method(recipe: Recipe) -> Method:
-    """The recipe's method. ValueError for an unknown name, key or per-request value."""
-    config = dict(recipe.method)
-    name = config.pop("name", "")
-    if name is None:
-        raise ValueError(f"method.name is blank (null): it must be one of {', '.join(registry.METHODS)}")
-    method = registry.build(str(name), config)
-    # A value that the method lacks fails here, and not at the first validation.
-    for values in recipe.validation.params:
-        registry.make_params(method, values)
-    return method
-
-
-def check_grpo(recipe: Recipe, grpo: GrpoConfig) -> None:
-    """Reject a `grpo` section that the rest of the recipe does not fit."""
-    if recipe.model.init_from is None:
-        raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
-    grpo.plan(recipe.training, processes.launched())
-    rewards.named(grpo.reward_funcs)
-    # By what the recipe says of its method; the checkpoint, which knows the rest, is looked at by the run.
-    grpo.check_method(build_method(recipe))
-
-
 def _read(path: str | Path) -> dict[str, Any]:
     """The keys of a file laid over those of its bases. An error names the file in which the wrong key stands."""
     tree: dict[str, Any] = {}
@@ -192,8 +167,7 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
         if "output" not in tree:
             raise ValueError("output is missing: name the run's folder")
         recipe = settings.built(Recipe, tree)
-        # Built for its checks alone: a run builds its method in `load_model`.
-        build_method(recipe)
+        method = build_method(recipe)
         name = recipe.model.attn_implementation
         if recipe.generates and name is not None and name not in MASKED:
             raise ValueError(
@@ -201,7 +175,12 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
                 f"validate, or for grpo), got {name!r}; with data.validation_size 0 it may be used"
             )
         if recipe.grpo is not None:
-            check_grpo(recipe, recipe.grpo)
+            if recipe.model.init_from is None:
+                raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
+            recipe.grpo.plan(recipe.training, processes.launched())
+            rewards.named(recipe.grpo.reward_funcs)
+            # By what the recipe says of its method; the run asks the checkpoint, which knows the rest.
+            recipe.grpo.check_method(method)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     _check_unused(recipe, overrides)

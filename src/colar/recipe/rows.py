@@ -15,7 +15,7 @@ from colar.data import sources
 from colar.data.example import Example
 from colar.data.formats import collapsed
 from colar.data.renumber import renumber
-from colar.recipe.schema import DataConfig
+from colar.recipe.schema import DataConfig, MixedRows
 
 VALIDATION = "validation"
 """The split that selects the checkpoint."""
@@ -157,7 +157,8 @@ def _validation_rows(data: DataConfig) -> list[Example]:
         )
     # The same file may be written in several ways.
     file = sources.own_file(source, VALIDATION)
-    for each in (data, *data.mixed_in):
+    trained: list[DataConfig | MixedRows] = [data, *data.mixed_in]
+    for each in trained:
         if file is not None and file == sources.own_file(each.source, each.train_split):
             raise ValueError(
                 f"data.validation_source: {source} and {each.source} are one file, {file}, which would validate on "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from colar.checks import check_choice, check_number
 from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
+from colar.methods import registry
+from colar.methods.base import Method
 from colar.model.backbones import DTYPES
 from colar.model.lora import LoraSettings
 from colar.template.template import TemplateConfig
@@ -116,13 +119,10 @@ class DataConfig:
     """New rows for each training row whose chain is equations: the same story and chain with other numbers."""
 
     def __post_init__(self) -> None:
-        if self.train_size is not None:
-            check_number("data.train_size", self.train_size, 1, whole=True)
-        if self.validation_size is not None:
-            check_number("data.validation_size", self.validation_size, 0, whole=True)
-        check_number("data.train_skip", self.train_skip, 0, whole=True)
-        if self.max_reasoning_steps is not None:
-            check_number("data.max_reasoning_steps", self.max_reasoning_steps, 1, whole=True)
+        least = {"train_size": 1, "validation_size": 0, "train_skip": 0, "max_reasoning_steps": 1}
+        for name, low in least.items():
+            if getattr(self, name) is not None:
+                check_number(f"data.{name}", getattr(self, name), low, whole=True)
         renumber.check("data.renumber", self.renumber, self.source, self.train_split)
 
 
@@ -144,6 +144,10 @@ class ValidationConfig:
         check_choice("validation.decoding", self.decoding, list(DECODINGS))
         if not self.params:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
+
+    def asked(self, method: Method) -> list[Any]:
+        """`params` as the method has them. ValueError for a value that it lacks."""
+        return [registry.make_params(method, values) for values in self.params]
 
 
 @dataclass(frozen=True)
@@ -177,13 +181,5 @@ class Recipe:
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
     """The recipe as JSON values (tuples as lists)."""
-    return {key: plain(value) for key, value in dataclasses.asdict(recipe).items()}
-
-
-def plain(value: Any) -> Any:
-    """Tuples as lists, at any depth."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+    tree: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    return tree
