@@ -586,7 +586,7 @@ def test_config_errors_name_the_key_and_the_allowed(name, config, message):
 
 @pytest.mark.parametrize("ratio", [0, 1.5, -1, math.nan, True, "1", None])
 def test_a_ratio_that_is_none(ratio):
-    with pytest.raises(ValueError, match="ratio must be"):
+    with pytest.raises(ValueError, match="ratio (is blank .*: it )?must be"):
         registry.make_params(registry.build("tokenskip"), {"ratio": ratio})
 
 

@@ -592,7 +592,7 @@ REFUSED = [
     ({"temperature": 1e-45, "latent_temperature": 1}, 400, "temperature", "from 1e-06 to 100, got 1e-45"),
     ({"latent_temperature": 1e300}, 400, "latent_temperature", "from 1e-06 to 100, got 1e+300"),
     ({"temperature": 10**400}, 400, "temperature", "temperature"),
-    ({"compression_factor": 10**400}, 400, "compression_factor", "compression_factor must be a number, 1 or more"),
+    ({"compression_factor": 10**400}, 400, "compression_factor", "compression_factor must be a number, got 1000"),
     ({"compression_factor": 1e9}, 400, "compression_factor", "compression_factor must be 32 or less"),
     ({"compression_factor": 33}, 400, "compression_factor", "(trained: 1, 2, 3, 4, 5), got 33"),
     ({"top_p": 0}, 400, "top_p", "top_p must be in (0, 1], got 0"),

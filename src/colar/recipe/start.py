@@ -1,4 +1,4 @@
-"""What a run starts from: a recipe's method, and the model with the weights of a checkpoint or of a backbone."""
+"""The start of a run: a recipe's method, and the model with the weights of a checkpoint or of a backbone."""
 
 from __future__ import annotations
 
