@@ -106,24 +106,29 @@ def _show_own(args: argparse.Namespace) -> None:
         print(line)
     sizes = (len(split.train), len(split.validation), len(split.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
-    _print_lengths(args.model, [example.steps for example in rows.examples])
+    _print_lengths(args.model, rows.examples)
 
 
-def _print_lengths(model: str, chains: list[tuple[str, ...]]) -> None:
-    """Print a histogram of the tokens of each chain."""
+def _print_lengths(model: str, examples: list[Example]) -> None:
+    """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
     import numpy as np
 
     from colar.cli.shared import quiet_libraries
     from colar.recipe import auto
-    from colar.template.template import Template, TemplateConfig
 
     quiet_libraries()
-    template = Template(TemplateConfig(), auto.describe(model)[1])
-    lengths = [sum(map(len, template.steps(steps))) for steps in chains]
+    reader = auto.Reader.of(model)
+    lengths = [reader.tokens(example)[1] for example in examples]
     counts, edges = np.histogram(lengths, bins=min(10, max(1, len(set(lengths)))))
     print(f"tokens of a chain, by the tokenizer of {model}:")
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
         print(f"{low:6.0f} - {high:<5.0f} {'#' * round(40 * count / max(counts)):40} {count:,}")
+    too_long = reader.too_long(examples)
+    if too_long:
+        print(
+            f"{len(too_long):,} of {len(examples):,} rows are too long to train on ({next(iter(too_long.values()))}): "
+            f"{auto.LONGER}"
+        )
 
 
 def _print_versions(example: Example, versions: int, seed: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import own, sources
-from colar.data.example import SPLITS
+from colar.data.example import leave_out
 from colar.recipe import auto, outcome, parsing
 from colar.recipe.outcome import Outcome
 from colar.recipe.ownership import fingerprint
@@ -102,13 +102,18 @@ def plan(
             check_same_run(output, files.read_json(path), asked, "give this run its own --output")
         if (output / RECIPE).exists():
             return
+        reader = auto.Reader.of(model, template)
         split = _split(data, test, columns)
-        for name in SPLITS:
-            files.write_jsonl(
-                output / "data" / f"{name}.jsonl", [row.as_row() for row in getattr(split, name)]
-            )
-        facts = auto.facts_of(model, split.train, template)
+        rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", auto.LONGER)}
+        facts = auto.facts_of(reader, rows["train"])
         tree, why = auto.values(facts, str(output), method, grpo)
+        limits = tree["validation"]["limits"]
+        generated = limits["max_latents"] + limits["max_completion_length"]
+        for name, held_out in (("validation", split.validation), ("test", split.test)):
+            too_long = reader.too_long(held_out, generated)
+            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto.LONGER)
+        for name, examples in rows.items():
+            files.write_jsonl(output / "data" / f"{name}.jsonl", [row.as_row() for row in examples])
         files.write_json(path, asked)
         auto.write(output / RECIPE, tree, why)
         for reason in why:
