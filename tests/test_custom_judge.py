@@ -107,7 +107,9 @@ def test_a_row_cannot_choose_code_that_runs(tmp_path: Path) -> None:
     files.write_jsonl(tmp_path / "rows.jsonl", [row] * 20)
     assert {row.judge for row in sources.load(str(tmp_path / "rows.jsonl"), "train")} == {""}
     assert "judge" not in custom.applied(ROWS, "judges_of_mine:mirrored")[0].as_row()
-    files.write_jsonl(tmp_path / "typed.jsonl", [{"question": "a", "answer": "4", "answer_type": "os:system"}])
+    files.write_jsonl(
+        tmp_path / "typed.jsonl", [{"question": "a", "answer": "4", "answer_type": "os:system"}]
+    )
     with pytest.raises(ValueError, match="answer_type"):
         sources.load(str(tmp_path / "typed.jsonl"), "train")
 
