@@ -114,7 +114,9 @@ class Bar:
             return ""
         if seconds < 90:
             return f"about {seconds:.0f} s left"
-        return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
+        return (
+            f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
+        )
 
 
 @contextmanager
