@@ -380,6 +380,20 @@ def test_colar_without_settings_has_those_of_its_authors_and_asks_for_sigma_e(st
     assert files.read_json(tmp_path / "out" / "adapter_config.json")["lora_alpha"] == 32
 
 
+def test_a_tokenizer_that_merges_the_separator_is_warned_of(stored, tmp_path, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(stored("llama", lively=True))
+    lm, _, state = colar(stored("llama", lively=True))
+    tokenizer.add_tokens([")###"])
+    tokenizer.save_pretrained(tmp_path / "merging")
+    lm.unload().save_pretrained(tmp_path / "merging")
+    torch.save({"state_dict": state}, tmp_path / "last.ckpt")
+    imported(
+        *(tmp_path / "last.ckpt", "--backbone", tmp_path / "merging", "--output", tmp_path / "out"),
+        *("--sigma_e", SIGMA_E),
+    )
+    assert "warning: this tokenizer merges '###' with what stands before it" in capsys.readouterr().err
+
+
 def test_an_imported_checkpoint_trains_on(stored, tmp_path):
     """Its layout and its modules are those of any checkpoint: a row is encoded, and has a loss."""
     folder = stored("gpt2")

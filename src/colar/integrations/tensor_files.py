@@ -97,7 +97,7 @@ def _load(path: Path) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What omegaconf's containers and nodes hold, as dicts, lists and values."""
+    """The contents of omegaconf's containers and nodes, as dicts, lists and values."""
     if isinstance(value, Container):
         return _plain(vars(value).get("_content", vars(value).get("_val")))
     if isinstance(value, Mapping):

@@ -265,7 +265,12 @@ class Template:
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
         config = TemplateConfig(**texts, format="chat" if saved["version"] == CHAT_VERSION else "plain")
-        borders = Borders(**saved["borders"]) if saved["version"] == BORDERS_VERSION else None
+        borders = None
+        if saved["version"] == BORDERS_VERSION:
+            held = saved.get("borders")
+            whole = isinstance(held, dict) and held.keys() == {"closing", "bos"}
+            check_holds("template.borders", whole, held, "closing and bos")
+            borders = Borders(**held)
         template = cls(config, tokenizer, saved["version"], borders)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
             raise ValueError(
