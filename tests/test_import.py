@@ -133,9 +133,11 @@ def test_coconut(stored, tmp_path, capsys, family, simcot, n):
     torch.save(state, tmp_path / "checkpoint_33")
     made = imported(tmp_path / "checkpoint_33", "--backbone", folder, "--output", tmp_path / "out")
     said = capsys.readouterr().err
-    assert "left out: 1 tensors embedding.*" in said
+    assert "left out: embedding.* (the model's embedding once more; tensors: 1)" in said
     assert "warning" not in said
-    assert (f"left out: {len(lm.state_dict())} tensors expainable_llm.*" in said) == simcot
+    assert (
+        f"expainable_llm.* (SIM-CoT's decoder, for training only; tensors: {len(lm.state_dict())})" in said
+    ) == simcot
     assert ("format simcot" in said) == simcot
 
     start, end = tokenizer.convert_tokens_to_ids(list(MARKERS[:2]))
@@ -186,7 +188,7 @@ def test_codi(stored, tmp_path, capsys, family, simcot):
     (tmp_path / "codi").mkdir()
     torch.save(state, tmp_path / "codi" / "pytorch_model.bin")
     made = imported(tmp_path / "codi", "--backbone", folder, "--output", tmp_path / "out", "--lora_alpha", 16)
-    assert ("left out: 1 tensors decoder.*" in capsys.readouterr().err) == simcot
+    assert ("left out: decoder.* (SIM-CoT" in capsys.readouterr().err) == simcot
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     wanted = [

@@ -39,7 +39,7 @@ def convert(path: str | Path, backbone: str, output: str | Path, options: Option
     """
     checkpoint.check_replaceable(output)
     file = read(path)
-    name, layout = recognise(file, options)
+    name, repository, layout = recognise(file, options)
     parts = Parts.of(file, layout)
     settings = layout.settings(file, options, backbone)
     method = registry.build(layout.method, settings.config)
@@ -51,8 +51,8 @@ def convert(path: str | Path, backbone: str, output: str | Path, options: Option
         progress.say(line)
     if layout.markers:
         lm.merge()
-    run = {"imported": {"format": name, "repository": layout.repository, "file": file.path.name}}
-    origin = f"\n## Origin\n\n`{file.path.name}`, imported from the format `{name}` of {layout.repository}.\n"
+    run = {"imported": {"format": name, "repository": repository, "file": file.path.name}}
+    origin = f"\n## Origin\n\n`{file.path.name}`, imported from the format `{name}` of {repository}.\n"
     text = card.text(lm, method.chosen(), run, method.default_params) + origin
     pretrained.save_pretrained(lm.eval(), method, output, run, text)
     progress.say(f"wrote {output} (format {name}, method {method.name})")
@@ -101,12 +101,10 @@ def _left_out(names: list[str], layout: Layout) -> list[str]:
         own = [name for name in names if name.startswith(prefix)]
         names = [name for name in names if not name.startswith(prefix)]
         if own:
-            lines.append(f"left out: {len(own)} tensors {prefix}* ({what})")
-    return (
-        [*lines, f"warning: not imported, as nothing here computes with them: {some(names)}"]
-        if names
-        else lines
-    )
+            lines.append(f"left out: {prefix}* ({what}; tensors: {len(own)})")
+    if names:
+        lines.append(f"warning: not imported, as nothing here computes with them: {some(names)}")
+    return lines
 
 
 def build_model(file: File, layout: Layout, parts: Parts, settings: Settings, backbone: str) -> LatentLM:

@@ -188,8 +188,8 @@ LAYOUTS = {
 FORMATS = (*LAYOUTS, SIMCOT)
 
 
-def recognise(file: File, options: Options) -> tuple[str, Layout]:
-    """The name and the layout of a file's format, by the names of its tensors."""
+def recognise(file: File, options: Options) -> tuple[str, str, Layout]:
+    """The name, the repository and the layout of a file's format, by the names of its tensors."""
     found = [
         name for name, layout in LAYOUTS.items() if any(t.startswith(layout.model) for t in file.tensors)
     ]
@@ -202,8 +202,11 @@ def recognise(file: File, options: Options) -> tuple[str, Layout]:
     layout = LAYOUTS[found[0]]
     for name in ("latents", "lora_alpha", "sigma_e"):
         if getattr(options, name) is not None and name not in layout.options:
-            raise ValueError(f"--{name} is no option of the format {found[0]}, which has {layout.options}")
-    return (SIMCOT if is_simcot(file, options) else found[0]), layout
+            own = " and ".join(f"--{each}" for each in layout.options)
+            raise ValueError(f"--{name} is no option of the format {found[0]}, which has {own}")
+    if is_simcot(file, options):
+        return SIMCOT, "InternLM/SIM-CoT", layout
+    return found[0], layout.repository, layout
 
 
 def is_simcot(file: File, options: Options) -> bool:

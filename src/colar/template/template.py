@@ -267,7 +267,7 @@ class Template:
         config = TemplateConfig(**texts, format="chat" if saved["version"] == CHAT_VERSION else "plain")
         borders = None
         if saved["version"] == BORDERS_VERSION:
-            held = saved.get("borders")
+            held: Any = saved.get("borders")
             whole = isinstance(held, dict) and held.keys() == {"closing", "bos"}
             check_holds("template.borders", whole, held, "closing and bos")
             borders = Borders(**held)
