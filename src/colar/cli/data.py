@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from colar import files
-from colar.cli.shared import columns_of, data_options, own_options
+from colar.cli.shared import columns_of, data_options, judge_option, own_options
 
 if TYPE_CHECKING:
     from colar.data.example import Example
@@ -35,6 +35,7 @@ def _add_show(actions: Any) -> None:
         "source", help=f"{SOURCE_HELP}; any file that `colar train auto` takes, or owner/name of the Hub"
     )
     show.add_argument("--columns", help="question=problem,answer=solution: of your own file")
+    judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
@@ -94,7 +95,7 @@ def _show_own(args: argparse.Namespace) -> None:
     from colar.data import own
 
     columns = columns_of(args.columns) if args.columns else None
-    rows = own.read(args.source, columns, args.split or "train")
+    rows = own.read(args.source, columns, args.split or "train", args.judge)
     split = own.split(rows.examples)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):

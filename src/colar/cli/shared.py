@@ -95,6 +95,14 @@ def data_options(parser: Parser) -> None:
     parser.add_argument("--skip_malformed", action="store_true", help="skip malformed rows")
 
 
+def judge_option(parser: Any) -> None:
+    parser.add_argument(
+        "--judge",
+        metavar="MODULE:FUNCTION",
+        help="judge of your own, called as function(question, gold, answer) (default: by the kind of answer)",
+    )
+
+
 def model_options(parser: Parser) -> None:
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"

@@ -22,7 +22,7 @@ from colar.checks import check_text, did_you_mean, in_library
 from colar.data import catalogue, formats, layouts, tables
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Fields
-from colar.data.judge import answers
+from colar.data.judge import answers, custom
 
 FEWEST = 20
 """Rows below which nothing is left to train on once some are held out."""
@@ -48,6 +48,8 @@ class OwnRows:
     layout: layouts.Layout
     examples: list[Example] = field(default_factory=list)
     answer_type: AnswerType = "text"
+    judge: str | None = None
+    """`module:function` of a judge of the user's."""
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Places of the rows that could not be read, by the reason."""
 
@@ -55,7 +57,7 @@ class OwnRows:
         """A few lines for a person."""
         lines = [
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
-            f"answers are judged as {self.answer_type}"
+            f"answers are judged {f'by {self.judge}' if self.judge else f'as {self.answer_type}'}"
         ]
         # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
         kinds: defaultdict[str, list[str]] = defaultdict(list)
@@ -83,7 +85,9 @@ class Split:
     """Rows that were left out of the others because the test asks their question."""
 
 
-def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "train") -> OwnRows:
+def read(
+    data: Any, columns: Mapping[str, str] | None = None, split: str = "train", judge: str | None = None
+) -> OwnRows:
     """Read a user's rows.
 
     Args:
@@ -91,6 +95,7 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
             dicts, or a `datasets.Dataset`.
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
+        judge: `module:function` that judges answers of any kind.
 
     Raises:
         ValueError: For data that is not there or no table, rows whose columns cannot be recognised, and where no row
@@ -124,6 +129,7 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
     if not found:
         reason, places = max(rows.left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
+    rows.judge = judge
     _judged(rows, found)
     return rows
 
@@ -218,7 +224,8 @@ def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
     if len(given) == 1:
         rows.answer_type = given.pop()
     for number, (place, fields) in enumerate(found):
-        answer_type = fields.answer_type or rows.answer_type
+        # With a judge of the user's, answers may be anything.
+        answer_type = "text" if rows.judge else fields.answer_type or rows.answer_type
         if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
             rows.left_out[f"its answer is no {answer_type}"].append(place)
             continue
@@ -233,6 +240,7 @@ def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
         rows.examples.append(example)
     if not rows.examples:
         raise ValueError(f"{rows.name}: no row has an answer that can be judged")
+    rows.examples = custom.applied(rows.examples, rows.judge)
 
 
 def guess(golds: Sequence[str]) -> AnswerType:
