@@ -34,7 +34,7 @@ def _add_show(actions: Any) -> None:
     show.add_argument(
         "source", help=f"{SOURCE_HELP}; any file that `colar train auto` takes, or owner/name of the Hub"
     )
-    show.add_argument("--columns", help="question=problem,answer=solution: of your own file")
+    show.add_argument("--columns", help="question=problem,steps=rationale,answer=result: of your own file")
     judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
@@ -96,7 +96,6 @@ def _show_own(args: argparse.Namespace) -> None:
 
     columns = columns_of(args.columns) if args.columns else None
     rows = own.read(args.source, columns, args.split or "train", args.judge)
-    split = own.split(rows.examples)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -105,9 +104,11 @@ def _show_own(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
+    _print_lengths(args.model, [example.steps for example in rows.examples])
+    split = own.split(rows.examples)
     sizes = (len(split.train), len(split.validation), len(split.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
-    _print_lengths(args.model, [example.steps for example in rows.examples])
+    rows.require_chains()
 
 
 def _print_lengths(model: str, chains: list[tuple[str, ...]]) -> None:

@@ -211,7 +211,7 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """The columns of --columns question=problem,answer=solution."""
+    """The columns of --columns question=problem,steps=rationale,answer=result."""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(key and column for key, _, column in pairs):
         raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")

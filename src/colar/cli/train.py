@@ -57,7 +57,9 @@ def add_parser(commands: Any) -> None:
     own.add_argument(
         "--grpo", action="store_true", help="also learn by reinforcement, for answers that can be judged"
     )
-    own.add_argument("--columns", help="question=problem,answer=solution, where columns are not recognised")
+    own.add_argument(
+        "--columns", help="question=problem,steps=rationale,answer=result, where columns are not recognised"
+    )
     own.add_argument(
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )

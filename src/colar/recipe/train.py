@@ -132,6 +132,7 @@ def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str |
     rows = own.read(data, columns, judge=judge)
     for line in rows.summary():
         progress.say(line)
+    rows.require_chains()
     measured = None if test is None else own.read(test, columns, "test", judge).examples
     split = own.split(rows.examples, measured)
     if split.also_in_test:
