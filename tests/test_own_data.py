@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colar import files
 from colar.cli import main
 from colar.data import layouts, own, programs, sources
 from colar.data.example import Example
