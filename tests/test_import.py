@@ -399,13 +399,14 @@ def test_a_tokenizer_that_merges_the_separator_is_warned_of(stored, tmp_path, ca
 def test_an_imported_checkpoint_trains_on(stored, tmp_path):
     """Its layout and its modules are those of any checkpoint: a row is encoded, and has a loss."""
     folder = stored("gpt2")
-    _, _, state, _ = codi(folder, 32, "gpt2")
+    _, _, state, before = codi(folder, 32, "gpt2")
     torch.save(state, tmp_path / "pytorch_model.bin")
     lm, method = imported(tmp_path / "pytorch_model.bin", "--backbone", folder, "--output", tmp_path / "out")
     row = method.encode(lm.template, EXAMPLES[1], Random(0), 0.0)
-    assert row.question[-1] == lm.template.separator_id
-    assert row.answer[0] == lm.template.closing_id
-    assert row.question[-1] != row.answer[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # bot, eot: the last two rows.
+    assert row.question == [*tokenizer.encode(EXAMPLES[1].question), before + 1]
+    assert row.answer == [before + 2, *tokenizer.encode("The answer is: 7"), tokenizer.eos_token_id]
     losses = method.loss(lm, Batch.collate([row]))
     assert all(torch.isfinite(value).all() for value in losses.values())
 

@@ -256,17 +256,19 @@ def test_borders_of_a_published_layout_come_back():
     tokenizer = build_tokenizer("llama", True)
     config = TemplateConfig(question="{question}{speed}\n")
     plain = Template(config, tokenizer)
-    template = Template(config, tokenizer, borders=Borders("<|end_of_text|>", bos=False))
+    template = Template(config, tokenizer, borders=Borders("<|end_of_text|>", bos=False, answer="Answer:"))
     again = Template.from_json(template.to_json(), tokenizer)
     assert again.borders == template.borders
     for one in (template, again):
         # No BOS, the line's end, and a token of its own behind the reasoning.
         text = tokenizer.encode(" Ann has 3 pens. ".strip() + "\n", add_special_tokens=False)
         assert one.question(" Ann has 3 pens. ") == [*text, one.separator_id]
-        assert one.answer("7")[0] == tokenizer.eos_token_id != plain.answer("7")[0]
+        ids = tokenizer.encode("Answer:7", add_special_tokens=False)
+        assert one.answer(" 7 ") == [tokenizer.eos_token_id, *ids, tokenizer.eos_token_id]
+        assert one.closing_id != plain.closing_id == plain.separator_id
     with pytest.raises(ValueError, match=r"template.closing: this tokenizer has no token '<\|end\|>'"):
         Template(config, tokenizer, borders=Borders("<|end|>", bos=False))
-    with pytest.raises(ValueError, match="template.borders must be closing and bos, got None"):
+    with pytest.raises(ValueError, match="template.borders must be closing, bos and answer, got None"):
         Template.from_json(plain.to_json() | {"version": 4}, tokenizer)
 
 

@@ -25,7 +25,7 @@ from colar.model.backbones import Backbone
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
 from colar.model.vocabulary import vocabulary_size
-from colar.template.template import Borders, Template, TemplateConfig
+from colar.template.template import Borders, Template
 
 BUFFER = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
 """Tensors that are computed, not learnt: earlier versions of transformers saved them."""
@@ -118,11 +118,12 @@ def build_model(file: File, layout: Layout, parts: Parts, settings: Settings, ba
     if layout.markers:
         _add_markers(made, file, layout, parts, lora is not None)
     adds_bos = list(made.tokenizer("1")["input_ids"])[:1] == [made.tokenizer.bos_token_id]
-    config = TemplateConfig(question=layout.question, separator=layout.separator)
-    borders = Borders(layout.closing, bos=bool(layout.markers) and adds_bos)
-    lm = LatentLM(made, Template(config, made.tokenizer, borders=borders), lora)
+    borders = Borders(layout.closing, bool(layout.markers) and adds_bos, layout.answer)
+    lm = LatentLM(made, Template(layout.template, made.tokenizer, borders=borders), lora)
     if lm.template.separator_added:
-        raise ValueError(f"{backbone} has no token {layout.separator!r}: give the backbone of {file.path}")
+        raise ValueError(
+            f"{backbone} has no token {layout.template.separator!r}: give the backbone of {file.path}"
+        )
     _warn_of_prompt(lm, layout)
 
     own = lm.lm.state_dict()
@@ -139,11 +140,12 @@ def build_model(file: File, layout: Layout, parts: Parts, settings: Settings, ba
 
 def _warn_of_prompt(lm: LatentLM, layout: Layout) -> None:
     """CoLaR's evaluation encodes the question and its separator as one text; its training and our template do not."""
-    text = layout.question.format(question="How many?", speed="(Thinking speed: 5)") + layout.separator
+    texts = layout.template
+    text = texts.question.format(question="How many?", speed="(Thinking speed: 5)") + texts.separator
     ids = list(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
     if not layout.markers and ids != lm.template.question("How many?", "(Thinking speed: 5)"):
         progress.say(
-            f"warning: this tokenizer merges {layout.separator!r} with what stands before it, as the authors' "
+            f"warning: this tokenizer merges {texts.separator!r} with what stands before it, as the authors' "
             "evaluation encodes it: colar feeds it by itself, as their training does"
         )
 

@@ -88,6 +88,8 @@ class Borders:
     """The token that closes the reasoning; `separator` opens it."""
     bos: bool
     """Begin with the tokenizer's BOS."""
+    answer: str = ""
+    """Text that answers begin with."""
 
 
 class Template:
@@ -206,7 +208,8 @@ class Template:
 
     def answer(self, answer: str) -> list[int]:
         """Ids from the closing separator to EOS, both included."""
-        return [self.closing_id, *self._ids(answer.strip()), self.eos_id]
+        before = self.borders.answer if self.borders else ""
+        return [self.closing_id, *self._ids(before + answer.strip()), self.eos_id]
 
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, outer white space stripped.
@@ -268,8 +271,8 @@ class Template:
         borders = None
         if saved["version"] == BORDERS_VERSION:
             held: Any = saved.get("borders")
-            whole = isinstance(held, dict) and held.keys() == {"closing", "bos"}
-            check_holds("template.borders", whole, held, "closing and bos")
+            whole = isinstance(held, dict) and held.keys() == {"closing", "bos", "answer"}
+            check_holds("template.borders", whole, held, "closing, bos and answer")
             borders = Borders(**held)
         template = cls(config, tokenizer, saved["version"], borders)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
