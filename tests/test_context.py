@@ -153,8 +153,8 @@ def test_a_training_row_beyond_the_switch_is_refused_with_the_reason():
     lm = model_of("phi3")
     example = Example("far/1", "Why? " * 40, (), "3")
     words = r"far/1: the row has \d+ tokens, the model's context is 64 \(original_max_position_embeddings of its longrope is 64"  # fmt: skip
+    rows = TrainingRows(lm, registry.build("cot", {}), [example], seed=0)
     with pytest.raises(ValueError, match=words):
-        rows = TrainingRows(lm, registry.build("cot", {}), [example], seed=0)
         rows.fitting(rows.lengths(), "training rows")
 
 

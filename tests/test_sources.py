@@ -324,8 +324,7 @@ def test_a_gold_in_another_notation_has_its_value(
 ) -> None:
     put(tmp_path, "own.jsonl", [{"question": "a", "answer": answer}])
     (example,) = load(str(tmp_path / "own.jsonl"), "train")
-    columns = {"answer": [example.answer] * 2, "answer_type": [example.answer_type] * 2}
-    assert accuracy([correct, wrong], **columns) == [1.0, 0.0]
+    assert accuracy([correct, wrong], example=[example] * 2) == [1.0, 0.0]
 
 
 def test_a_file_in_gsm8ks_layout_is_read(tmp_path: Path) -> None:

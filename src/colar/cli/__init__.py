@@ -1,4 +1,4 @@
-"""`colar`: train, evaluate, generate, serve, inspect, report, export, data, recipes, lm-eval.
+"""`colar`: train, evaluate, generate, serve, inspect, report, export, import, data, recipes, lm-eval.
 
 Results go to stdout, everything else to stderr. The commands wire the library together and hold no
 logic of their own. Options are spelt with underscores or hyphens.
@@ -20,6 +20,7 @@ from colar.cli import (
     evaluate,
     export,
     generate,
+    import_,
     inspect,
     lm_eval,
     recipes,
@@ -130,6 +131,7 @@ def build_parser(command: str | None = None) -> Parser:
     inspect.add_parser(commands, method_options=command in (None, "inspect"))
     evaluate.add_report_parser(commands)
     export.add_parser(commands)
+    import_.add_parser(commands)
     data.add_parser(commands)
     recipes.add_parser(commands)
     lm_eval.add_parser(commands)

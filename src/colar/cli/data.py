@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from colar import files
-from colar.cli.shared import columns_of, data_options, own_options
+from colar.cli.shared import columns_of, data_options, judge_option, own_options
 
 if TYPE_CHECKING:
     from colar.data.example import Example
@@ -34,7 +34,8 @@ def _add_show(actions: Any) -> None:
     show.add_argument(
         "source", help=f"{SOURCE_HELP}; any file that `colar train auto` takes, or owner/name of the Hub"
     )
-    show.add_argument("--columns", help="question=problem,answer=solution: of your own file")
+    show.add_argument("--columns", help="question=problem,steps=rationale,answer=result: of your own file")
+    judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
@@ -94,8 +95,7 @@ def _show_own(args: argparse.Namespace) -> None:
     from colar.data import own
 
     columns = columns_of(args.columns) if args.columns else None
-    rows = own.read(args.source, columns, args.split or "train")
-    split = own.split(rows.examples)
+    rows = own.read(args.source, columns, args.split or "train", args.judge)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -104,9 +104,11 @@ def _show_own(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
+    _print_lengths(args.model, rows.examples)
+    split = own.split(rows.examples)
     sizes = (len(split.train), len(split.validation), len(split.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
-    _print_lengths(args.model, rows.examples)
+    rows.require_chains()
 
 
 def _print_lengths(model: str, examples: list[Example]) -> None:

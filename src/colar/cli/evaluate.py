@@ -16,6 +16,7 @@ from colar.cli.shared import (
     check_params,
     checkpoint_options,
     data_options,
+    judge_option,
     limit_options,
     limits_of,
     load,
@@ -39,6 +40,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     checkpoint_options(evaluate)
     data_options(evaluate)
+    judge_option(evaluate)
     evaluate.add_argument(
         "--data",
         nargs="+",
@@ -144,6 +146,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "options": args.options,
         "data_seed": args.data_seed,
         "dtype": args.dtype,
+        **({"judge": args.judge} if args.judge else {}),
     }
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
@@ -175,6 +178,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:
     """The examples of each data set under the name that its rows have."""
     from colar.data import sources
+    from colar.data.judge import custom
     from colar.evaluation.folder import name_sources
 
     named_sources = name_sources(args.data)
@@ -186,7 +190,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--options {pair}: --data names no {owner} (it has {', '.join(sorted(known))})")
     datasets = {}
     for name, source in named_sources.items():
-        datasets[name] = sources.load(
+        examples = sources.load(
             source,
             args.split,
             data_dir=args.data_dir,
@@ -195,6 +199,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             skip_malformed=args.skip_malformed,
             options=options(args.options, source, name),
         )
+        datasets[name] = custom.applied(examples, args.judge)
     return datasets
 
 

@@ -15,6 +15,7 @@ from colar.cli.shared import (
     check_params,
     checkpoint_options,
     data_options,
+    judge_option,
     limit_options,
     limits_of,
     load,
@@ -40,6 +41,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     checkpoint_options(inspect)
     data_options(inspect)
+    judge_option(inspect)
     inspect.add_argument(
         "--data", default="arithmetic", help="source or file; its rows must have reasoning steps"
     )
@@ -65,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from colar.data import sources
+    from colar.data.judge import custom
     from colar.engine.request import Decoding
     from colar.evaluation.grid import Grid, rich_table
     from colar.look.inspect import Inspection, inspect_system
@@ -85,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
         skip_malformed=args.skip_malformed,
         options=own_options(args.options, args.data),
     )
+    examples = custom.applied(examples, args.judge)
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
     settle_limits(args, named_all(args.checkpoints).values())
     limits = Decoding(**limits_of(args))

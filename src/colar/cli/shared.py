@@ -95,6 +95,14 @@ def data_options(parser: Parser) -> None:
     parser.add_argument("--skip_malformed", action="store_true", help="skip malformed rows")
 
 
+def judge_option(parser: Any) -> None:
+    parser.add_argument(
+        "--judge",
+        metavar="MODULE:FUNCTION",
+        help="judge of your own, called as function(question, gold, answer) (default: by the kind of answer)",
+    )
+
+
 def model_options(parser: Parser) -> None:
     parser.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
@@ -203,7 +211,7 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """The columns of --columns question=problem,answer=solution."""
+    """The columns of --columns question=problem,steps=rationale,answer=result."""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(key and column for key, _, column in pairs):
         raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")

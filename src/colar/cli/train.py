@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes
-from colar.cli.shared import collector_off, columns_of, quiet_libraries
+from colar.cli.shared import collector_off, columns_of, judge_option, quiet_libraries
 
 AUTO = "auto"
-OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template")
+OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
 """Options of `colar train auto`."""
 
 
@@ -57,10 +57,13 @@ def add_parser(commands: Any) -> None:
     own.add_argument(
         "--grpo", action="store_true", help="also learn by reinforcement, for answers that can be judged"
     )
-    own.add_argument("--columns", help="question=problem,answer=solution, where columns are not recognised")
+    own.add_argument(
+        "--columns", help="question=problem,steps=rationale,answer=result, where columns are not recognised"
+    )
     own.add_argument(
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
+    judge_option(own)
     train.set_defaults(run=run, takes_keys=True, resumes=True)
 
 

@@ -35,6 +35,8 @@ class Example:
     cluster: str = ""
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
+    judge: str = ""
+    """`module:function` of a judge of the user's (`judge/custom.py`); "": by `answer_type`. No row names one."""
 
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):
@@ -56,10 +58,10 @@ class Example:
     def as_row(self) -> dict[str, Any]:
         """The example as a row of a JSONL file, which `colar.data.sources.load` reads back to an equal one.
 
-        Without `cluster`: it follows from the file's questions.
+        Without `cluster`, which follows from the file's questions, and without `judge`.
         """
         row = asdict(self)
-        del row["cluster"]
+        del row["cluster"], row["judge"]
         if not self.context:
             del row["context"]
         return row

@@ -8,7 +8,7 @@
 | completion | prompt, completion, as texts or messages (TRL's) |
 | program | question, and a column with a straight-line Python program |
 | MathQA | Problem, linear_formula, options, correct |
-| solution | question and solution columns under common names: problem, instruction, query; answer, response, output |
+| solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER` |
 
 The reasoning of an answer stands in a field of its own (reasoning_content, reasoning, thinking), or between `<think>`
 tags, or before `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer with
@@ -27,7 +27,7 @@ from colar.data.formats import Fields
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
-ANSWER = ("answer", "final_answer", "response", "output", "completion", "solution", "target")
+ANSWER = ("answer", "final_answer", "response", "output", "completion", "solution", "result", "target")
 REASONING = (
     "steps",
     "reasoning_content",
@@ -90,11 +90,12 @@ def renamed(columns: Mapping[str, str]) -> Layout:
     for key in columns:
         if key not in KEYS:
             raise ValueError(
-                f"--columns {key}: must be {', '.join(KEYS)}, as in question=problem,answer=solution"
+                f"--columns {key}: must be {', '.join(KEYS)}, as in question=problem,steps=rationale,answer=result"
             )
     if not {"question", "answer"} <= columns.keys():
         raise ValueError(
-            "--columns must name question and answer, as in --columns question=problem,answer=solution"
+            "--columns must name question and answer, and may name steps, as in "
+            "--columns question=problem,steps=rationale,answer=result"
         )
 
     def parse(row: Mapping[str, Any]) -> Fields:

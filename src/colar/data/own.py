@@ -22,7 +22,7 @@ from colar.checks import check_text, did_you_mean, in_library
 from colar.data import catalogue, formats, layouts, tables
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Fields
-from colar.data.judge import answers
+from colar.data.judge import answers, custom
 
 FEWEST = 20
 """Rows below which nothing is left to train on once some are held out."""
@@ -48,6 +48,10 @@ class OwnRows:
     layout: layouts.Layout
     examples: list[Example] = field(default_factory=list)
     answer_type: AnswerType = "text"
+    columns: list[str] = field(default_factory=list)
+    """That some row has."""
+    judge: str | None = None
+    """`module:function` of a judge of the user's."""
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Places of the rows that could not be read, by the reason."""
 
@@ -55,7 +59,7 @@ class OwnRows:
         """A few lines for a person."""
         lines = [
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
-            f"answers are judged as {self.answer_type}"
+            f"answers are judged {f'by {self.judge}' if self.judge else f'as {self.answer_type}'}"
         ]
         # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
         kinds: defaultdict[str, list[str]] = defaultdict(list)
@@ -66,7 +70,18 @@ class OwnRows:
             named = reasons[0] if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
             more = ", ..." if len(places) > SHOWN else ""
             lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")
+        bare = sum(not example.steps for example in self.examples)
+        if bare:
+            lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
         return lines
+
+    def require_chains(self) -> None:
+        """ValueError where no row has reasoning: there is nothing to learn to think from."""
+        if not any(example.steps for example in self.examples):
+            raise ValueError(
+                f"{self.name}: no row has reasoning (columns: {', '.join(self.columns)}): name its column, as in "
+                "--columns question=problem,steps=rationale,answer=result"
+            )
 
     def _count(self, reasons: Iterable[str]) -> int:
         return sum(len(self.left_out[reason]) for reason in reasons)
@@ -83,7 +98,9 @@ class Split:
     """Rows that were left out of the others because the test asks their question."""
 
 
-def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "train") -> OwnRows:
+def read(
+    data: Any, columns: Mapping[str, str] | None = None, split: str = "train", judge: str | None = None
+) -> OwnRows:
     """Read a user's rows.
 
     Args:
@@ -91,6 +108,7 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
             dicts, or a `datasets.Dataset`.
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
+        judge: `module:function` that judges answers of any kind.
 
     Raises:
         ValueError: For data that is not there or no table, rows whose columns cannot be recognised, and where no row
@@ -100,14 +118,16 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
     rows: OwnRows | None = None
     found: list[tuple[str, Fields]] = []
     ids: set[str] = set()
+    there: dict[str, None] = {}
     for place, raw in entries:
         try:
-            row = formats.named_fields(raw)
+            row = {key: value for key, value in formats.named_fields(raw).items() if value is not None}
+            there |= dict.fromkeys(map(str, row))
             if rows is None:
-                rows = OwnRows(name, _layout(place, row, columns))
-            elif columns is None and not rows.layout.fits({k for k, v in row.items() if v is not None}, row):
+                rows = OwnRows(name, layouts.renamed(columns) if columns else layouts.of(row))
+            elif columns is None and not rows.layout.fits(row, row):
                 raise ValueError(f"not of layout {rows.layout.name} ({rows.layout.about})")
-            _check_columns(row, columns)
+            _check_columns(row, columns, ("question", "answer"))
             fields = rows.layout.parse(row)
             _check_fields(fields)
             if fields.key is not None and fields.key in ids:
@@ -121,9 +141,13 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
         found.append((place, fields))
     if rows is None:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
+    # A row may lack a chain: one that all lack is another column.
+    _check_columns(there, columns, ("steps",))
+    rows.columns = list(there)
     if not found:
         reason, places = max(rows.left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
+    rows.judge = judge
     _judged(rows, found)
     return rows
 
@@ -189,14 +213,12 @@ def _nearest(path: Path) -> str:
     return did_you_mean(path.name, [each.name for each in folder.iterdir()]) if folder.is_dir() else ""
 
 
-def _layout(place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None) -> layouts.Layout:
-    return layouts.renamed(columns) if columns else layouts.of(row)
-
-
-def _check_columns(row: Mapping[str, Any], columns: Mapping[str, str] | None) -> None:
-    for key, column in (columns or {}).items():
-        if key != "steps" and row.get(column) is None:
-            there = [str(name) for name in row]
+def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: Iterable[str]) -> None:
+    """Reject a row that lacks a column that the user has named for one of `keys`."""
+    there = [str(name) for name in row]
+    for key in keys:
+        column = (columns or {}).get(key)
+        if column is not None and column not in there:
             near = did_you_mean(column, there)
             raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
 
@@ -218,7 +240,8 @@ def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
     if len(given) == 1:
         rows.answer_type = given.pop()
     for number, (place, fields) in enumerate(found):
-        answer_type = fields.answer_type or rows.answer_type
+        # With a judge of the user's, answers may be anything.
+        answer_type = "text" if rows.judge else fields.answer_type or rows.answer_type
         if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
             rows.left_out[f"its answer is no {answer_type}"].append(place)
             continue
@@ -233,6 +256,7 @@ def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
         rows.examples.append(example)
     if not rows.examples:
         raise ValueError(f"{rows.name}: no row has an answer that can be judged")
+    rows.examples = custom.applied(rows.examples, rows.judge)
 
 
 def guess(golds: Sequence[str]) -> AnswerType:

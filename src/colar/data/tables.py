@@ -148,6 +148,10 @@ def _separated(path: Path, text: str, comma: str) -> Entries:
     """The rows of a CSV or TSV file, by the names in its first line."""
     # A chain of thoughts is longer than the 128 KiB that a field may have by default.
     csv.field_size_limit(1 << 30)
+    first = text.partition("\n")[0]
+    if comma == "," and "," not in first and ";" in first:
+        # A spreadsheet writes this where the comma is the decimal point.
+        comma = ";"
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
     try:
         head = next(reader, [])

@@ -20,7 +20,7 @@ from accelerate.utils import gather_object
 
 from colar import files, processes, progress
 from colar.data.example import Example, leave_out
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, TooLong, fold, prompt_ids
 from colar.evaluation import folder
@@ -226,14 +226,14 @@ def make_record(question: Question, completion: Completion) -> dict[str, Any]:
 
 def grade(completion: Completion, example: Example) -> dict[str, Any]:
     """The fields of a record after its question's id: cluster, completion, the judge's verdict, lengths and time."""
-    verdict = judge(completion.text, example.answer, example.answer_type)
+    found = verdict(completion.text, example)
     # Only repeated questions have the key: all others are their own cluster.
     cluster = {"cluster": example.cluster} if example.cluster else {}
     return {
         **cluster,
         "completion": completion.text,
-        "parsed": verdict.parsed,
-        "correct": verdict.correct,
+        "parsed": found.parsed,
+        "correct": found.correct,
         "truncated": completion.truncated,
         "length": completion.length,
         "forward_passes": completion.forward_passes,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from colar import progress
 from colar.data.example import Example
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Request
 from colar.evaluation import controls
@@ -162,8 +162,8 @@ def _effect(
     for r, completion in answers.items():
         example, own = pairs[r]
         changed += completion.token_ids != own.token_ids
-        before += judge(own.text, example.answer, example.answer_type).correct
-        after += judge(completion.text, example.answer, example.answer_type).correct
+        before += verdict(own.text, example).correct
+        after += verdict(completion.text, example).correct
     return Effect(change, position, then, n, changed / n, before / n, after / n)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from colar.data.example import Example
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.request import Completion, Request
 from colar.evaluation import controls, stats
 from colar.evaluation.controls import Forced
@@ -116,7 +116,7 @@ def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -
     """Fold answers into means."""
     right = []
     for example, completion in zip(examples, completions, strict=True):
-        right.append(judge(completion.text, example.answer, example.answer_type).correct)
+        right.append(verdict(completion.text, example).correct)
     clusters = clusters_of(examples)
     estimate = stats.mean(right, clusters)
     return Outcome(

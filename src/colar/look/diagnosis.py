@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, Decoding, Request
 from colar.evaluation.controls import Forced
@@ -114,7 +114,7 @@ def read(
     engine = Engine(lm, Forced(method, requests, thoughts), BATCH)
     right = []
     for example, completion in zip(examples, engine.generate(requests), strict=True):
-        right.append(judge(completion.text, example.answer, example.answer_type).correct)
+        right.append(verdict(completion.text, example).correct)
     return right
 
 

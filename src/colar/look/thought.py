@@ -108,7 +108,7 @@ def thought_object(
     `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens;
     `cosines` are those of chosen tokens, where they are known.
     """
-    ids, logprobs = chosen_tokens(token_id, info, template.separator_id)
+    ids, logprobs = chosen_tokens(token_id, info, template.closing_id)
     ordered = bool(ids)
     if not ordered:
         ids = [each for each, _ in near[:size]]

@@ -202,12 +202,14 @@ def _digits(template: Template) -> bool:
 
 
 def values(
-    facts: Facts, output: str, method: str = "sequential", grpo: bool = False
+    facts: Facts, output: str, method: str = "sequential", grpo: bool = False, judge: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The keys of the recipe, and the reasons for those that depend on the backbone, the rows or the device."""
     check_choice("--method", method, METHODS)
-    if grpo and not facts.judged:
-        raise ValueError("--grpo needs answers that can be judged right or wrong, and these are free text")
+    if grpo and not facts.judged and judge is None:
+        raise ValueError(
+            "--grpo needs answers that can be judged right or wrong, and these are free text: give --judge"
+        )
     scratch, lora = facts.model in FROM_SCRATCH, facts.parameters > SMALL
     on_cpu = facts.device == "cpu"
     why = []
@@ -238,6 +240,8 @@ def values(
         "training": _training(facts, scratch, lora),
         "validation": {"limits": limits},
     }
+    if judge is not None:
+        tree["data"]["judge"] = judge
     why.append(f"template: {facts.layout}")
     tree["template"] = {"format": facts.layout}
     cot = {"method": {"name": "cot"}}

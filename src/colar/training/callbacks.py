@@ -162,9 +162,8 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self.bar = progress.Bar("train", state.max_steps)
             # A resumed run's bar begins where the run stopped.
-            self.bar.advance(state.global_step)
+            self.bar = progress.Bar("train", state.max_steps, done=state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.bar is not None:

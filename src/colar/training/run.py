@@ -183,9 +183,12 @@ def _train_or_load(
         return saved
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):
-        # A resumed run has made steps already.
-        # Before its weights are split the model would have to fit into one device.
-        if resume_from is None and not trainer.shards:
+        # A resumed run has made steps already; its parts are fitted to the device again, but for reinforcement, which
+        # would sample its first generation anew. Before its weights are split the model need not fit into one device.
+        fits = resume_from is None or (
+            trainer.args.device.type == "cuda" and trainer.objective.has_curriculum
+        )
+        if fits and not trainer.shards:
             preflight.before_training(trainer, curriculum.stage_epochs())
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state
