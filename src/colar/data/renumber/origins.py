@@ -266,7 +266,8 @@ def _frozen(
                 constants.add(operand)
             frozen |= _leaving(operand, mentions)
     overused = {value for value in named if value <= _FEW and uses[value] > named[value]}
-    frozen |= overused | set(map(sum, itertools.combinations(constants - {1, 100} | overused, 2)))
+    pairs = itertools.combinations(constants - {1, 100} | overused, 2)
+    frozen |= overused | {one + other for one, other in pairs}
     frozen |= _counts(question, mentions)
     for operand in uncued:
         frozen |= _summing_to(operand, named)
