@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from colar.data.example import Example
 from colar.evaluation.rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
-from colar.recipe import auto, outcome
+from colar.recipe import auto, outcome, parsing
+from colar.recipe.train import plan
 
 FACTS = auto.Facts(
     model="someone/model-500m",
@@ -24,6 +26,7 @@ FACTS = auto.Facts(
     context=4096,
     rows=5000,
     chain=80,
+    question=60,
     answer=3,
     row=120.0,
     equations=True,
@@ -84,18 +87,49 @@ def test_values_follow_from_the_facts(tmp_path: Path) -> None:
         _stages(FACTS, tmp_path, method="cot")
 
 
+def test_rows_beyond_the_context_are_left_out_of_every_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"question": f"What is {i} + 1?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": i + 1} for i in range(60)
+    ]
+    # Wherever the hash puts them: chains and questions of more tokens than tiny's 1024 positions.
+    rows += [{"question": f"Is {i} so?", "steps": ["1 " * 2000], "answer": i} for i in range(5)]
+    rows += [{"question": f"Why is {i} so? " * 400, "steps": ["1"], "answer": i} for i in range(5)]
+    plan("tiny", rows, tmp_path)
+    n = {name: len(sources.load(str(tmp_path / "data"), name)) for name in ("train", "validation", "test")}
+    said = capsys.readouterr().err
+    left_out = {kind: int(count) for count, kind in re.findall(r"left out (\d+) of \d+ (\w+)", said)}
+    assert left_out["training"] > 0
+    # A long chain alone is cut in generation.
+    assert 60 <= sum(n.values()) <= 65
+    assert sum(n.values()) + sum(left_out.values()) == 70
+    assert "positions, the model's context is 1024): --model with a longer context takes them" in said
+    limits = parsing.load_stages(tmp_path / "recipe.yaml")[0].recipe.validation.limits
+    assert limits.max_latents + limits.max_completion_length < 1024
+    with pytest.raises(ValueError, match=r"\d+ of \d+ training rows are too long: --model"):
+        plan("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long")
+
+
+def test_limits_stay_within_the_context() -> None:
+    tree, _ = auto.values(replace(FACTS, chain=4000, answer=20, question=400), "run")
+    limits = tree["validation"]["limits"]
+    assert limits["max_completion_length"] == 29
+    assert limits["max_latents"] == 4096 - 400 - auto.SLOT - 29
+
+
 def test_facts_are_counted(tmp_path: Path) -> None:
     rows = [Example(str(i), f"What is {i} + 1?", (f"<<{i}+1={i + 1}>>",), str(i + 1)) for i in range(40)]
-    facts = auto.facts_of("tiny", rows, device="cpu")
+    facts = auto.facts_of(auto.Reader.of("tiny"), rows, device="cpu")
     # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
     assert (facts.rows, facts.chain, facts.answer) == (40, 7, 1)
     assert facts.equations
     assert not facts.digits
     assert facts.judged
     assert facts.layout == "plain"
-    assert auto.facts_of("tiny-digits", rows, device="cpu").digits
+    assert auto.facts_of(auto.Reader.of("tiny-digits"), rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
-    facts = auto.facts_of("tiny", words, device="cpu")
+    facts = auto.facts_of(auto.Reader.of("tiny"), words, device="cpu")
     assert not facts.equations
     assert not facts.judged
 

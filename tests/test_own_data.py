@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -434,6 +435,13 @@ def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.Captur
     assert shown[7] == "tokens of a chain, by the tokenizer of tiny:"
     assert sum(int(line.split()[-1]) for line in shown[8:-1]) == 40
     assert shown[-1] == "split: 20 to train on, 10 to validate with, 10 for the table at the end"
+    path.write_text(json.dumps([*rows, {"question": "why " * 1100, "code": "x = 2 * 3"}]))
+    assert main(["data", "show", str(path), "--limit", "1"]) == 0
+    assert re.fullmatch(
+        r"1 of 41 rows are too long to train on \(mine/40: the row needs \d+ positions, the model's context is 1024\): "
+        "--model with a longer context takes them",
+        capsys.readouterr().out.splitlines()[-2],
+    )
 
 
 def test_what_a_source_of_the_table_shows_stays(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ def _show_own(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
-    _print_lengths(args.model, [example.steps for example in rows.examples])
+    _print_lengths(args.model, rows.examples)
     try:
         rows.require_chains()
         split = own.split(rows.examples)
@@ -119,15 +119,14 @@ def _show_own(args: argparse.Namespace) -> None:
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
 
 
-def _print_lengths(model: str, chains: list[tuple[str, ...]]) -> None:
-    """Print a histogram of the tokens of each chain."""
+def _print_lengths(model: str, examples: list[Example]) -> None:
+    """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
     from colar.cli.shared import quiet_libraries
     from colar.recipe import auto
-    from colar.template.template import Template, TemplateConfig
 
     quiet_libraries()
-    template = Template(TemplateConfig(), auto.describe(model)[1])
-    lengths = [sum(map(len, template.steps(steps))) for steps in chains]
+    reader = auto.Reader.of(model)
+    lengths = [reader.tokens(example)[1] for example in examples]
     lowest, highest = min(lengths), max(lengths)
     width = math.ceil((highest - lowest + 1) / BARS)
     counts = Counter((length - lowest) // width for length in lengths)
@@ -136,6 +135,12 @@ def _print_lengths(model: str, chains: list[tuple[str, ...]]) -> None:
         low = lowest + bar * width
         marks = "#" * round(40 * counts[bar] / max(counts.values()))
         print(f"{low:6} - {low + width - 1:<5} {marks:40} {counts[bar]:,}")
+    too_long = reader.too_long(examples)
+    if too_long:
+        print(
+            f"{len(too_long):,} of {len(examples):,} rows are too long to train on ({next(iter(too_long.values()))}): "
+            f"{auto.LONGER}"
+        )
 
 
 def _print_versions(example: Example, versions: int, seed: int) -> None:

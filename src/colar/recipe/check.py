@@ -20,7 +20,7 @@ from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
 from colar.data.example import Example
-from colar.evaluation.evaluate import require_fit
+from colar.evaluation.evaluate import fitting_questions
 from colar.methods import registry
 from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate
@@ -59,7 +59,7 @@ def check(recipe: Recipe) -> Table:
     examples, held_out = load_examples(recipe.data)
     lm, method = load_model(recipe)
     params = [registry.make_params(method, values) for values in recipe.validation.params]
-    require_fit(lm, method, held_out, params, recipe.validation.limits)
+    held_out = fitting_questions(lm, method, held_out, params, recipe.validation.limits)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         run = RunFolder(Path(folder))
         trainer: LatentTrainer

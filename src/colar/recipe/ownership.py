@@ -51,7 +51,7 @@ checked where it is known (`training/run.py`), and so are the rows, by their dig
 def claim(recipe: Recipe, output: Path, resume: bool = True) -> None:
     """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix.
 
-    Without `resume` the run that is there is to be replaced, whatever it was.
+    Without `resume` any run that is there is to be replaced.
 
     A folder or file that is named in other words, or was moved, is the same one: inputs.json has digests of the inputs.
     """

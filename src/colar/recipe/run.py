@@ -14,7 +14,7 @@ from accelerate import PartialState
 from colar import files, processes, progress, recipes
 from colar.data.example import Example
 from colar.engine import cache
-from colar.evaluation.evaluate import require_fit, score
+from colar.evaluation.evaluate import fitting_questions, score
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model import backbones, checkpoint
@@ -69,7 +69,7 @@ def _run(recipe: Recipe, output: Path, resume: bool) -> TrainResult:
     lm, method = load_model(recipe)
     # A validation question beyond the model's context would fail after the first epoch: it is looked for now.
     params = [registry.make_params(method, values) for values in recipe.validation.params]
-    require_fit(lm, method, held_out, params, recipe.validation.limits)
+    held_out = fitting_questions(lm, method, held_out, params, recipe.validation.limits)
 
     validate = make_validate(recipe, held_out)
     run_info = {"recipe": to_json(recipe), "seed": recipe.training.seed, "label": recipe.label}

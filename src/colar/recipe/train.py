@@ -18,7 +18,7 @@ from typing import Any
 from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import own, sources
-from colar.data.example import SPLITS
+from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
 from colar.recipe import auto, outcome, parsing
@@ -116,19 +116,24 @@ def plan(
         if known == asked and (output / RECIPE).exists():
             return
         # What an earlier call left that trained nothing may have been a mistake: it is made anew.
+        reader = auto.Reader.of(model, template)
         split = _split(data, test, columns, judged_by)
-        facts = auto.facts_of(model, split.train, template)
+        rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", auto.LONGER)}
+        facts = auto.facts_of(reader, rows["train"])
         tree, why = auto.values(facts, str(output), method, grpo, judged_by)
+        limits = tree["validation"]["limits"]
+        generated = limits["max_latents"] + limits["max_completion_length"]
+        for name, held_out in (("validation", split.validation), ("test", split.test)):
+            too_long = reader.too_long(held_out, generated)
+            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto.LONGER)
         try:
             auto.write(output / RECIPE, tree, why)
             parsing.load_stages(output / RECIPE, overrides, only)
         except ValueError:
             (output / RECIPE).unlink()
             raise
-        for name in SPLITS:
-            files.write_jsonl(
-                output / "data" / f"{name}.jsonl", [row.as_row() for row in getattr(split, name)]
-            )
+        for name, examples in rows.items():
+            files.write_jsonl(output / "data" / f"{name}.jsonl", [row.as_row() for row in examples])
         files.write_json(output / ASKED, asked)
         for reason in why:
             progress.say(reason)
