@@ -486,11 +486,11 @@ def test_a_chain_is_not_lost_without_a_word(tmp_path: Path, capsys: pytest.Captu
     ):
         own.read(BARE).require_chains()
     path = files.write_jsonl(tmp_path / "bare.jsonl", BARE)
-    assert main(["data", "show", str(path)]) == 2
-    shown = capsys.readouterr()
-    assert "Question 0?" in shown.out
-    assert "24 of 24 rows have no reasoning" in shown.out
-    assert "no row has reasoning" in shown.err
+    assert main(["data", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Question 0?" in shown
+    assert "24 of 24 rows have no reasoning" in shown
+    assert "colar train auto would not take it: bare: no row has reasoning" in shown
     assert main(["train", "auto", "--model", "tiny", "--data", str(path), "--output", f"{tmp_path}/run"]) == 2
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
@@ -499,7 +499,7 @@ def test_a_file_of_two_rows_is_shown_before_it_is_too_short(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "few.csv").write_text("question;steps;answer\n1 + 1?;1+1=2;2\n2 + 2?;2+2=4;4\n")
-    assert main(["data", "show", str(tmp_path / "few.csv")]) == 2
-    shown = capsys.readouterr()
-    assert "2 + 2?" in shown.out
-    assert "2 rows are too few to train on" in shown.err
+    assert main(["data", "show", str(tmp_path / "few.csv")]) == 0
+    shown = capsys.readouterr().out
+    assert "2 + 2?" in shown
+    assert "would not take it: 2 rows are too few to train on" in shown

@@ -185,6 +185,8 @@ def require_writable(folder: str | Path) -> Path:
     if folder == "":
         raise ValueError("the output folder has no name: it is an empty text")
     folder = Path(folder)
+    if folder.is_file():
+        raise ValueError(f"cannot write to {folder}: it is a file, and a folder is needed")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):

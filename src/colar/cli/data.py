@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from colar import files
@@ -12,6 +14,8 @@ from colar.cli.shared import columns_of, data_options, judge_option, own_options
 if TYPE_CHECKING:
     from colar.data.example import Example
 
+BARS = 10
+"""Most bars of the histogram of lengths."""
 SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl or SPLIT.json files"
 
 
@@ -106,26 +110,32 @@ def _show_own(args: argparse.Namespace) -> None:
     for line in rows.summary():
         print(line)
     _print_lengths(args.model, rows.examples)
-    split = own.split(rows.examples)
+    try:
+        rows.require_chains()
+        split = own.split(rows.examples)
+    except ValueError as error:
+        print(f"colar train auto would not take it: {error}")
+        return
     sizes = (len(split.train), len(split.validation), len(split.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
-    rows.require_chains()
 
 
 def _print_lengths(model: str, examples: list[Example]) -> None:
     """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
-    import numpy as np
-
     from colar.cli.shared import quiet_libraries
     from colar.recipe import auto
 
     quiet_libraries()
     reader = auto.Reader.of(model)
     lengths = [reader.tokens(example)[1] for example in examples]
-    counts, edges = np.histogram(lengths, bins=min(10, max(1, len(set(lengths)))))
+    lowest, highest = min(lengths), max(lengths)
+    width = math.ceil((highest - lowest + 1) / BARS)
+    counts = Counter((length - lowest) // width for length in lengths)
     print(f"tokens of a chain, by the tokenizer of {model}:")
-    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        print(f"{low:6.0f} - {high:<5.0f} {'#' * round(40 * count / max(counts)):40} {count:,}")
+    for bar in range((highest - lowest) // width + 1):
+        low = lowest + bar * width
+        marks = "#" * round(40 * counts[bar] / max(counts.values()))
+        print(f"{low:6} - {low + width - 1:<5} {marks:40} {counts[bar]:,}")
     too_long = reader.too_long(examples)
     if too_long:
         print(

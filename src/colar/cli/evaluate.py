@@ -15,6 +15,7 @@ from colar.cli.shared import (
     check_backbone,
     check_params,
     checkpoint_options,
+    data_of_runs,
     data_options,
     judge_option,
     limit_options,
@@ -25,6 +26,7 @@ from colar.cli.shared import (
     options,
     param_grid,
     params_options,
+    say_trained_on,
     settle_limits,
     write_report,
 )
@@ -44,9 +46,9 @@ def add_parser(commands: Any, method_options: bool) -> None:
     evaluate.add_argument(
         "--data",
         nargs="+",
-        default=["arithmetic"],
         metavar="[NAME=]DATA",
-        help="sources, or .json / .jsonl files; one source may stand under several names, with options each",
+        help="sources, or files; one source may stand under several names, with options each (default: the questions "
+        "that a run of `colar train auto` held out, or else arithmetic)",
     )
     evaluate.add_argument("--split", default="test", help="split of the sources")
     evaluate.add_argument("--limit", type=int, help="use the first LIMIT questions of each")
@@ -131,7 +133,9 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     from colar.model import checkpoint
 
     check_params(args)
-    settle_limits(args, [named(text)[1] for text in args.checkpoints])
+    paths = [named(text)[1] for text in args.checkpoints]
+    args.data = args.data or [data_of_runs(paths)]
+    settle_limits(args, paths)
     limits = evaluate.Limits(
         **limits_of(args),
         batch_size=args.batch_size,
@@ -139,6 +143,8 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         cuda_graphs=args.cuda_graphs,
     )
     datasets = _datasets(args)
+    for dataset, examples in datasets.items():
+        say_trained_on(dataset, examples, paths)
     checkpoints = name_checkpoints([named(text) for text in args.checkpoints], args.label)
     settings = {
         "limits": limits_of(args),

@@ -116,6 +116,9 @@ def run(args: argparse.Namespace) -> None:
         expected = {row["id"]: row.get("answer") for row in rows}
         for completion in engine.generate(requests):
             completion.require_finite()
+            # Several answers to one question: each under the values that it was asked with.
+            if not args.input and len(requests) > 1:
+                print(_asked_with(completion.request.params).strip())
             _print_completion(lm, completion, expected[completion.request.id], args)
 
 

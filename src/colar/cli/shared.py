@@ -145,6 +145,27 @@ def settle_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -
             setattr(args, name, max(own.get(name, args.default_limits[name]) for own in known))
 
 
+def data_of_runs(checkpoints: Iterable[str]) -> str:
+    """The data of a command that names none: the questions that a run of `auto` held out, or else arithmetic."""
+    held_out = {Path(each) / "data" for each in checkpoints if (Path(each) / "data" / "test.jsonl").exists()}
+    source = str(held_out.pop()) if len(held_out) == 1 else "arithmetic"
+    progress.say(f"--data {source}, by default")
+    return source
+
+
+def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str]) -> None:
+    """Say how many questions a run of `auto` was trained on."""
+    for folder in checkpoints:
+        path = Path(folder) / "data" / "train.jsonl"
+        if path.exists():
+            trained = {row["question"] for _, row in files.read_jsonl(path)}
+            n = sum(example.question in trained for example in examples)
+            if n:
+                progress.say(
+                    f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"
+                )
+
+
 def limits_of(args: argparse.Namespace) -> dict[str, int]:
     """The values of LIMITS, by name."""
     return {name: getattr(args, name) for name in LIMITS}

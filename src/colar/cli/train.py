@@ -81,17 +81,22 @@ def run(args: argparse.Namespace) -> None:
         _print_keys(recipe.all_keys())
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
+    output: Path | None
     if auto:
         output = files.require_writable(args.output)
-        stages = recipe.plan(args.model, args.data, output, **_given(args), overrides=args.overrides)
+        stages = recipe.plan(
+            args.model, args.data, output, **_given(args), overrides=args.overrides, only=args.stages
+        )
     else:
         stages = recipe.load_stages(args.recipe, args.overrides, args.stages)
+        # The recipe that `auto` has made, perhaps changed, ends as `auto` does.
+        output = None if args.output else recipe.folder_of(args.recipe)
     if args.check:
         _check(stages)
         processes.leave()
         return
     best = recipe.run_stages(stages, resume=not args.no_resume)
-    if auto:
+    if output is not None and not args.stages:
         _show(recipe.finish(output, stages))
         best = output
     # The path is printed when all processes are done.
@@ -108,7 +113,7 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
         if missing and not args.keys:
             raise ValueError(
                 f"colar train auto needs {', '.join(missing)}: "
-                "colar train auto --model Qwen/Qwen2.5-0.5B-Instruct --data my.jsonl --output runs/mine"
+                "colar train auto --model tiny --data my.jsonl --output runs/mine"
             )
         return
     for name in OF_AUTO:

@@ -76,7 +76,9 @@ def rich_table(grid: Grid) -> Table:
     caption = Text("\n".join(grid.notes))
     table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
     for index, head in enumerate(grid.head):
-        table.add_column(Text(head), justify="left" if index < grid.words else "right", overflow="fold")
+        words = index < grid.words
+        # On a narrow terminal words are folded, never a number.
+        table.add_column(Text(head), justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for row in grid.rows:
         table.add_row(*(Text(text) for text in row))
     return table

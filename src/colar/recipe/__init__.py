@@ -13,7 +13,7 @@ from colar.recipe.parsing import Stage, all_keys, build_method, check_grpo, load
 from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate, run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
-from colar.recipe.train import finish, plan, train
+from colar.recipe.train import finish, folder_of, plan, train
 
 __all__ = [
     "DataConfig",
@@ -27,6 +27,7 @@ __all__ = [
     "check_start",
     "claim",
     "finish",
+    "folder_of",
     "load",
     "load_examples",
     "load_model",

@@ -56,7 +56,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(files.alone(output)))
-        processes.from_main(lambda: claim(recipe, output))
+        processes.from_main(lambda: claim(recipe, output, resume))
         result = _run(recipe, output, resume)
         if PartialState().is_main_process:
             finished = {"steps": result.steps, "seconds": round(result.seconds, 1)}

@@ -89,8 +89,12 @@ def plan(
     template: str = "auto",
     judge: str | Judge | None = None,
     overrides: Sequence[str] = (),
+    only: Sequence[str] | None = None,
 ) -> list[Stage]:
-    """Read and split the rows, make the recipe, and return its stages. What is there already is taken as it is."""
+    """Read and split the rows, make the recipe, and return its stages, or those in `only`.
+
+    A recipe that is there for the same call is taken as it is: a user may have changed it.
+    """
     processes.join()
     judged_by = custom.name_of(judge)
     asked = {
@@ -105,11 +109,13 @@ def plan(
     }
 
     def make() -> None:
-        path = output / ASKED
-        if path.exists():
-            check_same_run(output, files.read_json(path), asked, "give this run its own --output")
-        if (output / RECIPE).exists():
+        begun = any(output.glob("*/best")) or any(output.glob("*/checkpoints/*"))
+        known = files.read_json(output / ASKED) if (output / ASKED).exists() else None
+        if begun:
+            check_same_run(output, known or {}, asked, "give this run its own --output")
+        if known == asked and (output / RECIPE).exists():
             return
+        # What an earlier call left that trained nothing may have been a mistake: it is made anew.
         reader = auto.Reader.of(model, template)
         split = _split(data, test, columns, judged_by)
         rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", auto.LONGER)}
@@ -120,16 +126,27 @@ def plan(
         for name, held_out in (("validation", split.validation), ("test", split.test)):
             too_long = reader.too_long(held_out, generated)
             rows[name] = leave_out(held_out, too_long, f"{name} questions", auto.LONGER)
+        try:
+            auto.write(output / RECIPE, tree, why)
+            parsing.load_stages(output / RECIPE, overrides, only)
+        except ValueError:
+            (output / RECIPE).unlink()
+            raise
         for name, examples in rows.items():
             files.write_jsonl(output / "data" / f"{name}.jsonl", [row.as_row() for row in examples])
-        files.write_json(path, asked)
-        auto.write(output / RECIPE, tree, why)
+        files.write_json(output / ASKED, asked)
         for reason in why:
             progress.say(reason)
 
     processes.from_main(make)
     progress.say(f"recipe: {output / RECIPE}")
-    return parsing.load_stages(output / RECIPE, overrides)
+    return parsing.load_stages(output / RECIPE, overrides, only)
+
+
+def folder_of(recipe: str | Path) -> Path | None:
+    """The run that a recipe was made for, where `plan` has made it; None for any other recipe."""
+    path = Path(recipe)
+    return path.parent if path.name == RECIPE and (path.parent / ASKED).exists() else None
 
 
 def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str | None) -> own.Split:

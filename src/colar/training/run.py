@@ -128,6 +128,8 @@ def run_trainer(
         for callback in callbacks:
             trainer.add_callback(callback)
         curriculum = trainer.curriculum()
+        if resume_from is not None:
+            progress.say(f"resumes after update {saved.global_step:,} of {curriculum.max_steps:,}")
         state = _train_or_load(
             trainer, config, publisher, curriculum, resume_from, saved, stopped_for_good(saved)
         )
