@@ -60,8 +60,13 @@ class Comparer:
         assert process.stdin is not None
         assert process.stdout is not None
         expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            process.kill()
+
         # Killing the worker ends the read below: its pipe closes, and the reply is empty.
-        timer = threading.Timer(DEADLINE_S, lambda: (expired.set(), process.kill()))
+        timer = threading.Timer(DEADLINE_S, expire)
         timer.start()
         try:
             process.stdin.write(line + "\n")
