@@ -62,11 +62,12 @@ def _add_prepare(actions: Any) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     # Here and below the library is imported by the command that runs, so that `colar --help` stays fast.
-    from colar.data import sources
+    from colar.data import catalogue
 
-    for listing in sources.describe(args.data_dir):
-        print(f"{listing.name:<12} {listing.splits:<24} {listing.answer_type:<8} {listing.found}")
-        print(f"{'':<12} {listing.about} ({listing.licence})")
+    for name, source in catalogue.SOURCES.items():
+        found = catalogue.found(source, args.data_dir)
+        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {found}")
+        print(f"{'':<12} {source.about} ({source.licence})")
 
 
 def data_show(args: argparse.Namespace) -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from colar.checks import check_text, did_you_mean, in_library
-from colar.data import catalogue, formats, layouts, tables
+from colar.checks import check_text, did_you_mean
+from colar.data import formats, layouts, tables
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Fields
 from colar.data.judge import answers, custom
@@ -125,7 +125,7 @@ def read(
             there |= dict.fromkeys(map(str, row))
             if rows is None:
                 rows = OwnRows(name, layouts.renamed(columns) if columns else layouts.of(row))
-            elif columns is None and not rows.layout.fits(row, row):
+            elif columns is None and not rows.layout.fits(row):
                 raise ValueError(f"not of layout {rows.layout.name} ({rows.layout.about})")
             _check_columns(row, columns, ("question", "answer"))
             fields = rows.layout.parse(row)
@@ -158,16 +158,16 @@ def parser_of(entries: tables.Entries) -> tuple[tables.Entries, formats.Parser, 
     Coconut's format (question, answer, perhaps steps) is read row by row, and so is a file whose first row is of no
     layout: its error names the row.
     """
-    first = next(entries, None)
-    entries = itertools.chain([] if first is None else [first], entries)
-    try:
-        layout = layouts.of(formats.named_fields(first[1])) if first else None
-    except ValueError:
-        layout = None
-    if layout is None or first is None or layouts.is_coconut(layout, formats.named_fields(first[1])):
-        return entries, formats.coconut, "number"
-    rows = list(entries)
+    first = list(itertools.islice(entries, 1))
+    layout = None
+    with contextlib.suppress(ValueError):
+        for _, raw in first:
+            row = formats.named_fields(raw)
+            layout = None if layouts.is_coconut(row) else layouts.of(row)
+    if layout is None:
+        return itertools.chain(first, entries), formats.coconut, "number"
     parse = layout.parse
+    rows = [*first, *entries]
     golds = []
     for _, raw in rows:
         with contextlib.suppress(ValueError):
@@ -180,31 +180,22 @@ def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
     if isinstance(data, str | Path):
         path = Path(data)
         if path.is_dir():
-            return path.name, catalogue.entries_of_path(path, split)
+            return path.name, tables.read_split(path, split)
         if path.is_file():
             return path.name.split(".")[0], tables.read(path)
         hub, _, part = str(data).partition(":")
-        if str(data).startswith((".", "/", "~")) or hub.count("/") != 1 or tables.is_table(path):
+        if (
+            str(data).startswith((".", "/", "~"))
+            or hub.count("/") != 1
+            or tables.ending(path) in tables.ENDINGS
+        ):
             raise ValueError(f"no data at {data}: there is no such file or folder{_nearest(path)}")
-        return hub, _from_hub(hub, part or split)
+        return hub, tables.from_hub(hub, (None,), part or split)
     if not isinstance(data, Iterable) or isinstance(data, Mapping):
         raise ValueError(
             f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
         )
     return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
-
-
-def _from_hub(hub: str, split: str) -> Iterator[tuple[str, Any]]:
-    import datasets
-
-    what = (
-        f"cannot load the data set {hub}, split {split!r}, from the Hub (a private or gated one needs: hf auth login; "
-        "a file or folder needs its path)"
-    )
-    with in_library(what):
-        loaded = datasets.load_dataset(hub, split=split)
-    for number, row in enumerate(loaded, start=1):
-        yield f"{hub}: row {number}", row
 
 
 def _nearest(path: Path) -> str:

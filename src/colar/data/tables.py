@@ -1,4 +1,4 @@
-"""Files of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed, in the encodings that editors write.
+"""Tables of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed and in any editor's encoding; the Hub.
 
 A reader yields entries: (place, raw row) pairs. A place is what an error message names: "file:line", or "file: row 7"
 where a format has no lines.
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
+from colar.checks import check_known, in_library
+from colar.data.example import SPLITS
 
 Entries = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
@@ -30,11 +32,6 @@ def ending(path: Path) -> str:
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
-
-
-def is_table(path: Path) -> bool:
-    """True if a file's name has an ending that `read` knows."""
-    return ending(path) in ENDINGS
 
 
 def read(path: Path) -> Entries:
@@ -54,6 +51,60 @@ def read(path: Path) -> Entries:
     if kind == ".json":
         return _numbered(path, _json(path, text))
     return _separated(path, text, "\t" if kind == ".tsv" else ",")
+
+
+def is_own_file(name: str | Path) -> bool:
+    """True if a path is called as a user's data file is, in small letters or capitals."""
+    return ending(Path(name)) in ENDINGS and ending(Path(name)) != ".txt"
+
+
+def splits_in(own_folder: Path) -> list[str]:
+    """The splits that a user's folder of `<split>.jsonl` and `<split>.json` files has, by name."""
+    splits = set()
+    for path in own_folder.iterdir():
+        # Other JSON files beside the rows are common: settings, descriptions.
+        if path.suffix.lower() == ".jsonl" or (is_own_file(path) and path.stem in SPLITS):
+            splits.add(path.stem)
+    return sorted(splits)
+
+
+def split_file(own_folder: Path, split: str) -> Path | None:
+    """The file of a split in a user's folder. ValueError where there are several."""
+    found = sorted(path for path in own_folder.iterdir() if is_own_file(path) and path.stem == split)
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise ValueError(f"{own_folder} has {names}, two files for one split: keep one of them")
+    return found[0] if found else None
+
+
+def read_split(path: Path, split: str) -> Entries:
+    """The rows of a user's file, or of the split's file in a user's folder."""
+    if path.is_dir():
+        file = split_file(path, split)
+        if file is None:
+            check_known(f"{path} split", [split], splits_in(path))
+        path = file or path / f"{split}.jsonl"
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    return read(path)
+
+
+def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
+    """The rows of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
+    import datasets  # slow to import: only a load from the Hub waits for it
+
+    what = (
+        f"cannot load the data set {hub}, split {split!r}, from the Hub (a private or gated one needs: hf auth login; "
+        "a file or folder of one's own needs its path; without a network, a source of the list needs a folder of its "
+        "files, --data-dir or COLAR_DATA_DIR)"
+    )
+    # Each subject of MATH is a configuration of its own; most data sets have one, or none to name.
+    for config in configs:
+        with in_library(what):
+            table = datasets.load_dataset(hub, config, split=split)
+        label = f"{hub}/{config}" if config else hub
+        for number, row in enumerate(table, start=1):
+            yield f"{label}[{split}]: row {number}", row
 
 
 def _unpacked(path: Path) -> bytes:
