@@ -5,8 +5,8 @@
              q q q q + c                         trunk     branches
 
 A position sees the trunk and its own branch up to itself, and keeps the position id that it has in its own row. So each
-row's hidden states are what they would be alone. A row that is like no other is a sequence of its own. Outputs of one question
-(GRPO) and one example at several speeds are such rows; "Prefix Grouper" (2506.05433) has it for GRPO.
+row's hidden states are what they would be alone. A row that is like no other is a sequence of its own. Outputs of one
+question (GRPO) and one example at several speeds are such rows; "Prefix Grouper" (2506.05433) has it for GRPO.
 
 Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S sequences, P positions of a sequence.
 """
