@@ -14,7 +14,7 @@ from colar import files, recipe
 from colar.cli import main
 from colar.data import sources
 from colar.data.example import Example
-from colar.evaluation.rows import Difference, Report, ReportRow, System
+from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
 from colar.recipe import auto, outcome, parsing

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from colar import files, recipes
 from colar.cli import main
 from colar.cli.shared import named, options
-from colar.evaluation import answers
+from colar.evaluation import answer_files
 from colar.evaluation.folder import name_sources
 from colar.methods import pretrained, registry
 from colar.model import backbones
@@ -561,7 +561,7 @@ def test_questions_come_in_any_table(tmp_path):
     (tmp_path / "q.csv").write_text("problem,result\nWhat is 0 + 1?,1\nWhat is 1 + 1?,2\n")
     files.write_jsonl(tmp_path / "q.jsonl", rows)
     for name in ("q.csv", "q.jsonl"):
-        found = answers.read_questions(tmp_path / name)
+        found = answer_files.read_questions(tmp_path / name)
         assert [(row["id"], row["question"]) for row in found] == [
             ("1", "What is 0 + 1?"),
             ("2", "What is 1 + 1?"),
@@ -570,4 +570,4 @@ def test_questions_come_in_any_table(tmp_path):
     with pytest.raises(
         ValueError, match=r"bad.jsonl:1: no question: a row needs one of question, problem, prompt"
     ):
-        answers.read_questions(tmp_path / "bad.jsonl")
+        answer_files.read_questions(tmp_path / "bad.jsonl")

@@ -201,7 +201,7 @@ _held: set[Path] = set()
 
 
 @contextmanager
-def alone(folder: str | Path) -> Iterator[None]:
+def locked(folder: str | Path) -> Iterator[None]:
     """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
 
     The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A system or a

@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def harmless(what: str) -> Iterator[None]:
+def warn_on_error(what: str) -> Iterator[None]:
     """Warn of an error inside the block, and go on: a picture or a page is not worth the result that it shows."""
     try:
         yield

@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.
     with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.alone(output)))
+        processes.from_main(lambda: lock.enter_context(files.locked(output)))
         _evaluate(args, output)
     processes.leave()
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     from colar.data import sources
     from colar.data.judge import custom
     from colar.engine.request import Decoding
-    from colar.evaluation.grid import Grid, rich_table
+    from colar.evaluation.text_table import TextTable, rich_table
     from colar.look.inspect import Inspection, inspect_system
     from colar.look.page.sections import causes_section, retrieval_section
 
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         (retrieval.title, retrieval.tables),
     ):
         for table in tables:
-            shown = Grid(f"{title} {table.caption}".strip(), table.head, table.rows)
+            shown = TextTable(f"{title} {table.caption}".strip(), table.head, table.rows)
             Console().print(rich_table(shown))
     if output.suffix == ".html":
         written.append(inspection.save(output))

@@ -78,7 +78,7 @@ def checkpoint_options(parser: Parser) -> None:
         "checkpoints",
         nargs="+",
         metavar="[NAME=]CHECKPOINT",
-        help="folder or Hub id, with the name for its rows",
+        help="folder or Hub id, perhaps with a name for it",
     )
 
 
@@ -359,7 +359,7 @@ def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> l
         chosen = dict(zip(names, values, strict=True))
         grid.append(registry.make_params(method, chosen))
     for params in grid:
-        warning = method.trained(params)
+        warning = method.warning_for(params)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
     return grid

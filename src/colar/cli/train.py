@@ -141,7 +141,7 @@ def _show(outcome: Any) -> None:
     """Print the table and its sentence on stderr: stdout has the path alone."""
     from rich.console import Console
 
-    from colar.evaluation.grid import rich_table
+    from colar.evaluation.text_table import rich_table
 
     if progress.is_main():
         Console(stderr=True).print(rich_table(outcome.grid))

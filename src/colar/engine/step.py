@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.request import Event
-from colar.engine.rows import Rows
+from colar.engine.running import Rows
 from colar.methods.base import Method, ThinkState, Thought, known_decoding
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows

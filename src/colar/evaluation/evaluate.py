@@ -25,7 +25,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, TooLong, fold, prompt_ids
 from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.rows import Cell, System, cell_to_json, given, texts
+from colar.evaluation.report_rows import Cell, System, cell_to_json, given, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colar import checks, files
-from colar.evaluation.rows import AVERAGE, Cell, cell_from_json
+from colar.evaluation.report_rows import AVERAGE, Cell, cell_from_json
 
 Record = Mapping[str, Any]
 """The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and

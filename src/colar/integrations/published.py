@@ -53,7 +53,7 @@ def convert(path: str | Path, backbone: str, output: str | Path, options: Option
         lm.merge()
     run = {"imported": {"format": name, "repository": repository, "file": file.path.name}}
     origin = f"\n## Origin\n\n`{file.path.name}`, imported from the format `{name}` of {repository}.\n"
-    text = card.text(lm, method.chosen(), run, method.default_params) + origin
+    text = card.text(lm, method.non_default_config(), run, method.default_params) + origin
     pretrained.save_pretrained(lm.eval(), method, output, run, text)
     progress.say(f"wrote {output} (format {name}, method {method.name})")
 

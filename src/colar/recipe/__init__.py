@@ -8,9 +8,9 @@ An unknown key is an error that names the nearest right one; every value is chec
 two runs out of one folder.
 """
 
+from colar.recipe.examples import load_examples
 from colar.recipe.ownership import claim
 from colar.recipe.parsing import Stage, all_keys, build_method, check_grpo, load, load_stages
-from colar.recipe.rows import load_examples
 from colar.recipe.run import check_start, load_model, make_validate, run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
 from colar.recipe.train import finish, folder_of, plan, train

@@ -44,7 +44,7 @@ SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
 """Parameters from which compiled layers repay their half minute."""
-SPEEDS: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
+VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
 """Per-request values of validation."""
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 
@@ -297,7 +297,7 @@ def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[di
             "latent_weight": 2.0,
         }
         note = "method: colar, the paper's head"
-        return {"method": config, "training": training, "validation": {"params": SPEEDS}}, note
+        return {"method": config, "training": training, "validation": {"params": VALIDATED}}, note
     grouped = facts.equations and facts.digits
     config = {
         "name": "sequential",
@@ -311,8 +311,8 @@ def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[di
     if lora:
         training["draws_per_example"] = 4
         training["per_device_train_batch_size"] = 32 if facts.device == "cpu" else 64
-    speeds = [*SPEEDS, {"compression_factor": 2, "confidence_threshold": 0.8}]
-    note = "grouping: tokens"
+    speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
+    note = "grouping: tokens (equations needs chains of equations, and a token for each digit)"
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"
     return {"method": config, "training": training, "validation": {"params": speeds}}, note

@@ -22,7 +22,7 @@ from transformers import PrinterCallback, TrainerCallback
 from colar.data.example import Example
 from colar.evaluation.evaluate import fitting_questions
 from colar.methods import registry
-from colar.recipe.rows import load_examples
+from colar.recipe.examples import load_examples
 from colar.recipe.run import check_start, load_model, make_validate
 from colar.recipe.schema import Recipe
 from colar.training import preflight, sft

@@ -18,10 +18,9 @@ from typing import Any
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.engine import Engine
-from colar.evaluation import evaluate, report
-from colar.evaluation import grid as text_table
+from colar.evaluation import evaluate, report, text_table
 from colar.evaluation.records import RecordFiles
-from colar.evaluation.rows import Difference, Given, Report, ReportRow, System
+from colar.evaluation.report_rows import Difference, Given, Report, ReportRow, System
 from colar.evaluation.stats import Z95
 from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
@@ -58,7 +57,7 @@ class Outcome:
     default: Mapping[str, Any]
     """The per-request values that `best` is asked with where a request names none."""
     sentence: str
-    grid: text_table.Grid
+    grid: text_table.TextTable
 
     @property
     def table(self) -> str:
@@ -103,7 +102,7 @@ def conclude(
     datasets = {DATASET: list(examples)}
     records = []
     seconds: dict[str, float] = {}
-    for name, folder, grids in (("cot", cot, [{}]), ("colar", last, None)):
+    for name, folder, grids in (("cot", cot, [{}]), ("latents", last, None)):
         lm, method = pretrained.load(folder, dtype)
         lm.merge()
         lm = lm.to(_device())
@@ -111,7 +110,7 @@ def conclude(
         model = evaluate.EvaluatedModel("", lm, method)
         grid = evaluate.make_grid(model, [DATASET], asked, ["greedy"], [0])
         records.append(results / f"records-{name}.jsonl")
-        processes.from_main(partial(_claim, records[-1], folder))
+        processes.from_main(partial(_drop_stale_records, records[-1], folder))
         # One after another: batches that several speeds share would share their time.
         for point in grid:
             evaluate.evaluate([point], datasets, records[-1], limits)
@@ -120,7 +119,7 @@ def conclude(
             plain = replace(model, label=NO_CHAIN)
             grid = evaluate.make_grid(plain, [DATASET], asked, ["greedy"], [0])
             records.append(results / "records-no-chain.jsonl")
-            processes.from_main(partial(_claim, records[-1], folder))
+            processes.from_main(partial(_drop_stale_records, records[-1], folder))
             evaluate.evaluate(grid, datasets, records[-1], replace(limits, max_latents=0))
 
     def write() -> tuple[Report, dict[str, Any], str]:
@@ -145,7 +144,7 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _claim(records: Path, folder: Path) -> None:
+def _drop_stale_records(records: Path, folder: Path) -> None:
     """Drop the answers of other weights, and their times: a stage was trained again."""
     path = records.with_suffix(".json")
     weights = checkpoint.digest(folder)
@@ -280,7 +279,7 @@ def _link(source: Path, target: Path) -> None:
 # --- the table ---------------------------------------------------------------------------------------------
 
 
-def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, Any]) -> text_table.Grid:
+def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, Any]) -> text_table.TextTable:
     """The rows of all speeds, CoT's first."""
     cot, bare, own, apart = _parts(made)
     rows = []
@@ -303,7 +302,7 @@ def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, An
         f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so."
     )
     notes = [f"{cot.n} questions held out, greedy. {columns}", bare_note, PAIRED]
-    return text_table.Grid(f"Speeds of {own[0].system.method}", head, rows, notes)
+    return text_table.TextTable(f"Speeds of {own[0].system.method}", head, rows, notes)
 
 
 def _name(row: ReportRow) -> str:

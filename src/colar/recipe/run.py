@@ -20,9 +20,9 @@ from colar.methods.base import Method
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM
 from colar.recipe import run_page
+from colar.recipe.examples import load_examples
 from colar.recipe.ownership import claim, is_finished
 from colar.recipe.parsing import Stage, build_method
-from colar.recipe.rows import load_examples
 from colar.recipe.schema import ModelConfig, Recipe, plain, to_json
 from colar.training.grpo import run as grpo_run
 from colar.training.run_folder import RunFolder
@@ -55,7 +55,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     processes.join(recipe.training.ddp_timeout)
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.alone(output)))
+        processes.from_main(lambda: lock.enter_context(files.locked(output)))
         processes.from_main(lambda: claim(recipe, output, resume))
         result = _run(recipe, output, resume)
         if PartialState().is_main_process:

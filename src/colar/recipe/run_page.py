@@ -36,7 +36,7 @@ def write(
     )
     run = folder.path.resolve().name
     eager = torch.compiler.set_stance("force_eager")
-    with progress.harmless("the page"), torch.no_grad(), eager, lm.merged():
+    with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():
         systems = []
         for values in settings.params:
             params = registry.make_params(method, values)
@@ -56,4 +56,4 @@ def write(
         inspection = Inspection(examples, systems, {"title": run, "asked": asked})
         files.write_json(folder.numbers, inspection.to_json())
         inspection.save(folder.page)
-        progress.say(f"thoughts of the published weights: {folder.page}")
+        progress.say(f"page of the best checkpoint: {folder.page}")

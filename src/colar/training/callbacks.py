@@ -227,7 +227,7 @@ class Publisher:
             "seconds": round(self.clock.seconds, 1),
             "provenance": files.provenance(),
         }
-        return run, card.text(self.lm, self.method.chosen(), run, asdict(self.method.Params()))
+        return run, card.text(self.lm, self.method.non_default_config(), run, asdict(self.method.Params()))
 
     def load(self) -> dict[str, float]:
         """Put the published weights into the model of every process, and return their metrics. All call it together.
@@ -249,7 +249,7 @@ class Publisher:
     def refresh(self, state: TrainerState) -> None:
         """Write the history."""
         # It only shows the run: where that fails, the run goes on, and its weights are still published.
-        with progress.harmless("the history"):
+        with progress.warn_on_error("the history"):
             self.folder.write_history(state.log_history)
 
 

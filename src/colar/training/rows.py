@@ -97,7 +97,7 @@ class TrainingRows(Dataset[Row]):
         self._last = (key, rows)
         return rows
 
-    def lengths(self, epochs: Sequence[float] = (0.0,)) -> list[list[int]]:
+    def lengths(self, epochs: Sequence[float] = (0.0,), name: str = "training") -> list[list[int]]:
         """Tokens of each row at each of `epochs`, which are those at which the curriculum's stages begin.
 
         ValueError names a row that cannot be encoded. Processes divide the rows, and call it together.
@@ -105,7 +105,7 @@ class TrainingRows(Dataset[Row]):
 
         # All rows, before the first step: a wrong one must not stop a run after hours.
         def lengths_of(indices: Sequence[int]) -> Iterator[list[int]]:
-            for index in progress.track(indices, "check rows"):
+            for index in progress.track(indices, f"check {name} rows"):
                 # A row may grow from stage to stage. Its texts are tokenised once: the template caches them.
                 yield [max(map(len, self._encode(epoch, index, draws_of=0))) for epoch in epochs]
 

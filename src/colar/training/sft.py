@@ -104,7 +104,9 @@ def make_trainer(
     if held_out_rows is not None:
         # Checked now, as the first validation may be hours away. The last one comes when the run has ended: there
         # the curriculum may be a stage further.
-        found = held_out_rows.lengths([*begins, curriculum.max_steps / curriculum.steps_per_epoch])
+        found = held_out_rows.lengths(
+            [*begins, curriculum.max_steps / curriculum.steps_per_epoch], "validation"
+        )
         held_out_rows.examples = held_out_rows.fitting(found, "validation rows")
     return LatentTrainer(
         Objective(lm, method),

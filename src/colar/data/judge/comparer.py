@@ -2,8 +2,8 @@
 
 Its own timeouts use SIGALRM, which works in the main thread only and cannot interrupt one long C call, and a model may
 write `9^{9^{9^9}}`. Here a question that takes longer than DEADLINE_S, or more memory than the worker is allowed, ends
-the worker and has no reply. A worker that was ended by something else says nothing of a question, which a new one is
-asked. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
+the worker and has no reply. If the worker dies for another reason, the question is sent to a new
+one. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
 It imports nothing of this package, so that it starts as fast as math-verify does.
 
 Two numbers are compared exactly where both are closed forms, which decimals are too. A decimal for a closed form that

@@ -158,7 +158,7 @@ class Colar(grouping.GroupMethod):
             raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
         return float(self.config.sigma_e)
 
-    def trained(self, params: ColarParams) -> str | None:
+    def warning_for(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
@@ -168,7 +168,7 @@ class Colar(grouping.GroupMethod):
             raise ValueError(
                 f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
             )
-        return super().trained(params)
+        return super().warning_for(params)
 
     # Learning
 

@@ -104,12 +104,12 @@ class Sequential(grouping.GroupMethod):
             )
         return gather(self.config.shortlist_ids)
 
-    def trained(self, params: SequentialParams) -> str | None:
+    def warning_for(self, params: SequentialParams) -> str | None:
         c, most = params.compression_factor, self.config.factors.most
         # The decoder has never said a token at a place behind those.
         if c > most:
             raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
-        warnings = [super().trained(params)]
+        warnings = [super().warning_for(params)]
         if params.confidence_threshold and not any(self.config.confidence_thresholds):
             warnings.append(
                 f"confidence_threshold {params.confidence_threshold:g}: groups that end early were not trained "

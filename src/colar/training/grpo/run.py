@@ -148,7 +148,7 @@ def fitting_questions(
     for combination in itertools.product(*values_of.values()):
         params.append(registry.make_params(method, dict(zip(values_of, combination, strict=True))))
     for values in params:
-        warning = method.trained(values)
+        warning = method.warning_for(values)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
     # The speed slot of the prompt may be longer for one value than for another: each is tried.
@@ -170,7 +170,7 @@ def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
     if not folder.completions.exists():
         return
     # The lock: the outputs of a process that still runs are not ours to drop.
-    with files.alone(folder.path):
+    with files.locked(folder.path):
         resume_from = folder.last_checkpoint() if resume else None
         step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
         records = files.resume_jsonl(folder.completions)
