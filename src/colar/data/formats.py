@@ -17,7 +17,7 @@ from typing import Any
 
 from colar import files
 from colar.checks import check_text, did_you_mean
-from colar.data.example import AnswerType
+from colar.data.example import AnswerType, Example
 from colar.data.judge.latex import extract_boxed
 
 Parser = Callable[[Any], "Fields"]
@@ -47,6 +47,10 @@ class Fields:
     answer_type: AnswerType | None = None
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) each."""
+
+    def example(self, name: str, answer_type: AnswerType) -> Example:
+        """The example of this id. ValueError as of `Example`."""
+        return Example(name, self.question, self.steps, self.answer, answer_type, context=self.context)
 
 
 # --- parsers: a raw row -> Fields ----------------------------------------------------------------------

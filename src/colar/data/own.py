@@ -8,9 +8,7 @@ counted by its reason.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -152,56 +150,26 @@ def read(
     return rows
 
 
-def parser_of(entries: tables.Entries) -> tuple[tables.Entries, formats.Parser, AnswerType]:
-    """The rows of a user's file again, their parser by the columns of the first, and the judge of their answers.
-
-    Coconut's format (question, answer, perhaps steps) is read row by row, and so is a file whose first row is of no
-    layout: its error names the row.
-    """
-    first = list(itertools.islice(entries, 1))
-    layout = None
-    with contextlib.suppress(ValueError):
-        for _, raw in first:
-            row = formats.named_fields(raw)
-            layout = None if layouts.is_coconut(row) else layouts.of(row)
-    if layout is None:
-        return itertools.chain(first, entries), formats.coconut, "number"
-    parse = layout.parse
-    rows = [*first, *entries]
-    golds = []
-    for _, raw in rows:
-        with contextlib.suppress(ValueError):
-            golds.append(parse(formats.named_fields(raw)).answer)
-    return iter(rows), lambda raw: parse(formats.named_fields(raw)), guess(golds) if golds else "number"
-
-
 def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
     """A name for the rows, and (place, raw row) of each."""
     if isinstance(data, str | Path):
         path = Path(data)
         if path.is_dir():
-            return path.name, tables.read_split(path, split)
+            return path.name, tables.read(tables.existing(path, split))
         if path.is_file():
             return path.name.split(".")[0], tables.read(path)
         hub, _, part = str(data).partition(":")
-        if (
-            str(data).startswith((".", "/", "~"))
-            or hub.count("/") != 1
-            or tables.ending(path) in tables.ENDINGS
-        ):
-            raise ValueError(f"no data at {data}: there is no such file or folder{_nearest(path)}")
+        is_path = str(data).startswith((".", "/", "~")) or tables.ending(path) in tables.ENDINGS
+        if is_path or hub.count("/") != 1:
+            beside = path.parent.iterdir() if path.parent.is_dir() else ()
+            near = did_you_mean(path.name, [each.name for each in beside])
+            raise ValueError(f"no data at {data}: there is no such file or folder{near}")
         return hub, tables.from_hub(hub, (None,), part or split)
     if not isinstance(data, Iterable) or isinstance(data, Mapping):
         raise ValueError(
             f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
         )
     return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
-
-
-def _nearest(path: Path) -> str:
-    """`, did you mean my.jsonl?`"""
-    folder = path.parent
-    return did_you_mean(path.name, [each.name for each in folder.iterdir()]) if folder.is_dir() else ""
 
 
 def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: Iterable[str]) -> None:
@@ -233,18 +201,12 @@ def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
     for number, (place, fields) in enumerate(found):
         # With a judge of the user's, answers may be anything.
         answer_type = "text" if rows.judge else fields.answer_type or rows.answer_type
-        if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
-            rows.left_out[f"its answer is no {answer_type}"].append(place)
-            continue
         try:
-            example = Example(
-                fields.key or f"{rows.name}/{number}", fields.question, fields.steps, fields.answer, answer_type,
-                context=fields.context,
-            )  # fmt: skip
+            if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
+                raise ValueError(f"its answer is no {answer_type}")
+            rows.examples.append(fields.example(fields.key or f"{rows.name}/{number}", answer_type))
         except ValueError as error:
             rows.left_out[str(error)].append(place)
-            continue
-        rows.examples.append(example)
     if not rows.examples:
         raise ValueError(f"{rows.name}: no row has an answer that can be judged")
     rows.examples = custom.applied(rows.examples, rows.judge)

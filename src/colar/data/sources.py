@@ -17,14 +17,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import arithmetic, catalogue, formats, own, tables
+from colar.data import arithmetic, catalogue, formats, layouts, own, tables
 from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
 from colar.data.example import SPLITS, AnswerType, Example
 from colar.data.formats import Fields, Parser, UpstreamFault
@@ -80,9 +80,11 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        entries, parser, answer_type = own.parser_of(tables.read_split(Path(source), split))
-        reader = _Reader(f"{Path(source).stem}/{split}", parser, answer_type, skip_malformed)
-        found = reader.examples(entries)
+        path = tables.existing(Path(source), split)
+        if not _is_coconut(path):
+            return _with_clusters(_in_layout(path, skip_malformed)[:limit])
+        reader = _Reader(f"{Path(source).stem}/{split}", formats.coconut, "number", skip_malformed)
+        found = reader.examples(tables.read(path))
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
@@ -96,7 +98,7 @@ def load(
         found = _arranged(reader.examples(entries), entry, plan)
     # Rows are read no further than `limit`: a malformed row behind it is never met.
     examples = list(itertools.islice(found, limit))
-    reader.say()
+    _say_left_out(reader.name, reader.left_out)
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
@@ -158,15 +160,12 @@ def own_file(source: str, split: str) -> Path | None:
     """The file that a split of a user's file or folder is read from, by its real path; None for the table's sources."""
     if not _is_path(source):
         return None
-    path = Path(source)
-    if path.is_dir():
-        path = tables.split_file(path, split) or path / f"{split}.jsonl"
-    return path.resolve()
+    return tables.file_of(Path(source), split).resolve()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out: `say` tells of them."""
+    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out."""
 
     name: str
     """Of source and split."""
@@ -194,22 +193,12 @@ class _Reader:
             ids.add(example.id)
             yield example
 
-    def say(self) -> None:
-        """Say what was left out. Not by `examples`: a caller that stops at a limit never comes to its end."""
-        if self.left_out:
-            shown = "; ".join(self.left_out[:_NAMED])
-            more = "; ..." if len(self.left_out) > _NAMED else ""
-            progress.say(f"{self.name}: left out {len(self.left_out)} row(s): {shown}{more}")
-
     def _example(self, fields: Fields, index: int, ids: set[str]) -> Example:
         leave_out = self.plan.leave_out if self.plan else ()
         if leave_out and formats.question_hash(fields.question) in leave_out:
             raise UpstreamFault("the test set asks the same question")
         answer_type = fields.answer_type or self.answer_type
-        example = Example(
-            self._id(fields, index, ids), fields.question, fields.steps, fields.answer, answer_type,
-            context=fields.context,
-        )  # fmt: skip
+        example = fields.example(self._id(fields, index, ids), answer_type)
         # A gold that the judge cannot read would count every answer as wrong.
         if answer_type in ("number", "choice") and not answers.understood(example.answer, answer_type):
             found = f"answer {example.answer[:40]!r} cannot be read as answer_type {answer_type!r}"
@@ -230,6 +219,32 @@ class _Reader:
         # MultiArith asks 20 questions twice.
         again = (f"{first}-{n}" for n in itertools.count(2))
         return next(key for key in itertools.chain([first], again) if key not in ids)
+
+
+def _is_coconut(path: Path) -> bool:
+    """True if a user's file is read as Coconut's, row by row; so is one whose first row is of no layout."""
+    for _, raw in tables.read(path):
+        try:
+            return layouts.is_coconut(formats.named_fields(raw))
+        except ValueError:  # the error of reading names the row
+            break
+    return True
+
+
+def _in_layout(path: Path, skip: bool) -> list[Example]:
+    """The rows of a user's file in another layout. A malformed row is an error, or, with `skip`, left out."""
+    rows = own.read(path)
+    left_out = [f"{place}: {reason}" for reason, places in rows.left_out.items() for place in places]
+    if left_out and not skip:
+        raise ValueError(left_out[0])
+    _say_left_out(rows.name, left_out)
+    return rows.examples
+
+
+def _say_left_out(name: str, left_out: Sequence[str]) -> None:
+    if left_out:
+        more = "; ..." if len(left_out) > _NAMED else ""
+        progress.say(f"{name}: left out {len(left_out)} row(s): {'; '.join(left_out[:_NAMED])}{more}")
 
 
 def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Iterator[Example]:

@@ -68,25 +68,28 @@ def splits_in(own_folder: Path) -> list[str]:
     return sorted(splits)
 
 
-def split_file(own_folder: Path, split: str) -> Path | None:
-    """The file of a split in a user's folder. ValueError where there are several."""
-    found = sorted(path for path in own_folder.iterdir() if is_own_file(path) and path.stem == split)
+def file_of(path: Path, split: str) -> Path:
+    """A user's file, or the split's file in a user's folder, `<split>.jsonl` where there is none.
+
+    ValueError where there are several.
+    """
+    if not path.is_dir():
+        return path
+    found = sorted(each for each in path.iterdir() if is_own_file(each) and each.stem == split)
     if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise ValueError(f"{own_folder} has {names}, two files for one split: keep one of them")
-    return found[0] if found else None
+        names = " and ".join(each.name for each in found)
+        raise ValueError(f"{path} has {names}, two files for one split: keep one of them")
+    return found[0] if found else path / f"{split}.jsonl"
 
 
-def read_split(path: Path, split: str) -> Entries:
-    """The rows of a user's file, or of the split's file in a user's folder."""
-    if path.is_dir():
-        file = split_file(path, split)
-        if file is None:
-            check_known(f"{path} split", [split], splits_in(path))
-        path = file or path / f"{split}.jsonl"
-    if not path.is_file():
-        raise ValueError(f"no file {path}")
-    return read(path)
+def existing(path: Path, split: str) -> Path:
+    """As `file_of`. ValueError where it is not there."""
+    file = file_of(path, split)
+    if path.is_dir() and not file.exists():
+        check_known(f"{path} split", [split], splits_in(path))
+    if not file.is_file():
+        raise ValueError(f"no file {file}")
+    return file
 
 
 def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
