@@ -1,10 +1,10 @@
-# make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 5 minutes, and the installation)
+# make demo   train CoT, CoLaR and a control on built-in problems, and print the table (about 9 minutes on two CPU cores, with the installation)
 # make test   lint, types and tests
 # make quick  lint, types and a tenth of the tests
 # make test-device DEVICE=cuda   engine, SFT, GRPO and checkpoints on a device, in float32 and bfloat16 (DTYPE=... for one)
 # make table1, make c-curves   all methods at one budget: results/toy (hours)
 #
-# Both make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
+# All make .venv when it is missing. TORCH_INDEX=<url> names another wheel index for torch, TORCH_INDEX= none.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colar.evaluation.rows import ReportRow, System
+from colar.evaluation.report_rows import ReportRow, System
 
 
 def report_row(

@@ -430,7 +430,7 @@ def test_a_range_whose_ends_have_more_decimals_is_not_left() -> None:
     assert all(c in factors for c in [*drawn, *factors.offered()])
     assert factors.offered() == [1.004, 1.25, 1.5, 1.76, 2.006]
     for values in method.efforts().values():
-        assert method.trained(SequentialParams(**values)) is None
+        assert method.warning_for(SequentialParams(**values)) is None
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_factors_that_make_no_sense_are_refused_by_name(given: Any) -> None:
 def test_values_that_cannot_work_are_refused(config: Any, params: Any, message: str) -> None:
     method = registry.build("sequential", {"compression_factors": [1, 2, 3], **config})
     with pytest.raises(ValueError, match=message):
-        method.trained(SequentialParams(**params))
+        method.warning_for(SequentialParams(**params))
 
 
 LEFT_OUT = "compression_factor 1.5 was not trained"
@@ -474,7 +474,7 @@ UNGATED = "confidence_threshold 0.9: groups that end early were not trained"
 )  # fmt: skip
 def test_what_was_not_trained_is_said(config: Any, params: Any, expected: list[str]) -> None:
     method = registry.build("sequential", {"compression_factors": [1, 2, 3], **config})
-    said = method.trained(SequentialParams(**params))
+    said = method.warning_for(SequentialParams(**params))
     if not expected:
         assert said is None
     for text in expected:

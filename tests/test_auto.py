@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from colar import files, recipe
 from colar.cli import main
 from colar.data import sources
 from colar.data.example import Example
-from colar.evaluation.rows import Difference, Report, ReportRow, System
+from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
-from colar.recipe import auto, outcome
+from colar.recipe import auto, outcome, parsing
+from colar.recipe.train import plan
 
 FACTS = auto.Facts(
     model="someone/model-500m",
@@ -24,6 +26,7 @@ FACTS = auto.Facts(
     context=4096,
     rows=5000,
     chain=80,
+    question=60,
     answer=3,
     row=120.0,
     equations=True,
@@ -84,18 +87,49 @@ def test_values_follow_from_the_facts(tmp_path: Path) -> None:
         _stages(FACTS, tmp_path, method="cot")
 
 
+def test_rows_beyond_the_context_are_left_out_of_every_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"question": f"What is {i} + 1?", "steps": [f"<<{i}+1={i + 1}>>"], "answer": i + 1} for i in range(60)
+    ]
+    # Wherever the hash puts them: chains and questions of more tokens than tiny's 1024 positions.
+    rows += [{"question": f"Is {i} so?", "steps": ["1 " * 2000], "answer": i} for i in range(5)]
+    rows += [{"question": f"Why is {i} so? " * 400, "steps": ["1"], "answer": i} for i in range(5)]
+    plan("tiny", rows, tmp_path)
+    n = {name: len(sources.load(str(tmp_path / "data"), name)) for name in ("train", "validation", "test")}
+    said = capsys.readouterr().err
+    left_out = {kind: int(count) for count, kind in re.findall(r"left out (\d+) of \d+ (\w+)", said)}
+    assert left_out["training"] > 0
+    # A long chain alone is cut in generation.
+    assert 60 <= sum(n.values()) <= 65
+    assert sum(n.values()) + sum(left_out.values()) == 70
+    assert "positions, the model's context is 1024): --model with a longer context takes them" in said
+    limits = parsing.load_stages(tmp_path / "recipe.yaml")[0].recipe.validation.limits
+    assert limits.max_latents + limits.max_completion_length < 1024
+    with pytest.raises(ValueError, match=r"\d+ of \d+ training rows are too long: --model"):
+        plan("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long")
+
+
+def test_limits_stay_within_the_context() -> None:
+    tree, _ = auto.values(replace(FACTS, chain=4000, answer=20, question=400), "run")
+    limits = tree["validation"]["limits"]
+    assert limits["max_completion_length"] == 29
+    assert limits["max_latents"] == 4096 - 400 - auto.SLOT - 29
+
+
 def test_facts_are_counted(tmp_path: Path) -> None:
     rows = [Example(str(i), f"What is {i} + 1?", (f"<<{i}+1={i + 1}>>",), str(i + 1)) for i in range(40)]
-    facts = auto.facts_of("tiny", rows, device="cpu")
+    facts = auto.facts_of(auto.Reader.of("tiny"), rows, device="cpu")
     # << 39 + 1 = 40 >> is seven tokens of tiny's, in which a number of two digits is one.
     assert (facts.rows, facts.chain, facts.answer) == (40, 7, 1)
     assert facts.equations
     assert not facts.digits
     assert facts.judged
     assert facts.layout == "plain"
-    assert auto.facts_of("tiny-digits", rows, device="cpu").digits
+    assert auto.facts_of(auto.Reader.of("tiny-digits"), rows, device="cpu").digits
     words = [replace(row, steps=("One more than that.",), answer_type="text") for row in rows]
-    facts = auto.facts_of("tiny", words, device="cpu")
+    facts = auto.facts_of(auto.Reader.of("tiny"), words, device="cpu")
     assert not facts.equations
     assert not facts.judged
 
@@ -128,7 +162,19 @@ def _row(method: str, label: str, accuracy: float, length: float, **params: floa
             1,
             "no speed is within a point of CoT: c = 1 answers 10.0 ± 0.8 points less",
         ),
-        ((0.80, 0.79, 0.70), 0.04, 2, "too few to choose by: c = 2 answers 1.0 ± 7.8 points less"),
+        (
+            (0.80, 0.79, 0.70),
+            0.04,
+            1,
+            "too few to choose a speed by: c = 1 is the default, and c = 2 answers 1.0 ± 7.8 points less, with 50% of",
+        ),
+        # CoT may be behind: a speed is compared with c = 1 as well.
+        (
+            (0.90, 0.81, 0.80),
+            0.004,
+            1,
+            "c = 1 answers as well as CoT, 10.0 ± 0.8 points more, with 100% of the",
+        ),
     ],
 )
 def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
@@ -161,7 +207,32 @@ def test_a_cot_that_has_not_learnt_chooses_no_speed() -> None:
     )
 
 
-def test_from_a_file_to_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=90)]
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match="methd"):
+        recipe.plan("tiny", rows[:40], out, overrides=["--methd", "colar"])
+    assert not (out / "recipe.yaml").exists()
+    assert [stage.name for stage in recipe.plan("tiny", rows[:60], out)] == ["cot", "sequential"]
+    # Another file is no other run, as long as nothing has been trained.
+    [cot] = recipe.plan("tiny", rows, out, only=["cot"])
+    assert len(list(files.read_jsonl(out / "data" / "train.jsonl"))) == 46
+    text = (out / "recipe.yaml").read_text()
+    (out / "recipe.yaml").write_text(text.replace("learning_rate: 0.002", "learning_rate: 0.004"))
+    [cot] = recipe.plan("tiny", rows, out, only=["cot"])
+    assert cot.recipe.training.learning_rate == 0.004
+    (out / "cot" / "best").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds another run .data was"):
+        recipe.plan("tiny", rows[:60], out)
+    with pytest.raises(
+        ValueError, match="training has not ended: the same command goes on; until then there is"
+    ):
+        checkpoint.check_folder(out)
+
+
+def test_from_a_file_to_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two short stages, the table, the published model; the same call goes on, another one is rejected."""
     path = files.write_jsonl(
         tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=80)]
@@ -188,6 +259,28 @@ def test_from_a_file_to_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert again.report.rows == run.report.rows
     with pytest.raises(ValueError, match="holds another run .method was 'sequential', now 'colar'"):
         colar.train("tiny", path, tmp_path / "run", method="colar")
+    # Its recipe, by itself, ends as the command that made it does.
+    capsys.readouterr()
+    assert main(["train", f"{tmp_path}/run/recipe.yaml", *short]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [f"{tmp_path}/run"]
+    assert run.sentence in shown.err
+    # Commands that name no data take the questions held out, and say what was trained on.
+    results = f"{tmp_path}/results"
+    assert main(["evaluate", f"{tmp_path}/run", "--limit", "2", "--output", results]) == 0
+    assert f"--data {tmp_path}/run/data, by default" in capsys.readouterr().err
+    again_on = ["--data", str(path), "--limit", "9", "--output", f"{tmp_path}/other"]
+    assert main(["evaluate", f"{tmp_path}/run", *again_on]) == 0
+    assert "questions of my" in capsys.readouterr().err
+    assert main(["report", f"{tmp_path}/run/results", "--output", f"{tmp_path}/folded"]) == 0
+    assert main(["generate", f"{tmp_path}/run", "1 + 1?", "--compression_factor", "1", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"[compression_factor 1]", "[compression_factor 2]"} <= set(lines)
+    assert repr(model) == "Model(tiny, method sequential, compression_factor 1)"
+    assert "completion" not in repr(asked)
+    with pytest.raises(ValueError, match="question must be a text, got ' '"):
+        model.ask(" ")
+
     rows = {name: files.read_jsonl(tmp_path / "run" / "data" / f"{name}.jsonl") for name in ("train", "test")}
     questions = {name: {row["question"] for _, row in found} for name, found in rows.items()}
     assert not questions["train"] & questions["test"]

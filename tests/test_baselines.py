@@ -497,9 +497,11 @@ def test_surprisal_is_the_backbones_own(family):
 
 def test_ratios_beyond_what_was_trained():
     method = registry.build("tokenskip", {"ratios": [0.5, 1]})
-    assert method.trained(TokenSkipParams(0.5)) is None
-    assert method.trained(TokenSkipParams(1.0)) is None
-    assert method.trained(TokenSkipParams(0.3)) == "ratio 0.3 was not trained (trained: 0.5, 1): expect less"
+    assert method.warning_for(TokenSkipParams(0.5)) is None
+    assert method.warning_for(TokenSkipParams(1.0)) is None
+    assert (
+        method.warning_for(TokenSkipParams(0.3)) == "ratio 0.3 was not trained (trained: 0.5, 1): expect less"
+    )
 
 
 # Pause

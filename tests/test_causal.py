@@ -10,7 +10,7 @@ from colar.engine import reference
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation import controls
-from colar.evaluation.controls import Forced, Thoughts
+from colar.evaluation.controls import GivenThoughts, Thoughts
 from colar.look import causal
 from colar.look.causal import Prefixed
 from colar.look.chains import requests_of
@@ -109,7 +109,7 @@ def test_changed_thoughts_are_answered_as_the_plain_loop_answers_them(family, na
     at = causal.positions(thoughts.counts_R, "middle")
     changed = causal.changed_thoughts(thoughts, requests, "swap", at, seed=0)
     cut = Thoughts(changed.embeds_RKD, at + 1)
-    for kind, fed in ((Forced, changed), (Prefixed, cut)):
+    for kind, fed in ((GivenThoughts, changed), (Prefixed, cut)):
         completions = Engine(lm, kind(method, requests, fed), 3).generate(requests)
         for r, completion in enumerate(completions):
             given = fed.embeds_RKD[r, : fed.counts_R[r]]

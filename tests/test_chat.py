@@ -414,9 +414,9 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert rows[0].context == (("system", "Be brief."),)
 
     folder = str(tmp_path / "model")
-    facts = auto.facts_of(folder, rows, device="cpu")
+    facts = auto.facts_of(auto.Reader.of(folder), rows, device="cpu")
     assert facts.layout == "chat"
-    assert auto.facts_of(folder, rows, "plain", device="cpu").layout == "plain"
+    assert auto.facts_of(auto.Reader.of(folder, "plain"), rows, device="cpu").layout == "plain"
     tree, why = auto.values(facts, str(tmp_path / "run"), method="colar")
     assert "template: chat" in why
     files.write_jsonl(tmp_path / "run" / "data" / "train.jsonl", [row.as_row() for row in rows])
@@ -433,7 +433,7 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     assert request.context == tuple(context)
     assert answer.completion.token_ids == reference.complete(model.lm, model.method, request).token_ids
     with pytest.raises(ValueError, match="--template chat: the tokenizer of tiny has no chat template"):
-        auto.facts_of("tiny", rows, "chat")
+        auto.Reader.of("tiny", "chat")
 
 
 def test_one_question_after_other_turns_is_another(tmp_path):

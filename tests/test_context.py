@@ -153,8 +153,9 @@ def test_a_training_row_beyond_the_switch_is_refused_with_the_reason():
     lm = model_of("phi3")
     example = Example("far/1", "Why? " * 40, (), "3")
     words = r"far/1: the row has \d+ tokens, the model's context is 64 \(original_max_position_embeddings of its longrope is 64"  # fmt: skip
+    rows = TrainingRows(lm, registry.build("cot", {}), [example], seed=0)
     with pytest.raises(ValueError, match=words):
-        TrainingRows(lm, registry.build("cot", {}), [example], seed=0).lengths()
+        rows.fitting(rows.lengths(), "training rows")
 
 
 def test_rotary_embeddings_that_follow_the_longest_row_are_refused_where_no_config_says_where_they_change():

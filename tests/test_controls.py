@@ -161,7 +161,7 @@ def test_all_but_the_thinking_is_the_methods(name):
         assert getattr(forced, attribute) == getattr(method, attribute)
     params = method.Params()
     assert forced.prompt(params) == method.prompt(params)
-    assert forced.trained(params) == method.trained(params)
+    assert forced.warning_for(params) == method.warning_for(params)
 
 
 def test_a_control_can_be_evaluated_as_its_method(tmp_path):
@@ -214,11 +214,11 @@ def test_a_model_that_reads_its_chain_is_misled_by_anothers():
         torch.nn.utils.rnn.pad_sequence(chains, batch_first=True).detach(),
         torch.tensor([len(c) for c in chains]),
     )
-    right = answers(lm, controls.Forced(method, requests, own), requests)
+    right = answers(lm, controls.GivenThoughts(method, requests, own), requests)
     assert [done.text for done in right] == [e.answer for e in HEART]
     other = controls.shuffled(own, requests, seed=0)
     source = [int((own.embeds_RKD == row).all(-1).all(-1).nonzero()[0]) for row in other.embeds_RKD]
-    misled = answers(lm, controls.Forced(method, requests, other), requests)
+    misled = answers(lm, controls.GivenThoughts(method, requests, other), requests)
     assert [done.text for done in misled] == [HEART[s].answer for s in source]
     assert all(s != r for r, s in enumerate(source))
     assert not any(done.text == e.answer for done, e in zip(misled, HEART, strict=True))

@@ -1,4 +1,4 @@
-"""Forced thoughts against the reference engine, groups and classes by hand, and a model that knows its problems."""
+"""GivenThoughts thoughts against the reference engine, groups and classes by hand, and a model that knows its problems."""
 
 import math
 from random import Random
@@ -10,7 +10,7 @@ from families import EXAMPLES, tiny_lm
 from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, NonFiniteError, Request
-from colar.evaluation.controls import Forced
+from colar.evaluation.controls import GivenThoughts
 from colar.look import chains, diagnosis, thought
 from colar.look.diagnosis import classify, missing
 from colar.look.reference_chain import (
@@ -47,7 +47,7 @@ def test_forced_thoughts_are_fed_to_their_own_request_and_then_it_stops(batch):
     params = ColarParams(2)
     thoughts = reference_thoughts(lm, method, EXAMPLES, params)
     requests = [Request(e.id, e.question, params, LIMITS, keep_latents=True) for e in EXAMPLES]
-    forced = Forced(method, requests, thoughts)
+    forced = GivenThoughts(method, requests, thoughts)
     for r, done in enumerate(Engine(lm, forced, batch).generate(requests)):
         assert done.length == int(thoughts.counts_R[r])
         if done.length:
@@ -60,7 +60,7 @@ def test_forced_answers_equal_one_forward_over_question_latents_and_answer():
     row = reference_rows(lm, method, EXAMPLES, params)[0]
     thoughts = reference_thoughts(lm, method, EXAMPLES[:1], params)
     request = Request("x", EXAMPLES[0].question, params, LIMITS)
-    done = Engine(lm, Forced(method, [request], thoughts)).generate([request])[0]
+    done = Engine(lm, GivenThoughts(method, [request], thoughts)).generate([request])[0]
     ids = torch.tensor([lm.template.separator_id, *done.token_ids])
     fed = torch.cat(
         [lm.embed(torch.tensor(row.question)), thoughts.embeds_RKD[0, : thoughts.counts_R[0]], lm.embed(ids)]
@@ -332,7 +332,7 @@ class Thought:
 
 def test_a_chosen_thought_stands_for_as_many_tokens_as_it_has():
     lm, _ = build("cot")
-    lm.template.separator_id = SEPARATOR
+    lm.template.closing_id = SEPARATOR
     a, b, c = PLAN, RESULT, Token(3, "operand")
     training = [[a, b], [c]]
     assert groups_thought(lm, training, Thought()) == training

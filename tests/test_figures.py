@@ -14,7 +14,7 @@ from example_rows import report_row
 from paper_figures import factors, left_out, norms, points, reinforcement, retrieval, scaling
 
 from colar.evaluation import picture
-from colar.evaluation.rows import Report, ReportRow
+from colar.evaluation.report_rows import Report, ReportRow
 from colar.evaluation.stats import Z95
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -292,16 +292,16 @@ def test_an_output_folder_without_a_name_is_not_the_working_directory(tmp_path, 
 def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path):
     program = (
         "import sys; from colar import files\n"
-        "with files.alone(sys.argv[1]):\n"
+        "with files.locked(sys.argv[1]):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another process is writing to"), files.alone(tmp_path):
+        with pytest.raises(ValueError, match="another process is writing to"), files.locked(tmp_path):
             pass
         holder.kill()
-    with files.alone(tmp_path), files.alone(tmp_path / "."):  # one process may ask twice
+    with files.locked(tmp_path), files.locked(tmp_path / "."):  # one process may ask twice
         pass
 
 
@@ -312,10 +312,10 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
 
     monkeypatch.setattr(files.fcntl, "flock", refused)
     inside = False
-    with files.alone(tmp_path):
+    with files.locked(tmp_path):
         inside = True
     assert inside
-    with pytest.raises(OSError, match="of the block itself"), files.alone(tmp_path):
+    with pytest.raises(OSError, match="of the block itself"), files.locked(tmp_path):
         raise OSError("of the block itself")
 
 

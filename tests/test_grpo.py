@@ -739,7 +739,8 @@ def test_rewards_see_columns_and_may_be_silent() -> None:
 
 def test_accuracy_is_the_evaluations_judge() -> None:
     texts, answers = ["7", " 7.0", "8", "", "so the answer is 7", "(1,2)"], ["7"] * 5 + ["12"]
-    assert rewards.accuracy(texts, answer=answers, answer_type=["number"] * 6) == [1, 1, 0, 0, 1, 0]
+    rows = [dataclasses.replace(EXAMPLES[0], answer=answer) for answer in answers]
+    assert rewards.accuracy(texts, example=rows) == [1, 1, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(

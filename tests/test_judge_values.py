@@ -149,27 +149,25 @@ def test_an_expression_is_read_as_its_value_or_not_at_all(expression: Expression
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.one_of(numbers(), fractions(), mixed(), powers(), scientific()), st.sampled_from(PLACES[:7]))
+@given(st.one_of(numbers(), fractions(), mixed(), scientific()), st.sampled_from(PLACES[:7]))
 def test_single_numbers_are_read(expression: Expression, place: str) -> None:
     """The other half: a judge that reads nothing would pass the test above."""
-    text, value = expression
-    if value is not None and "**" not in text and not (text.startswith("0^") or text.startswith("(")):
-        assert extract(place.format(text), "number") is not None, text
+    text, _ = expression
+    assert extract(place.format(text), "number") is not None, text
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        (r"\boxed{10^{6}}", 10**6), ("10⁶", 10**6), (r"\sqrt{16}", 4), ("√16", 4), (r"\sqrt[3]{27}", 3), ("3½", Fraction(7, 2)),
-        ("‑12", -12), ("－１２", -12), ("minus 12", -12), ("-(-5)", 5), ("|-5|", 5), ("1.2 · 10^3", 1200), ("2^{3^2}", 512),
-        (r"\frac{2^{3}}{4}", 2), (r"\frac{\sqrt{16}}{3}", Fraction(4, 3)), ("0.1^2", Fraction(1, 100)), ("90^\\circ", 90),
+        ("3½", Fraction(7, 2)), ("‑12", -12), ("－１２", -12), ("minus 12", -12), ("1.2 · 10^3", 1200), ("90^\\circ", 90),
         (r"5\text{ cm}^2", 5), ("5 m²", 5), ("5 m2", 5), ("6 feet 2 inches", None), ("6 feet 2", None), ("3 m 2", None), ("12 p.m.", 12), ("12\u00a0345", None), ("12\u202fapples", 12), ("5 million", None), ("5k", None), ("5 k", None),
         ("—12", None), ("٥٣ 5", None), ("5万", None), ("①", None), ("5①", None), ("4210₇", None), ("2xy", None), ("5 e", None),
         ("at least 5", None), ("more than 5", None), ("isn't 5", None), ("5, 5", None), ("5 or more", 5), ("0.333...", None),
         ("9^{9^{9}}", None), (r"\sqrt{2}", None), ("(-8)^{1/3}", None), ("0^{-1}", None), ("2^{99999999}", None), ("5++3", None),
+        ("10^{6}", None), ("10⁶", None), (r"\sqrt{16}", None), ("√16", None), ("-(-5)", None), ("|-5|", None), (r"\frac{2^{3}}{4}", None),
     ],
 )  # fmt: skip
 def test_notations(text: str, value: Fraction | int | None) -> None:
-    assert read_number(text if "boxed" not in text else text[7:-1]) == value
+    assert read_number(text) == value
     if value is not None:
         assert judge(text, str(Fraction(value)), "number").correct

@@ -1,4 +1,4 @@
-"""The house: imports run one way, downward. Read off the syntax trees, imports inside functions included."""
+"""Layers: imports run one way, downward. Read off the syntax trees, imports inside functions included."""
 
 import ast
 from pathlib import Path
@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
-FLOORS = (
+LAYERS = (
     ("cli",),
     ("recipe",),
     ("recipes",),
     ("serve", "training"),
+    ("ask",),
     ("look", "integrations"),
     ("evaluation",),
     ("engine",),
@@ -23,9 +24,9 @@ FLOORS = (
     ("files", "progress", "checks"),
     ("__init__",),
 )
-"""From the roof down; rooms of one floor never import each other. `colar/__init__.py` holds the version alone."""
+"""From the top down; packages of one layer never import each other. `colar/__init__.py` has the version and public names."""
 
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 WITHOUT_TORCH = ("data", "yaml_files", "settings", "files", "progress", "checks", "recipes")
 HEAVY = {"torch", "transformers", "peft", "accelerate"}
 
@@ -39,7 +40,7 @@ def modules():
     return found
 
 
-def room_of(name):
+def package_of(name):
     """colar.engine.cache -> engine; colar and colar.__init__ -> __init__."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
@@ -65,21 +66,21 @@ def imports(name, text):
 
 def faults(name, text):
     """What is wrong with the imports of one module, in words."""
-    room = room_of(name)
-    if room not in FLOOR_OF:
-        return [f"{name}: {room} is in no floor of the house; add it to FLOORS, where it belongs"]
+    package = package_of(name)
+    if package not in LAYER_OF:
+        return [f"{name}: {package} is in no layer; add it to LAYERS, where it belongs"]
     found = []
     for imported in imports(name, text):
         top = imported.split(".")[0]
-        if room in WITHOUT_TORCH and top in HEAVY:
-            found.append(f"{name} imports {imported}, but {room} does without")
-        if top != "colar" or room_of(imported) == room:
+        if package in WITHOUT_TORCH and top in HEAVY:
+            found.append(f"{name} imports {imported}, but {package} does without")
+        if top != "colar" or package_of(imported) == package:
             continue
-        target = room_of(imported)
-        if target not in FLOOR_OF:
-            found.append(f"{name} imports {imported}: {target} is in no floor of the house")
-        elif FLOOR_OF[target] <= FLOOR_OF[room]:
-            found.append(f"{name} imports {imported}: {target} is not below {room}")
+        target = package_of(imported)
+        if target not in LAYER_OF:
+            found.append(f"{name} imports {imported}: {target} is in no layer")
+        elif LAYER_OF[target] <= LAYER_OF[package]:
+            found.append(f"{name} imports {imported}: {target} is not below {package}")
     return found
 
 
@@ -109,9 +110,9 @@ def test_every_module_keeps_to_the_house():
             "integrations is not below evaluation",
         ),
         ("colar.recipe", "import colar.cli", "cli is not below recipe"),
-        ("colar.template.template", "import colar.utils.misc", "utils is in no floor"),
-        ("colar.utils", "", "utils is in no floor"),
-        ("colar.utils.misc", "", "utils is in no floor"),
+        ("colar.template.template", "import colar.utils.misc", "utils is in no layer"),
+        ("colar.utils", "", "utils is in no layer"),
+        ("colar.utils.misc", "", "utils is in no layer"),
         ("colar.evaluation.picture", "from colar.look import retrieval", "look is not below evaluation"),
         ("colar.checks", "from colar import files", "files is not below checks"),
         ("colar.data.example", "def f():\n    import torch.nn", "data does without"),

@@ -515,28 +515,28 @@ def test_a_factor_that_is_none(value, message):
 def test_factors_far_beyond_what_was_trained_are_refused():
     """They would take as long as they are large, for whoever reads c tokens of each thought."""
     method = registry.build("colar", {"compression_factors": [1, 2, 5]})
-    assert "was not trained" in method.trained(ColarParams(32))
+    assert "was not trained" in method.warning_for(ColarParams(32))
     for c in (33, 1e9, 10**300):
         with pytest.raises(ValueError, match=r"compression_factor must be 32 or less .*trained: 1, 2, 5"):
-            method.trained(ColarParams(c))
+            method.warning_for(ColarParams(c))
     wide = registry.build("colar", {"compression_factors": [1, 40]})
-    assert wide.trained(ColarParams(40)) is None
+    assert wide.warning_for(ColarParams(40)) is None
 
 
 def test_factors_beyond_what_was_trained():
     method = registry.build("colar", {"compression_factors": [1, 2, 2.5]})
-    assert method.trained(ColarParams(2)) is None
-    assert method.trained(ColarParams(2.0)) is None
-    assert method.trained(ColarParams(2.5)) is None
+    assert method.warning_for(ColarParams(2)) is None
+    assert method.warning_for(ColarParams(2.0)) is None
+    assert method.warning_for(ColarParams(2.5)) is None
     assert (
-        method.trained(ColarParams(7))
+        method.warning_for(ColarParams(7))
         == "compression_factor 7 was not trained (trained: 1, 2, 2.5): expect less"
     )
     with pytest.raises(
         ValueError, match=r"compression_factor 1\.5 is not whole and was not trained; trained: 1, 2, 2\.5"
     ):
-        method.trained(ColarParams(1.5))
-    assert registry.build("cot").trained(registry.make_params(registry.build("cot"), {})) is None
+        method.warning_for(ColarParams(1.5))
+    assert registry.build("cot").warning_for(registry.make_params(registry.build("cot"), {})) is None
 
 
 def test_a_whole_number_may_be_written_with_a_point():

@@ -8,7 +8,7 @@ import pytest
 from families import liven, tiny_lm
 
 from colar import Decoding, Engine, Request
-from colar.look.model import Model, load
+from colar.ask import Model, load
 from colar.methods import pretrained, registry
 
 QUESTIONS = ["Tom has 5 toys. How many?", "Max has 10 shells. How many?", "Ann has 3 pens."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colar import files
 from colar.cli import main
 from colar.data import layouts, own, programs, sources
 from colar.data.example import Example
@@ -430,9 +432,16 @@ def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.Captur
         "left out 2: a statement that is no assignment of arithmetic: 2 different ones ("
     )
     assert shown[6].startswith("left out 1: a value that has too many decimals to be written (")
-    assert shown[7] == "split: 20 to train on, 10 to validate with, 10 for the table at the end"
-    assert shown[8] == "tokens of a chain, by the tokenizer of tiny:"
-    assert sum(int(line.split()[-1]) for line in shown[9:]) == 40
+    assert shown[7] == "tokens of a chain, by the tokenizer of tiny:"
+    assert sum(int(line.split()[-1]) for line in shown[8:-1]) == 40
+    assert shown[-1] == "split: 20 to train on, 10 to validate with, 10 for the table at the end"
+    path.write_text(json.dumps([*rows, {"question": "why " * 1100, "code": "x = 2 * 3"}]))
+    assert main(["data", "show", str(path), "--limit", "1"]) == 0
+    assert re.fullmatch(
+        r"1 of 41 rows are too long to train on \(mine/40: the row needs \d+ positions, the model's context is 1024\): "
+        "--model with a longer context takes them",
+        capsys.readouterr().out.splitlines()[-2],
+    )
 
 
 def test_what_a_source_of_the_table_shows_stays(capsys: pytest.CaptureFixture[str]) -> None:
@@ -454,3 +463,43 @@ def test_a_source_in_another_layout_has_its_judge(tmp_path: Path) -> None:
     [first, *others] = sources.load(str(path), "train")
     assert (first.answer, first.answer_type) == ("x^2+1", "latex")
     assert {other.cluster for other in others} == {first.id}
+
+
+CHAINED = [{"problem": f"Question {i}?", "rationale": f"{i}+1={i + 1}", "result": i + 1} for i in range(24)]
+BARE = [{"problem": row["problem"], "why": row["rationale"], "result": row["result"]} for row in CHAINED]
+
+
+def test_a_chain_is_not_lost_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column that no row has is an error, and so are rows of which none has a chain."""
+    named = {"question": "problem", "steps": "ration", "answer": "result"}
+    with pytest.raises(ValueError, match="no column 'ration' for steps, did you mean 'rationale'"):
+        own.read(CHAINED, named)
+    found = own.read(CHAINED)
+    assert found.examples[3].steps == ("3+1=4",)
+    found.require_chains()
+    # Some rows may lack one.
+    some = own.read([{**CHAINED[0], "rationale": None}, *CHAINED[1:]], {**named, "steps": "rationale"})
+    assert some.summary()[-1] == "1 of 24 rows have no reasoning"
+    some.require_chains()
+    with pytest.raises(
+        ValueError, match=r"no row has reasoning \(columns: problem, why, result\): name its column"
+    ):
+        own.read(BARE).require_chains()
+    path = files.write_jsonl(tmp_path / "bare.jsonl", BARE)
+    assert main(["data", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Question 0?" in shown
+    assert "24 of 24 rows have no reasoning" in shown
+    assert "colar train auto would not take it: bare: no row has reasoning" in shown
+    assert main(["train", "auto", "--model", "tiny", "--data", str(path), "--output", f"{tmp_path}/run"]) == 2
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_a_file_of_two_rows_is_shown_before_it_is_too_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "few.csv").write_text("question;steps;answer\n1 + 1?;1+1=2;2\n2 + 2?;2+2=4;4\n")
+    assert main(["data", "show", str(tmp_path / "few.csv")]) == 0
+    shown = capsys.readouterr().out
+    assert "2 + 2?" in shown
+    assert "would not take it: 2 rows are too few to train on" in shown

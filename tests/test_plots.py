@@ -14,7 +14,7 @@ from example_rows import report_row
 from matplotlib.collections import PathCollection
 
 from colar.evaluation import picture
-from colar.evaluation.rows import ReportRow
+from colar.evaluation.report_rows import ReportRow
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -88,15 +88,51 @@ def test_parts_hold_fewer_positions_at_once(tmp_path: Path) -> None:
     assert found[200].positions <= 200 < found[None].positions
 
 
-def test_out_of_memory_is_an_error_with_advice(tmp_path: Path) -> None:
+def _memory_of(trainer: LatentTrainer, most: int) -> list[int]:
+    """Let a device run out of memory above `most` positions; what was tried comes back."""
+    tried: list[int] = []
+
+    def count(module: Any, args: Any, kwargs: dict[str, Tensor]) -> None:
+        rows = {name: column for name, column in kwargs.items() if name != "num_items_in_batch"}
+        positions = trainer.positions(rows)
+        tried.append(int(positions.max()) * len(positions))
+        if tried[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    trainer.objective.register_forward_pre_hook(count, with_kwargs=True)
+    return tried
+
+
+def test_a_batch_that_does_not_fit_is_taken_in_smaller_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=16)
+    tried = _memory_of(trainer, 150)
+    found = preflight.before_training(trainer, [0.0])
+    whole = tried[0]
+    assert found.rows == 16
+    assert whole > 150
+    assert found.positions <= 150
+    assert trainer.tokens_per_batch is not None
+    assert trainer.tokens_per_batch <= 150 < 2 * (trainer.tokens_per_batch + 1)
+    said = capsys.readouterr().err
+    assert (
+        f"{whole} positions at once do not fit into the memory of cpu: training.tokens_per_batch is" in said
+    )
+    # The updates that follow are taken in these parts.
+    before = len(tried)
+    trainer.args.max_steps = 1
+    trainer.train()
+    assert len(tried) > before + 1
+    assert max(tried[before:]) <= 150
+
+
+def test_a_row_that_does_not_fit_is_an_error_with_advice(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "run")
-
-    def fail(*args: Tensor) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    trainer.objective.register_forward_pre_hook(fail)
+    _memory_of(trainer, 0)
     with pytest.raises(
-        ValueError, match=r"\(24 rows, \d+ positions at once\) does not fit .* lower training.tokens"
+        ValueError,
+        match=r"the longest row \(\d+ positions\) does not fit into the memory of cpu: set training.grad",
     ) as error:
         preflight.before_training(trainer, [0.0])
     # The run has an adapter already.

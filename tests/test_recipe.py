@@ -53,11 +53,11 @@ def test_every_recipe_loads_and_builds(name):
         method = recipe.build_method(loaded)
         assert method.name == loaded.method["name"]
         for values in loaded.validation.params:
-            assert method.trained(registry.make_params(method, values)) is None
+            assert method.warning_for(registry.make_params(method, values)) is None
         if loaded.grpo is not None:
             for param, drawn in loaded.grpo.drawn.items():
                 for value in drawn:
-                    assert method.trained(registry.make_params(method, {param: value})) is None
+                    assert method.warning_for(registry.make_params(method, {param: value})) is None
         assert loaded.output.startswith("runs/")
         assert name in LAB or recipes.that_writes(loaded.output) == name
 
@@ -508,7 +508,7 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
     made = recipe.load(tiny, [*overrides, "--data.validation_size", str(validation_size)])
     with pytest.raises(ValueError, match="has layers of type chunked_attention, .* the engine cannot run it"):
         recipe.run(made)
-    assert "check rows" not in capsys.readouterr().err  # the first thing that training itself does
+    assert "check training rows" not in capsys.readouterr().err  # the first thing that training itself does
 
 
 def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):

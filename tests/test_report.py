@@ -18,7 +18,7 @@ from rich.console import Console
 from colar import files
 from colar.evaluation import picture, report, stats, tables
 from colar.evaluation.records import load_records
-from colar.evaluation.rows import Report
+from colar.evaluation.report_rows import Report
 
 DESIGN_KEYS = (
     "model", "method", "label", "dataset", "params", "decoding", "train_seed", "seeds", "n", "accuracy",

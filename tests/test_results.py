@@ -10,7 +10,7 @@ import pytest
 from colar import files
 from colar.evaluation import report
 from colar.evaluation.records import RecordFiles
-from colar.evaluation.rows import Report
+from colar.evaluation.report_rows import Report
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = sorted(path.parent / "report.json" for path in ROOT.glob("results/*/*/records.jsonl.gz"))

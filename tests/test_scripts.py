@@ -11,7 +11,7 @@ from example_rows import report_row
 
 from colar import files
 from colar.evaluation.report import write as write_report
-from colar.evaluation.rows import Difference, Report, System
+from colar.evaluation.report_rows import Difference, Report, System
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM

@@ -193,7 +193,7 @@ def test_what_a_method_offers_it_takes(name):
             registry.make_params(method, {param: value})
     for effort, values in method.efforts().items():
         assert effort in EFFORTS
-        assert method.trained(registry.make_params(method, values)) is None
+        assert method.warning_for(registry.make_params(method, values)) is None
 
 
 def test_a_real_range_offers_five_values():

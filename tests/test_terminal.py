@@ -165,3 +165,25 @@ def test_a_bar_shows_names_as_they_are(monkeypatch):
     shown = sys.stderr.getvalue()
     assert "evaluate [bold]" in shown
     assert "run[/x]" in shown
+
+
+def test_a_log_file_gets_a_line_every_half_minute_with_the_time_left(monkeypatch, capsys):
+    """A resumed run's time left is by its own pace: 250 of 300 updates in 25 minutes, and 10 of the last 50 now."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    bar = progress.Bar("train", 300, done=250)
+    for _ in range(10):
+        now[0] += 6
+        bar.advance()
+    bar.note("loss 0.5")
+    now[0] += 6 * 30
+    bar.advance(30)
+    now[0] += 8
+    bar.advance(10)
+    bar.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "train: 255/300, about 4 min left",
+        "train: 260/300, about 4 min left",
+        "train: 290/300, loss 0.5, about 60 s left",
+        "train: 300/300, loss 0.5",
+    ]

@@ -83,6 +83,10 @@ def build(method: Method | None = None, lora: LoraSettings | None = None, separa
     return lm
 
 
+def lengths_of(rows: TrainingRows) -> list[int]:
+    return [found[0] for found in rows.lengths()]
+
+
 def run(
     folder: Path,
     method: Method | None = None,
@@ -681,7 +685,7 @@ def test_logged_terms_are_means_over_the_rows_of_the_window(tmp_path: Path) -> N
         gradient_accumulation_steps=2,
         logging_steps=2,
     )
-    order = RowSchedule(EXAMPLES, TrainingRows(lm, method, EXAMPLES, 0).lengths(), 0, 6).permutation(0)
+    order = RowSchedule(EXAMPLES, lengths_of(TrainingRows(lm, method, EXAMPLES, 0)), 0, 6).permutation(0)
     questions = [len(method.encode(lm.template, EXAMPLES[i], Random(0), 0).question) for i in order]
     rows = [row for row in result.history if "one" in row]
     assert [row["step"] for row in rows] == [2, 4]
@@ -818,7 +822,7 @@ def test_parameter_groups(tmp_path: Path) -> None:
 
 def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: Path) -> LatentTrainer:
     rows = TrainingRows(lm, method, EXAMPLES, 0)
-    schedule = RowSchedule(EXAMPLES, rows.lengths(), 0, 8)
+    schedule = RowSchedule(EXAMPLES, lengths_of(rows), 0, 8)
     args = arguments(config, RunFolder(folder))
     return LatentTrainer(Objective(lm, method), args, rows, schedule, config.modules_learning_rate)
 
@@ -964,19 +968,47 @@ def test_rows_are_checked_before_training(tmp_path: Path) -> None:
     settings = TrainingConfig(**QUICK)
     with pytest.raises(ValueError, match="no rows to train on"):
         train(lm, method, [], settings, tmp_path)
-    long = Example("far/7", "why " * 1100, ("1",), "1")
-    with pytest.raises(ValueError, match=r"far/7: the row has \d+ tokens, the model's context is 1024"):
-        train(lm, method, [*EXAMPLES, long], settings, tmp_path)
+    long = [Example(f"far/{i}", "why " * 1100, ("1",), "1") for i in range(7, 7 + len(EXAMPLES) + 1)]
+    words = (
+        rf"far/7: the row has \d+ tokens, the model's context is 1024; {len(long)} of {len(long) + len(EXAMPLES)} "
+        r"training rows are too long: .*model\.backbone"
+    )
+    with pytest.raises(ValueError, match=words):
+        train(lm, method, [*EXAMPLES, *long], settings, tmp_path)
     lm.template = Template(lm.template.config, lm.tokenizer, version=1)
     with pytest.raises(ValueError, match="far/8: the separator"):
         train(lm, method, [*EXAMPLES, Example("far/8", "q", ("1###2",), "1")], settings, tmp_path)
+
+
+def test_rows_beyond_the_context_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run with them is the run without them."""
+    lm, method = build(), Colar(ColarConfig())
+    far = [Example("far/1", "Why?", ("1 " * 1100,), "1"), Example("far/2", "why " * 1100, ("1",), "1")]
+    config = TrainingConfig(**QUICK)
+    folder = RunFolder(tmp_path)
+
+    def made(rows: Sequence[Example], held_out: Sequence[Example]) -> LatentTrainer:
+        return sft.make_trainer(lm, method, rows, config, folder, held_out=held_out)
+
+    short = made(EXAMPLES, EXAMPLES[:3])
+    assert capsys.readouterr().err.count("left out") == 0
+    trainer = made([far[0], *EXAMPLES, far[1]], [*EXAMPLES[:3], far[0]])
+    said = capsys.readouterr().err
+    assert f"left out 2 of {len(EXAMPLES) + 2} training rows that are too long (far/1: the row has" in said
+    assert "the model's context is 1024): model.backbone (--model) with a longer context takes them" in said
+    assert "left out 1 of 4 validation rows" in said
+    assert trainer.schedule.digest == short.schedule.digest
+    assert trainer.schedule.permutation(0) == short.schedule.permutation(0)
+    assert trainer.curriculum().max_steps == short.curriculum().max_steps
 
 
 def test_held_out_rows_are_checked_before_training(tmp_path: Path) -> None:
     """They are first encoded at the first validation, which may be hours away."""
     wrong = Example("far/7", "Why?", ("1 " * 1100,), "1")
     with pytest.raises(ValueError, match="far/7: the row has"):
-        run(tmp_path, validate=scripted([0.5], []), held_out=[EXAMPLES[0], wrong], max_steps=1)
+        run(tmp_path, validate=scripted([0.5], []), held_out=[wrong], max_steps=1)
     assert not RunFolder(tmp_path).checkpoints.exists()
 
 
@@ -1004,7 +1036,7 @@ def test_rows_that_outgrow_the_context_in_a_later_stage_are_found_before_trainin
         return sft.make_trainer(lm, method, rows, config, RunFolder(tmp_path), held_out=held_out)
 
     short = [Example("near/1", "x", chain, "1")]
-    words = r"far/9: the row has 132 tokens in the stage that begins at epoch 4, the model's context is 128"
+    words = r"far/9: the row has 132 tokens, the model's context is 128"
     with pytest.raises(ValueError, match=words):
         made(5, [example(question)])
     with pytest.raises(ValueError, match=words):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from colar.evaluation import picture
-from colar.evaluation.rows import Report
+from colar.evaluation.report_rows import Report
 from paper_figures.points import INTERVALS, errors, legend_below, new_figure, points
 
 RANDOM = "random c, all rows"

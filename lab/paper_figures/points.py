@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from colar.evaluation import picture
-from colar.evaluation.rows import AVERAGE, Report, ReportRow
+from colar.evaluation.report_rows import AVERAGE, Report, ReportRow
 from colar.evaluation.stats import Z95
 
 INTERVALS = "bars: 95% interval over questions; dots: training runs"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from colar.evaluation import picture
-from colar.evaluation.rows import Report
+from colar.evaluation.report_rows import Report
 from paper_figures.points import INTERVALS, errors, legend_below, new_figure, points
 
 SYSTEMS = (

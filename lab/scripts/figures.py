@@ -17,7 +17,7 @@ from typing import Any
 
 from colar import files
 from colar.evaluation import picture
-from colar.evaluation.rows import Report
+from colar.evaluation.report_rows import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "lab"))

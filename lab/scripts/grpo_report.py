@@ -20,7 +20,7 @@ from typing import Any
 from colar import files
 from colar.evaluation import picture, stats
 from colar.evaluation.records import cluster_of, load_records
-from colar.evaluation.rows import cell_from_json
+from colar.evaluation.report_rows import cell_from_json
 from colar.training import run_folder
 from colar.training.run_folder import RunFolder
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.evaluation.grid import Grid, markdown, percent
 from colar.evaluation.records import load_records
-from colar.evaluation.rows import cell_from_json
+from colar.evaluation.report_rows import cell_from_json
+from colar.evaluation.text_table import TextTable, markdown, percent
 
 Record = dict[str, Any]
 
@@ -75,7 +75,7 @@ def main() -> None:
     if missing:
         raise SystemExit(f"no answers at c = {', '.join(map(str, sorted(missing)))}")
     rows = shares(records, args.trained)
-    grid = Grid(
+    grid = TextTable(
         "How long it thinks",
         ["c asked for", "length / c", *(f"as at c={c}" for c in args.trained)],
         [

@@ -26,7 +26,7 @@ from colar.data.example import Example
 from colar.data.judge.answers import judge
 from colar.evaluation import report
 from colar.evaluation.records import load_records
-from colar.evaluation.rows import AVERAGE, Report, ReportRow, System, speed_text
+from colar.evaluation.report_rows import AVERAGE, Report, ReportRow, System, speed_text
 
 Record = dict[str, Any]
 ARROW = " -> "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
-from colar.evaluation.grid import BLANK, Grid
+from colar.evaluation.text_table import BLANK, TextTable
 
 Cells = Mapping[str, Mapping[str, Any]]
 
@@ -80,7 +80,7 @@ def report(folder: Path, name: str = "report") -> dict[str, Any]:
     return found
 
 
-def thinking(folder: Path) -> Grid:
+def thinking(folder: Path) -> TextTable:
     """Questions per second and the time of a step, on both machines."""
     cells, amx = report(folder)["cells"], report(folder, "report-amx")["cells"]
     body = []
@@ -92,17 +92,19 @@ def thinking(folder: Path) -> Grid:
         mixed = here.get("b32/mixed", {}).get("questions_per_second")
         body.append([*line, digits(mixed), digits(there["b32/100"]["questions_per_second"])])
     head = ["system", "1 row: questions/s", "ms a step", "32 rows: questions/s", "ms a step"]
-    return Grid("", [*head, "32 rows, the data's lengths: questions/s", "32 rows, AMX: questions/s"], body)
+    return TextTable(
+        "", [*head, "32 rows, the data's lengths: questions/s", "32 rows, AMX: questions/s"], body
+    )
 
 
-def ratios(folder: Path) -> Grid:
+def ratios(folder: Path) -> TextTable:
     """The ratios that the page is about, on both machines."""
     here, amx = report(folder)["ratios"], report(folder, "report-amx")["ratios"]
     body = [[name, digits(here[key]), digits(amx.get(key))] for key, name in RATIOS.items()]
-    return Grid("", ["ratio", "AVX-512", "AMX"], body)
+    return TextTable("", ["ratio", "AVX-512", "AMX"], body)
 
 
-def answers(folder: Path) -> Grid:
+def answers(folder: Path) -> TextTable:
     """Answers per second over HTTP, and how long a client waits."""
     cells = report(folder)["cells"]
     body = []
@@ -111,12 +113,12 @@ def answers(folder: Path) -> Grid:
         line = [name, digits(one["answers_per_second"]), digits(one["answer_p50_seconds"])]
         line += [digits(many["answers_per_second"]), digits(many["answer_p50_seconds"])]
         body.append([*line, digits(many["answer_p95_seconds"])])
-    return Grid(
+    return TextTable(
         "", ["", "1 client: answers/s", "median, s", "32 clients: answers/s", "median, s", "95%, s"], body
     )
 
 
-def times(folder: Path) -> Grid:
+def times(folder: Path) -> TextTable:
     """Time per question over c and the threshold, and its share of CoT's; then of other weights, timed later."""
     body = []
     for name, weights in (("report", ""), ("report_rl", ", after GRPO")):
@@ -130,7 +132,7 @@ def times(folder: Path) -> Grid:
         "32 at a time",
         "thoughts",
     ]
-    return Grid("", head, body)
+    return TextTable("", head, body)
 
 
 def _times(cells: Cells, weights: str) -> list[list[str]]:
@@ -163,7 +165,7 @@ def _share(cell: Mapping[str, Any], of: Mapping[str, Any]) -> str:
     return f"{100 * cell['ms'] / of['ms']:.0f}%"
 
 
-def completions(folder: Path) -> Grid:
+def completions(folder: Path) -> TextTable:
     """Completions per second of a rollout, and the share of a training step that it takes."""
     cells = report(folder)["cells"]
     body = []
@@ -175,10 +177,10 @@ def completions(folder: Path) -> Grid:
             line.append(f"{100 * cell['rollout_share']:.0f}%")
         body.append(line)
     head = ["", "c = 2: completions/s", "x published", "share of a step"]
-    return Grid("", [*head, "c = 5: completions/s", "x published", "share of a step"], body)
+    return TextTable("", [*head, "c = 5: completions/s", "x published", "share of a step"], body)
 
 
-def rows(folder: Path) -> Grid:
+def rows(folder: Path) -> TextTable:
     """Rows per second of SFT."""
     systems = report(folder)["systems"]
     body = []
@@ -187,10 +189,10 @@ def rows(folder: Path) -> Grid:
         line = [name, digits(cell["rows_per_second"])]
         line.append(digits(cell["rows_per_second"] / trainer["rows_per_second"]))
         body.append([*line, digits(cell["fed_per_row"]), digits(cell["peak_memory_gib"])])
-    return Grid("", ["", "rows/s", "x `Trainer`", "fed per row", "peak, GiB"], body)
+    return TextTable("", ["", "rows/s", "x `Trainer`", "fed per row", "peak, GiB"], body)
 
 
-def peaks(folder: Path) -> Grid:
+def peaks(folder: Path) -> TextTable:
     """The most that a step's tensors took at one time, in GiB."""
     found = report(folder)
     cells, longest = found["cells"], found["before_at_longest"]
@@ -203,10 +205,10 @@ def peaks(folder: Path) -> Grid:
         if work == f"loss/{longest['labels']}":
             line[1] = f"{digits(longest['computed_gib'])} (computed)"
         body.append(line)
-    return Grid("", ["peak, GiB", "all logits at once", "ours", "in parts", "torch's chunks"], body)
+    return TextTable("", ["peak, GiB", "all logits at once", "ours", "in parts", "torch's chunks"], body)
 
 
-def kills(folder: Path) -> Grid:
+def kills(folder: Path) -> TextTable:
     """Runs of which one process was killed at random."""
     body = []
     for row in report(folder)["rows"]:
@@ -216,10 +218,10 @@ def kills(folder: Path) -> Grid:
         line = [RUNS[row["run"]], digits(row["seconds_without_a_kill"]), f"{len(waited)}", digits(middle)]
         body.append([*line, digits(waited[-1]), "yes" if row["same_result"] else "no"])
     head = ["run", "seconds without a kill", "kills", "median seconds until the other ends", "longest"]
-    return Grid("", [*head, "same result"], body)
+    return TextTable("", [*head, "same result"], body)
 
 
-def engines(folder: Path) -> Grid:
+def engines(folder: Path) -> TextTable:
     """Beside llama.cpp."""
     cells = report(folder)["cells"]
     body = []
@@ -229,10 +231,10 @@ def engines(folder: Path) -> Grid:
             found = cells[system][cell]
             line += [digits(found["questions_per_second"]), digits(found["ms_per_step"])]
         body.append(line)
-    return Grid("", ["", "1 row: questions/s", "ms a step", "32 rows: questions/s", "ms a step"], body)
+    return TextTable("", ["", "1 row: questions/s", "ms a step", "32 rows: questions/s", "ms a step"], body)
 
 
-TABLES: dict[str, Callable[[Path], Grid]] = {
+TABLES: dict[str, Callable[[Path], TextTable]] = {
     "thinking": thinking,
     "ratios": ratios,
     "answers": answers,

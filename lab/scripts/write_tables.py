@@ -32,18 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from colar import files
-from colar.evaluation.grid import (
-    BLANK,
-    Grid,
-    accuracy_of,
-    half_width,
-    markdown,
-    number,
-    percent,
-    points,
-    share_of,
-)
-from colar.evaluation.rows import (
+from colar.evaluation.report_rows import (
     AVERAGE,
     Difference,
     Report,
@@ -51,6 +40,17 @@ from colar.evaluation.rows import (
     datasets_of,
     system_name,
     systems_of,
+)
+from colar.evaluation.text_table import (
+    BLANK,
+    TextTable,
+    accuracy_of,
+    half_width,
+    markdown,
+    number,
+    percent,
+    points,
+    share_of,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def half_runs(row: ReportRow | Difference | None) -> str:
     return half_width(None if row is None else row.runs_interval)
 
 
-def averages(report: Report) -> Grid:
+def averages(report: Report) -> TextTable:
     """How right is each system on average? Greedy, the best first."""
     body = []
     for name, rows in by_name(report).items():
@@ -117,12 +117,12 @@ def averages(report: Report) -> Grid:
         if average is not None and not average.system.is_control:
             body.append([name, number(average.length), accuracy_of(average), half_runs(average)])
     # The best average first: `52.0 ± 3.9`.
-    return Grid(
+    return TextTable(
         "", ["system", "#L", "average", "runs"], sorted(body, key=lambda line: -float(line[2].split()[0]))
     )
 
 
-def datasets(report: Report) -> Grid:
+def datasets(report: Report) -> TextTable:
     """How right is each system on each data set? Greedy; the average where the system was asked on all of them."""
     names = datasets_of(report.shown_rows)
     body = []
@@ -136,10 +136,10 @@ def datasets(report: Report) -> Grid:
             line.append(BLANK if row is None else percent(row.accuracy))
         whole = _averaged(average, rows) == tuple(sorted(names))
         body.append([*line, accuracy_of(average if whole else None)])
-    return Grid("", ["system", "#L", *names, "average"], body)
+    return TextTable("", ["system", "#L", *names, "average"], body)
 
 
-def factors(report: Report) -> Grid:
+def factors(report: Report) -> TextTable:
     """How right is a model at a speed that it was not trained with? Greedy averages: speeds x labels."""
     found: dict[tuple[float | None, str], ReportRow] = {}
     for row in report.shown_rows:
@@ -154,10 +154,10 @@ def factors(report: Report) -> Grid:
             row = found.get((factor, label))
             line.append(accuracy_of(row))
         body.append(line)
-    return Grid("", ["c asked for", *(label or "random c" for label in labels)], body)
+    return TextTable("", ["c asked for", *(label or "random c" for label in labels)], body)
 
 
-def gates(report: Report) -> Grid:
+def gates(report: Report) -> TextTable:
     """What does a confidence threshold buy? Greedy averages and #L: a line a label and c, a column a threshold."""
     found: defaultdict[tuple[str, float], dict[float, str]] = defaultdict(dict)
     for row in report.shown_rows:
@@ -171,10 +171,10 @@ def gates(report: Report) -> Grid:
     for (label, factor), cells in sorted(found.items()):
         body.append([label, f"{factor:g}", *(cells.get(threshold, BLANK) for threshold in thresholds)])
     head = ["label", "c at most", *(f"{threshold:g}" if threshold else "none" for threshold in thresholds)]
-    return Grid("", head, body, words=1)
+    return TextTable("", head, body, words=1)
 
 
-def controls(report: Report) -> Grid:
+def controls(report: Report) -> TextTable:
     """Does a method read its thoughts? Greedy averages with its own, and with what a control feeds (% truncated).
 
     A line is a system on the data sets of its controls; BLANK where it was not asked on all of them itself.
@@ -199,7 +199,7 @@ def controls(report: Report) -> Grid:
         own = _own(named.get(base, {}), datasets)
         length = BLANK if own is None else number(own.length)
         body.append([base, length, accuracy_of(own), *(given.get(kind, BLANK) for kind in kinds)])
-    return Grid("", ["system", "#L", "its own", *kinds], body)
+    return TextTable("", ["system", "#L", "its own", *kinds], body)
 
 
 def _averaged(average: ReportRow, rows: Mapping[tuple[str, str], ReportRow]) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ def _own(rows: Mapping[tuple[str, str], ReportRow], datasets: tuple[str, ...]) -
     return rows.get(("greedy", datasets[0])) if len(datasets) == 1 else None
 
 
-def pairs(report: Report) -> Grid:
+def pairs(report: Report) -> TextTable:
     """Is a system better than one named for it? Averaged paired differences: greedy, over training runs, sampled.
 
     Where pairs were not all drawn from on the same data sets, each set has a column: averages could not be compared.
@@ -237,10 +237,10 @@ def pairs(report: Report) -> Grid:
         greedy = rows.get(("greedy", AVERAGE))
         sampled = [points(rows.get(("sampled", dataset))) for dataset in columns.values()]
         body.append([*names, points(greedy), half_runs(greedy), *sampled])
-    return Grid("", ["system", "baseline", "greedy", "runs", *columns], body, words=2)
+    return TextTable("", ["system", "baseline", "greedy", "runs", *columns], body, words=2)
 
 
-def samples(report: Report) -> Grid:
+def samples(report: Report) -> TextTable:
     """What do several samples of a question gain? A line a system and data set, beside its greedy answers there."""
     body = []
     for name, rows in by_name(report).items():
@@ -254,10 +254,10 @@ def samples(report: Report) -> Grid:
             passed = share_of(row.pass_at_k, row.pass_at_k_se)
             body.append([*line, votes, passed])
     head = ["system", "dataset", "#L", "greedy", "k", "avg@k", "maj@k", "pass@k"]
-    return Grid("", head, body, words=2)
+    return TextTable("", head, body, words=2)
 
 
-def headline() -> Grid:
+def headline() -> TextTable:
     """What has been found, in short? Greedy averages of the main systems of some experiments, and the speed."""
     body = []
     for folder, (title, heading, names) in ACCURACIES.items():
@@ -273,10 +273,10 @@ def headline() -> Grid:
         rate = cells[system][SPEED_CELL]["questions_per_second"]
         body.append([experiment, name, BLANK, BLANK, number(rate)])
         experiment = ""
-    return Grid("", ["experiment", "system", "accuracy %", "#L", "questions/s"], body, words=2)
+    return TextTable("", ["experiment", "system", "accuracy %", "#L", "questions/s"], body, words=2)
 
 
-TABLES: dict[str, Callable[[Report], Grid]] = {
+TABLES: dict[str, Callable[[Report], TextTable]] = {
     "averages": averages,
     "datasets": datasets,
     "factors": factors,
@@ -314,7 +314,7 @@ def filled(text: str) -> str:
     return MARK.sub(table, text)
 
 
-def without_blank_columns(grid: Grid) -> Grid:
+def without_blank_columns(grid: TextTable) -> TextTable:
     kept = []
     for column in range(len(grid.head)):
         if any(row[column] != BLANK for row in grid.rows):

@@ -17,7 +17,7 @@ _PUBLIC = {
     "push_to_hub": ("colar.model.checkpoint", "push_to_hub"),
     "make_params": ("colar.methods.registry", "make_params"),
     "train": ("colar.recipe", "train"),
-    "load": ("colar.look.model", "load"),
+    "load": ("colar.ask", "load"),
     "inspect": ("colar.look.inspect", "inspect"),
     "Engine": ("colar.engine.engine", "Engine"),
     "Request": ("colar.engine.request", "Request"),

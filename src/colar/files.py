@@ -185,6 +185,8 @@ def require_writable(folder: str | Path) -> Path:
     if folder == "":
         raise ValueError("the output folder has no name: it is an empty text")
     folder = Path(folder)
+    if folder.is_file():
+        raise ValueError(f"cannot write to {folder}: it is a file, and a folder is needed")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
@@ -199,7 +201,7 @@ _held: set[Path] = set()
 
 
 @contextmanager
-def alone(folder: str | Path) -> Iterator[None]:
+def locked(folder: str | Path) -> Iterator[None]:
     """Keep other processes out of `folder` inside the block; ValueError where one is writing there already.
 
     The lock belongs to the process (blocks may be nested) and ends with it, also when it is killed. A system or a

@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def harmless(what: str) -> Iterator[None]:
+def warn_on_error(what: str) -> Iterator[None]:
     """Warn of an error inside the block, and go on: a picture or a page is not worth the result that it shows."""
     try:
         yield
@@ -52,12 +52,16 @@ def harmless(what: str) -> Iterator[None]:
 
 
 class Bar:
-    """A running count: `advance` it, and leave a short `note` at its end (an accuracy so far, a file name)."""
+    """A running count: `advance` it, and leave a short `note` at its end (an accuracy so far, a file name).
 
-    def __init__(self, description: str, total: int | None) -> None:
+    `done` of `total` were done before, by another process: the time left is told by this one's own.
+    """
+
+    def __init__(self, description: str, total: int | None, done: int = 0) -> None:
         self.description = description
         self.total = total
-        self.done = 0
+        self.done = self._before = done
+        self._started = time.monotonic()
         self.text = ""
         self._next_line = time.monotonic() + PLAIN_EVERY_S
         # A log file would keep every redraw of a live bar, so it gets plain lines instead.
@@ -69,7 +73,7 @@ class Bar:
                 TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}", markup=False), console=console(),
             )  # fmt: skip
-            self._task = self._rich.add_task(description, total=total, note="")
+            self._task = self._rich.add_task(description, total=total, completed=done, note="")
             self._rich.start()
 
     def advance(self, n: int = 1) -> None:
@@ -97,7 +101,22 @@ class Bar:
 
     def _print_line(self) -> None:
         of = f"/{self.total}" if self.total is not None else ""
-        say(f"{self.description}: {self.done}{of} {self.text}".rstrip())
+        parts = [f"{self.done}{of}", self.text, self._time_left()]
+        say(f"{self.description}: {', '.join(part for part in parts if part)}")
+
+    def _time_left(self) -> str:
+        """`about 7 min left`; empty where that is unknown, or less than a few seconds."""
+        own = self.done - self._before
+        if self.total is None or own == 0:
+            return ""
+        seconds = (time.monotonic() - self._started) / own * (self.total - self.done)
+        if seconds < 10:
+            return ""
+        if seconds < 90:
+            return f"about {seconds:.0f} s left"
+        return (
+            f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
+        )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""`colar`: train, evaluate, generate, serve, inspect, report, export, data, recipes, lm-eval.
+"""`colar`: train, evaluate, generate, serve, inspect, report, export, import, data, recipes, lm-eval.
 
-Results go to stdout, everything else to stderr. The commands wire the library together and hold no
-logic of their own. Options are spelt with underscores or hyphens.
+Results go to stdout, everything else to stderr. The commands parse, call the library and print. Options are spelt with
+underscores or hyphens.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from colar.cli import (
     evaluate,
     export,
     generate,
+    import_,
     inspect,
     lm_eval,
     recipes,
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with collector_off():
         parser = build_parser(words[0] if words else "")
     args, rest = parser.parse_known_args(words)
-    # A command that takes a recipe takes what argparse does not know: its keys, which the recipe's parser checks.
+    # A command that takes a recipe accepts unknown options as its keys, which the recipe's parser checks.
     if rest and not getattr(args, "takes_keys", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.overrides = rest
@@ -130,6 +131,7 @@ def build_parser(command: str | None = None) -> Parser:
     inspect.add_parser(commands, method_options=command in (None, "inspect"))
     evaluate.add_report_parser(commands)
     export.add_parser(commands)
+    import_.add_parser(commands)
     data.add_parser(commands)
     recipes.add_parser(commands)
     lm_eval.add_parser(commands)

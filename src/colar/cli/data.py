@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from colar import files
-from colar.cli.shared import columns_of, data_options, own_options
+from colar.cli.shared import columns_of, data_options, judge_option, own_options
 
 if TYPE_CHECKING:
     from colar.data.example import Example
 
+BARS = 10
+"""Most bars of the histogram of lengths."""
 SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl or SPLIT.json files"
 
 
@@ -34,7 +38,8 @@ def _add_show(actions: Any) -> None:
     show.add_argument(
         "source", help=f"{SOURCE_HELP}; any file that `colar train auto` takes, or owner/name of the Hub"
     )
-    show.add_argument("--columns", help="question=problem,answer=solution: of your own file")
+    show.add_argument("--columns", help="question=problem,steps=rationale,answer=result: of your own file")
+    judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
@@ -57,11 +62,12 @@ def _add_prepare(actions: Any) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     # Here and below the library is imported by the command that runs, so that `colar --help` stays fast.
-    from colar.data import sources
+    from colar.data import catalogue
 
-    for listing in sources.describe(args.data_dir):
-        print(f"{listing.name:<12} {listing.splits:<24} {listing.answer_type:<8} {listing.found}")
-        print(f"{'':<12} {listing.about} ({listing.licence})")
+    for name, source in catalogue.SOURCES.items():
+        found = catalogue.found(source, args.data_dir)
+        print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {found}")
+        print(f"{'':<12} {source.about} ({source.licence})")
 
 
 def data_show(args: argparse.Namespace) -> None:
@@ -94,8 +100,7 @@ def _show_own(args: argparse.Namespace) -> None:
     from colar.data import own
 
     columns = columns_of(args.columns) if args.columns else None
-    rows = own.read(args.source, columns, args.split or "train")
-    split = own.split(rows.examples)
+    rows = own.read(args.source, columns, args.split or "train", args.judge)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -104,26 +109,39 @@ def _show_own(args: argparse.Namespace) -> None:
         print(f"{'answer':>9}  {example.answer}\n")
     for line in rows.summary():
         print(line)
+    _print_lengths(args.model, rows.examples)
+    try:
+        rows.require_chains()
+        split = own.split(rows.examples)
+    except ValueError as error:
+        print(f"colar train auto would not take it: {error}")
+        return
     sizes = (len(split.train), len(split.validation), len(split.test))
     print("split: {:,} to train on, {:,} to validate with, {:,} for the table at the end".format(*sizes))
-    _print_lengths(args.model, [example.steps for example in rows.examples])
 
 
-def _print_lengths(model: str, chains: list[tuple[str, ...]]) -> None:
-    """Print a histogram of the tokens of each chain."""
-    import numpy as np
-
+def _print_lengths(model: str, examples: list[Example]) -> None:
+    """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
     from colar.cli.shared import quiet_libraries
     from colar.recipe import auto
-    from colar.template.template import Template, TemplateConfig
 
     quiet_libraries()
-    template = Template(TemplateConfig(), auto.describe(model)[1])
-    lengths = [sum(map(len, template.steps(steps))) for steps in chains]
-    counts, edges = np.histogram(lengths, bins=min(10, max(1, len(set(lengths)))))
+    reader = auto.Reader.of(model)
+    lengths = [reader.tokens(example)[1] for example in examples]
+    lowest, highest = min(lengths), max(lengths)
+    width = math.ceil((highest - lowest + 1) / BARS)
+    counts = Counter((length - lowest) // width for length in lengths)
     print(f"tokens of a chain, by the tokenizer of {model}:")
-    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        print(f"{low:6.0f} - {high:<5.0f} {'#' * round(40 * count / max(counts)):40} {count:,}")
+    for bar in range((highest - lowest) // width + 1):
+        low = lowest + bar * width
+        marks = "#" * round(40 * counts[bar] / max(counts.values()))
+        print(f"{low:6} - {low + width - 1:<5} {marks:40} {counts[bar]:,}")
+    too_long = reader.too_long(examples)
+    if too_long:
+        print(
+            f"{len(too_long):,} of {len(examples):,} rows are too long to train on ({next(iter(too_long.values()))}): "
+            f"{auto.LONGER}"
+        )
 
 
 def _print_versions(example: Example, versions: int, seed: int) -> None:

@@ -15,7 +15,9 @@ from colar.cli.shared import (
     check_backbone,
     check_params,
     checkpoint_options,
+    data_of_runs,
     data_options,
+    judge_option,
     limit_options,
     limits_of,
     load,
@@ -24,6 +26,7 @@ from colar.cli.shared import (
     options,
     param_grid,
     params_options,
+    say_trained_on,
     settle_limits,
     write_report,
 )
@@ -39,12 +42,13 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     checkpoint_options(evaluate)
     data_options(evaluate)
+    judge_option(evaluate)
     evaluate.add_argument(
         "--data",
         nargs="+",
-        default=["arithmetic"],
         metavar="[NAME=]DATA",
-        help="sources, or .json / .jsonl files; one source may stand under several names, with options each",
+        help="sources, or files; one source may stand under several names, with options each (default: the questions "
+        "that a run of `colar train auto` held out, or else arithmetic)",
     )
     evaluate.add_argument("--split", default="test", help="split of the sources")
     evaluate.add_argument("--limit", type=int, help="use the first LIMIT questions of each")
@@ -115,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
     processes.join(args.timeout)
     # Under torchrun the main process holds the lock for all.
     with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.alone(output)))
+        processes.from_main(lambda: lock.enter_context(files.locked(output)))
         _evaluate(args, output)
     processes.leave()
 
@@ -129,7 +133,9 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     from colar.model import checkpoint
 
     check_params(args)
-    settle_limits(args, [named(text)[1] for text in args.checkpoints])
+    paths = [named(text)[1] for text in args.checkpoints]
+    args.data = args.data or [data_of_runs(paths)]
+    settle_limits(args, paths)
     limits = evaluate.Limits(
         **limits_of(args),
         batch_size=args.batch_size,
@@ -137,6 +143,8 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         cuda_graphs=args.cuda_graphs,
     )
     datasets = _datasets(args)
+    for dataset, examples in datasets.items():
+        say_trained_on(dataset, examples, paths)
     checkpoints = name_checkpoints([named(text) for text in args.checkpoints], args.label)
     settings = {
         "limits": limits_of(args),
@@ -144,6 +152,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         "options": args.options,
         "data_seed": args.data_seed,
         "dtype": args.dtype,
+        **({"judge": args.judge} if args.judge else {}),
     }
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
@@ -175,6 +184,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:
     """The examples of each data set under the name that its rows have."""
     from colar.data import sources
+    from colar.data.judge import custom
     from colar.evaluation.folder import name_sources
 
     named_sources = name_sources(args.data)
@@ -186,7 +196,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--options {pair}: --data names no {owner} (it has {', '.join(sorted(known))})")
     datasets = {}
     for name, source in named_sources.items():
-        datasets[name] = sources.load(
+        examples = sources.load(
             source,
             args.split,
             data_dir=args.data_dir,
@@ -195,6 +205,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             skip_malformed=args.skip_malformed,
             options=options(args.options, source, name),
         )
+        datasets[name] = custom.applied(examples, args.judge)
     return datasets
 
 

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"--neighbours must be 1 or more, got {args.neighbours}")
     with collector_off():
         from colar.engine.engine import Engine
-        from colar.evaluation import answers
+        from colar.evaluation import answer_files
         from colar.methods import registry
         from colar.model import checkpoint
 
@@ -95,17 +95,17 @@ def run(args: argparse.Namespace) -> None:
     decoding = _decoding(args)
     rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
-        rows = answers.read_questions(args.input)
+        rows = answer_files.read_questions(args.input)
     if args.output:
         files.require_writable(Path(args.output).resolve().parent)
-        answers.check_output(args.output, args.input)
+        answer_files.check_output(args.output, args.input)
     quiet_libraries()
     check_backbone([folder], args)
     # The method without its weights, which take seconds to load, tells which values it has.
     described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
     grid = param_grid(described, args, strict=True)
     lm, method, _ = load(str(folder), args)
-    requests = answers.make_requests(rows, grid, decoding, args.seed, args.show_latents, args.system)
+    requests = answer_files.make_requests(rows, grid, decoding, args.seed, args.show_latents, args.system)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))
@@ -116,22 +116,25 @@ def run(args: argparse.Namespace) -> None:
         expected = {row["id"]: row.get("answer") for row in rows}
         for completion in engine.generate(requests):
             completion.require_finite()
+            # Several answers to one question: each under the values that it was asked with.
+            if not args.input and len(requests) > 1:
+                print(_asked_with(completion.request.params).strip())
             _print_completion(lm, completion, expected[completion.request.id], args)
 
 
 def _write_answers(lm: Any, engine: Any, requests: list[Any], args: argparse.Namespace) -> None:
     """Append an answer for every request that has none in the output yet."""
     from colar.engine.request import answer_key, fold
-    from colar.evaluation import answers
+    from colar.evaluation import answer_files
 
     # A run that was stopped left some of the answers.
     asked = _asked(args)
-    found = answers.find_answers(args.output, asked)
+    found = answer_files.find_answers(args.output, asked)
     missing = [request for request in requests if answer_key(request, asked) not in found]
     with files.append_jsonl(args.output) as write, progress.bar("generate", len(missing)) as bar:
         for completion in fold(lm, engine.stream(missing)):
             completion.require_finite()
-            row = answers.answer_row(completion, asked)
+            row = answer_files.answer_row(completion, asked)
             write(row | {"thoughts": _texts(lm, completion, args.neighbours)} if args.show_latents else row)
             bar.advance()
     there = len(requests) - len(missing)

@@ -14,7 +14,9 @@ from colar.cli.shared import (
     check_backbone,
     check_params,
     checkpoint_options,
+    data_of_runs,
     data_options,
+    judge_option,
     limit_options,
     limits_of,
     load,
@@ -23,6 +25,7 @@ from colar.cli.shared import (
     own_options,
     param_grid,
     params_options,
+    say_trained_on,
     settle_limits,
 )
 
@@ -40,8 +43,11 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     checkpoint_options(inspect)
     data_options(inspect)
+    judge_option(inspect)
     inspect.add_argument(
-        "--data", default="arithmetic", help="source or file; its rows must have reasoning steps"
+        "--data",
+        help="source or file; its rows must have reasoning steps (default: the questions that a run of `colar train "
+        "auto` held out, or else arithmetic)",
     )
     inspect.add_argument("--split", default="test", help="split of the source")
     inspect.add_argument("--limit", type=int, default=200, help="first N problems")
@@ -65,8 +71,9 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from colar.data import sources
+    from colar.data.judge import custom
     from colar.engine.request import Decoding
-    from colar.evaluation.grid import Grid, rich_table
+    from colar.evaluation.text_table import TextTable, rich_table
     from colar.look.inspect import Inspection, inspect_system
     from colar.look.page.sections import causes_section, retrieval_section
 
@@ -76,6 +83,8 @@ def run(args: argparse.Namespace) -> None:
     checks.check_holds("--look", args.look >= 1, args.look, "1 or more")
     files.require_writable(output.parent)
     check_params(args)
+    paths = list(named_all(args.checkpoints).values())
+    args.data = args.data or data_of_runs(paths)
     examples = sources.load(
         args.data,
         args.split,
@@ -85,8 +94,10 @@ def run(args: argparse.Namespace) -> None:
         skip_malformed=args.skip_malformed,
         options=own_options(args.options, args.data),
     )
+    examples = custom.applied(examples, args.judge)
+    say_trained_on(args.data, examples, paths)
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
-    settle_limits(args, named_all(args.checkpoints).values())
+    settle_limits(args, paths)
     limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):
@@ -110,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         (retrieval.title, retrieval.tables),
     ):
         for table in tables:
-            shown = Grid(f"{title} {table.caption}".strip(), table.head, table.rows)
+            shown = TextTable(f"{title} {table.caption}".strip(), table.head, table.rows)
             Console().print(rich_table(shown))
     if output.suffix == ".html":
         written.append(inspection.save(output))

@@ -78,7 +78,7 @@ def checkpoint_options(parser: Parser) -> None:
         "checkpoints",
         nargs="+",
         metavar="[NAME=]CHECKPOINT",
-        help="folder or Hub id, with the name for its rows",
+        help="folder or Hub id, perhaps with a name for it",
     )
 
 
@@ -93,6 +93,14 @@ def data_options(parser: Parser) -> None:
         help="options of a source that has some, e.g. arithmetic.max_number=30",
     )
     parser.add_argument("--skip_malformed", action="store_true", help="skip malformed rows")
+
+
+def judge_option(parser: Any) -> None:
+    parser.add_argument(
+        "--judge",
+        metavar="MODULE:FUNCTION",
+        help="judge of your own, called as function(question, gold, answer) (default: by the kind of answer)",
+    )
 
 
 def model_options(parser: Parser) -> None:
@@ -135,6 +143,27 @@ def settle_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -
     for name in LIMITS:
         if getattr(args, name) is None:
             setattr(args, name, max(own.get(name, args.default_limits[name]) for own in known))
+
+
+def data_of_runs(checkpoints: Iterable[str]) -> str:
+    """The data of a command that names none: the questions that a run of `auto` held out, or else arithmetic."""
+    held_out = {Path(each) / "data" for each in checkpoints if (Path(each) / "data" / "test.jsonl").exists()}
+    source = str(held_out.pop()) if len(held_out) == 1 else "arithmetic"
+    progress.say(f"--data {source}, by default")
+    return source
+
+
+def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str]) -> None:
+    """Say how many questions a run of `auto` was trained on."""
+    for folder in checkpoints:
+        path = Path(folder) / "data" / "train.jsonl"
+        if path.exists():
+            trained = {row["question"] for _, row in files.read_jsonl(path)}
+            n = sum(example.question in trained for example in examples)
+            if n:
+                progress.say(
+                    f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"
+                )
 
 
 def limits_of(args: argparse.Namespace) -> dict[str, int]:
@@ -203,7 +232,7 @@ def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """The columns of --columns question=problem,answer=solution."""
+    """The columns of --columns question=problem,steps=rationale,answer=result."""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(key and column for key, _, column in pairs):
         raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")
@@ -330,7 +359,7 @@ def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> l
         chosen = dict(zip(names, values, strict=True))
         grid.append(registry.make_params(method, chosen))
     for params in grid:
-        warning = method.trained(params)
+        warning = method.warning_for(params)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
     return grid

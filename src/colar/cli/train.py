@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, settings
-from colar.cli.shared import collector_off, columns_of, quiet_libraries
+from colar.cli.shared import collector_off, columns_of, judge_option, quiet_libraries
 
 AUTO = "auto"
-OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template")
+OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")
 """Options of `colar train auto`."""
 
 
@@ -57,10 +57,13 @@ def add_parser(commands: Any) -> None:
     own.add_argument(
         "--grpo", action="store_true", help="also learn by reinforcement, for answers that can be judged"
     )
-    own.add_argument("--columns", help="question=problem,answer=solution, where columns are not recognised")
+    own.add_argument(
+        "--columns", help="question=problem,steps=rationale,answer=result, where columns are not recognised"
+    )
     own.add_argument(
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
+    judge_option(own)
     train.set_defaults(run=run, takes_keys=True, resumes=True)
 
 
@@ -78,17 +81,22 @@ def run(args: argparse.Namespace) -> None:
         _print_keys(settings.keys(recipe.Recipe))
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
+    output: Path | None
     if auto:
         output = files.require_writable(args.output)
-        stages = recipe.plan(args.model, args.data, output, **_given(args), overrides=args.overrides)
+        stages = recipe.plan(
+            args.model, args.data, output, **_given(args), overrides=args.overrides, only=args.stages
+        )
     else:
         stages = recipe.load_stages(args.recipe, args.overrides, args.stages)
+        # The recipe that `auto` has made, perhaps changed, ends as `auto` does.
+        output = None if args.output else recipe.folder_of(args.recipe)
     if args.check:
         _check(stages)
         processes.leave()
         return
     best = recipe.run_stages(stages, resume=not args.no_resume)
-    if auto:
+    if output is not None and not args.stages:
         _show(recipe.finish(output, stages))
         best = output
     # The path is printed when all processes are done.
@@ -105,7 +113,7 @@ def _check_options(args: argparse.Namespace, auto: bool) -> None:
         if missing and not args.keys:
             raise ValueError(
                 f"colar train auto needs {', '.join(missing)}: "
-                "colar train auto --model Qwen/Qwen2.5-0.5B-Instruct --data my.jsonl --output runs/mine"
+                "colar train auto --model tiny --data my.jsonl --output runs/mine"
             )
         return
     for name in OF_AUTO:
@@ -133,7 +141,7 @@ def _show(outcome: Any) -> None:
     """Print the table and its sentence on stderr: stdout has the path alone."""
     from rich.console import Console
 
-    from colar.evaluation.grid import rich_table
+    from colar.evaluation.text_table import rich_table
 
     if progress.is_main():
         Console(stderr=True).print(rich_table(outcome.grid))

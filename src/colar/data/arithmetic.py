@@ -22,6 +22,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from colar.checks import check_choice, check_holds, check_range, is_number
 from colar.data.example import SPLITS, Example, split_by_hash
@@ -31,6 +32,7 @@ MAX_MISSES = 20_000
 LARGEST_SLIP = 99
 """Largest result of a chain with a slip: the two digits of the default `max_value`."""
 OPERATIONS = "+-*/"
+T = TypeVar("T")
 Equation = tuple[int, str, int, int]
 """a, operation, b, result"""
 
@@ -43,7 +45,6 @@ PRODUCTS = ("groups", "add_groups", "sub_groups")
 """The kinds that name two numbers, whose product is a step."""
 LOSSES = ("sub", "sub_groups")
 """The kinds whose last equation takes something away."""
-
 
 NAMES = ("Mia", "Leo", "Ana", "Tom", "Eva", "Ben", "Zoe", "Max", "Lily", "Omar", "Nina", "Hugo")
 THINGS = (
@@ -159,22 +160,13 @@ def generate(config: ArithmeticConfig, split: str, n: int, seed: int) -> list[Ex
         slipped = _slipped(problem) if split == "train" and config.slips > 0 else None
         if slipped is not None and rng.random() < config.slips:
             problem = slipped
-        steps = _chain(problem)
-        longest = len(steps) == config.steps[1]
+        chain = [each for move in problem for each in move.equations]
+        longest = len(chain) == config.steps[1]
         if split == "train" and longest and config.overruns > 0 and rng.random() < config.overruns:
-            steps.append(_one_too_many(steps[-1]))
-        answer = _result(steps[-1])
-        examples.append(Example(f"arithmetic/{split}/{len(examples)}", question, tuple(steps), answer))
+            chain.append(equation(chain[-1][3], "+", 1))
+        steps = tuple(f"<<{a}{op}{b}={value}>>" for a, op, b, value in chain)
+        examples.append(Example(f"arithmetic/{split}/{len(examples)}", question, steps, str(chain[-1][3])))
     return examples
-
-
-def _chain(problem: list[Move]) -> list[str]:
-    """The reasoning steps: an equation each, `<<3*4=12>>`."""
-    steps = []
-    for move in problem:
-        for a, op, b, value in move.equations:
-            steps.append(f"<<{a}{op}{b}={value}>>")
-    return steps
 
 
 def _slipped(problem: list[Move]) -> list[Move] | None:
@@ -201,26 +193,13 @@ def _slipped(problem: list[Move]) -> list[Move] | None:
     return None if slip_due else moves
 
 
-def _result(step: str) -> str:
-    """The number to the right of the equals sign."""
-    return step.rpartition("=")[2].removesuffix(">>")
-
-
-def _one_too_many(step: str) -> str:
-    """The step that an overrunning teacher adds to the last one."""
-    total = int(_result(step))
-    return f"<<{total}+1={total + 1}>>"
-
-
 def _split_of(problem: list[Move]) -> str:
     """The split of a problem: by the hash of its equations alone."""
     parts = []
-    for move in problem:
-        for a, op, b, _ in move.equations:
-            # 3*4 and 4*3 are one problem, and must not stand in two splits.
-            if op in "+*" and a > b:
-                a, b = b, a
-            parts.append(f"{a}{op}{b}")
+    for a, op, b, _ in (each for move in problem for each in move.equations):
+        # 3*4 and 4*3 are one problem, and must not stand in two splits.
+        low, high = sorted((a, b)) if op in "+*" else (a, b)
+        parts.append(f"{low}{op}{high}")
     return split_by_hash(" ".join(parts))
 
 
@@ -265,15 +244,20 @@ def _possible_kinds(config: ArithmeticConfig, first: bool, steps_left: int) -> l
 def _draw_move(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> Move | None:
     """Draw numbers for a move that keep every result within 2..max_value; None if there are none."""
     if kind == "count":
-        number = between(rng, 2, min(config.max_number, config.max_value))
-        return move_on(kind, (number,), total)
+        return move_on(kind, (between(rng, 2, min(config.max_number, config.max_value)),), total)
     if kind in PRODUCTS:
-        return _draw_product(kind, total, config, rng)
+        room = {"groups": config.max_value, "add_groups": config.max_value - total, "sub_groups": total - 2}[
+            kind
+        ]
+        # Both numbers are 2 or more.
+        if room < 4:
+            return None
+        # At most half of the room, so that there is always a b of 2 or more.
+        a = between(rng, 2, min(config.max_number, room // 2))
+        b = between(rng, 2, min(config.max_number, room // a))
+        return move_on(kind, (a, b), total)
     choices = _choices(kind, total, config)
-    if not choices:
-        return None
-    number = choices[between(rng, 0, len(choices) - 1)]
-    return move_on(kind, (number,), total)
+    return move_on(kind, (_pick(choices, rng),), total) if choices else None
 
 
 def move_on(kind: str, numbers: tuple[int, ...], total: int) -> Move:
@@ -294,25 +278,8 @@ def move_on(kind: str, numbers: tuple[int, ...], total: int) -> Move:
     return Move(kind, numbers, (first, both), both[3])
 
 
-def _draw_product(kind: str, total: int, config: ArithmeticConfig, rng: random.Random) -> Move | None:
-    """Draw a move on a * b. Both are 2 or more, so that the product must have room for 4."""
-    if kind == "groups":
-        largest = config.max_value
-    elif kind == "add_groups":
-        largest = config.max_value - total
-    else:
-        largest = total - 2
-    if largest < 4:
-        return None
-    # At most half of the room, so that there is always a b of 2 or more.
-    a = between(rng, 2, min(config.max_number, largest // 2))
-    b = between(rng, 2, min(config.max_number, largest // a))
-    return move_on(kind, (a, b), total)
-
-
 def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
     """The numbers that a move of one number may name, given the total so far."""
-    smallest = 2
     limit = config.max_value
     # The largest number after which the move's last result is still within 2..limit.
     largest = {
@@ -324,9 +291,8 @@ def _choices(kind: str, total: int, config: ArithmeticConfig) -> Sequence[int]:
         "fewer": total - 2,
         "times": (limit - total) // total,
     }[kind]
-    if kind == "fewer":
-        # Both together have 2 * total - number.
-        smallest = max(smallest, 2 * total - limit)
+    # Both together have 2 * total - number.
+    smallest = max(2, 2 * total - limit) if kind == "fewer" else 2
     within = range(smallest, min(config.max_number, largest) + 1)
     if kind == "div":
         return [number for number in within if total % number == 0]
@@ -369,5 +335,5 @@ def _told(problem: list[Move], rng: random.Random, joiner: str) -> str:
     return f"{words['name']} {story}. How many {words['things']} does {words['name']} have?"
 
 
-def _pick(among: Sequence[str], rng: random.Random) -> str:
+def _pick(among: Sequence[T], rng: random.Random) -> T:
     return among[between(rng, 0, len(among) - 1)]

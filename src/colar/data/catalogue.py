@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from colar import progress
-from colar.checks import check_known
 from colar.data import formats, tables
 from colar.data.example import SPLITS, AnswerType
 from colar.data.formats import Parser
@@ -49,9 +48,11 @@ class Source:
     licence: str
     answer_type: AnswerType
     splits: Mapping[str, Split]
-    file_parser: Parser | None = None
-    hub_parser: Parser | None = None
+    parser: Parser | None = None
+    """Of the published files, and of the Hub's rows; None for a generated source."""
     hub: str | None = None
+    hub_parser: Parser | None = None
+    """Of the Hub's rows, where these are others."""
     hub_configs: tuple[str | None, ...] = (None,)
     order: Literal["upstream", "key"] = "upstream"
     equations: bool = False
@@ -106,8 +107,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "validation": _one_file("gsm8k_aug/valid.txt", hub="validation"),
                 "test": _one_file("gsm8k_aug/test.txt", hub="test"),
             },
-            file_parser=formats.icot_line,
-            hub_parser=formats.columns("question", "answer", steps="steps"),
+            parser=formats.icot_line,
+            hub_parser=formats.coconut,
             hub="whynlp/gsm8k-aug",
             equations=True,
         ),
@@ -119,8 +120,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "train": _one_file("gsm8k/train.jsonl", hub="train"),
                 "test": _one_file("gsm8k/test.jsonl", hub="test"),
             },
-            file_parser=formats.gsm8k,
-            hub_parser=formats.gsm8k,
+            parser=formats.gsm8k,
             hub="openai/gsm8k",
             hub_configs=("main",),
         ),
@@ -130,8 +130,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub calls its only split "train"; it is made of GSM8K's test questions.
             splits={"test": _one_file("gsm_hard/gsmhardv2.jsonl", hub="train")},
-            file_parser=formats.columns("input", "target"),
-            hub_parser=formats.columns("input", "target"),
+            parser=formats.columns("input", "target"),
             hub="reasoning-machines/gsm-hard",
         ),
         "svamp": Source(
@@ -140,8 +139,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub splits what was published, and is tested on in the paper, as one set. So with MultiArith.
             splits={"test": _one_file("svamp/SVAMP.json", hub="train+test")},
-            file_parser=formats.svamp,
-            hub_parser=formats.svamp,
+            parser=formats.svamp,
             hub="ChilleD/SVAMP",
             order="key",
         ),
@@ -150,7 +148,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="none stated",
             answer_type="number",
             splits={"test": _one_file("multiarith/MultiArith.json", hub="train+test")},
-            file_parser=formats.columns("sQuestion", "lSolutions"),
+            parser=formats.columns("sQuestion", "lSolutions"),
             hub_parser=formats.columns("question", "final_ans"),
             hub="ChilleD/MultiArith",
             order="key",
@@ -165,8 +163,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "validation": replace(_MATH_TRAIN, part="held"),
                 "test": _one_file("math/test.parquet", hub="test"),
             },
-            file_parser=formats.hendrycks_math,
-            hub_parser=formats.hendrycks_math,
+            parser=formats.hendrycks_math,
             hub="EleutherAI/hendrycks_math",
             hub_configs=_MATH_SUBJECTS,
             order="key",
@@ -176,8 +173,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="latex",
             splits={"test": _one_file("math500/test500.jsonl", hub="test")},
-            file_parser=formats.math_500,
-            hub_parser=formats.math_500,
+            parser=formats.math_500,
             hub="HuggingFaceH4/MATH-500",
         ),
         # No files: its authors ask that no copy in plain text be published.
@@ -186,7 +182,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="CC-BY-4.0",
             answer_type="choice",
             splits={"test": Split(hub="train")},
-            hub_parser=formats.gpqa,
+            parser=formats.gpqa,
             hub="Idavidrein/gpqa",
             hub_configs=("gpqa_main",),
             order="key",
@@ -197,14 +193,14 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="text",
             splits=_coconut_splits("prosqa"),
-            file_parser=formats.coconut,
+            parser=formats.coconut,
         ),
         "prontoqa": Source(
             about="true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
             licence="Apache-2.0",
             answer_type="choice",
             splits=_coconut_splits("prontoqa"),
-            file_parser=formats.coconut,
+            parser=formats.coconut,
         ),
         # No files and no Hub: it is made.
         "arithmetic": Source(
@@ -246,72 +242,29 @@ def entries_of_source(
     name: str, source: Source, plan: Split, data_dir: str | Path | None
 ) -> tuple[Entries, Parser]:
     """The entries of a source's split, and the parser that they need."""
+    assert source.parser is not None
     under = folder(data_dir)
     # A folder that was named stands in for the Hub, for every source that has files at all.
-    if source.file_parser is not None and under is not None:
-        return _from_files(name, source, plan, under), source.file_parser
-    if source.hub is None or source.hub_parser is None or plan.hub is None:
+    if plan.files and under is not None:
+        return _from_files(name, source, plan, under), source.parser
+    if source.hub is None or plan.hub is None:
         raise ValueError(
             f"{name} is read from files only: put {_wanted(plan)} under a folder and name it with --data-dir or "
             f"{DATA_DIR_VARIABLE}"
         )
-    return from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser
+    return tables.from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser or source.parser
 
 
-def is_own_file(name: str | Path) -> bool:
-    """True if a path is called as a user's data file is, in small letters or capitals."""
-    return tables.is_table(Path(name)) and tables.ending(Path(name)) != ".txt"
-
-
-def splits_in(own_folder: Path) -> list[str]:
-    """The splits that a user's folder of `<split>.jsonl` and `<split>.json` files has, by name."""
-    splits = set()
-    for path in own_folder.iterdir():
-        # Other JSON files beside the rows are common: settings, descriptions.
-        if path.suffix.lower() == ".jsonl" or (is_own_file(path) and path.stem in SPLITS):
-            splits.add(path.stem)
-    return sorted(splits)
-
-
-def split_file(own_folder: Path, split: str) -> Path | None:
-    """The file of a split in a user's folder. ValueError where there are several."""
-    found = sorted(path for path in own_folder.iterdir() if is_own_file(path) and path.stem == split)
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise ValueError(f"{own_folder} has {names}, two files for one split: keep one of them")
-    return found[0] if found else None
-
-
-def entries_of_path(path: Path, split: str) -> Entries:
-    """The entries of a user's file, or of the split's file in a user's folder."""
-    if path.is_dir():
-        file = split_file(path, split)
-        if file is None:
-            check_known(f"{path} split", [split], splits_in(path))
-        path = file or path / f"{split}.jsonl"
-    if not path.is_file():
-        raise ValueError(f"no file {path}")
-    return tables.read(path)
-
-
-def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
-    """The entries of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
-    import datasets  # slow to import: only a load from the Hub waits for it
-
-    # Each subject of MATH is a configuration of its own; most data sets have one, or none to name.
-    for config in configs:
-        try:
-            table = datasets.load_dataset(hub, config, split=split)
-        except Exception as error:  # offline, gated, renamed: every library below has classes of its own
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"cannot load {hub} from the Hub ({type(error).__name__}: {reason}). Log in with `hf auth login` "
-                f"if it is gated; without a network, name a folder of upstream files with --data-dir or "
-                f"{DATA_DIR_VARIABLE}"
-            ) from error
-        label = f"{hub}/{config}" if config else hub
-        for number, row in enumerate(table, start=1):
-            yield f"{label}[{split}]: row {number}", row
+def found(source: Source, data_dir: str | Path | None) -> str:
+    """ "built in", the Hub id, or the folder, with the splits whose files are not there."""
+    under = folder(data_dir)
+    plans = {name: plan for name, plan in source.splits.items() if plan.files}
+    if plans and under is not None:
+        missing = ", ".join(name for name, plan in plans.items() if present(plan, under) is None)
+        return f"{under} (not there: {missing})" if missing else f"{under}"
+    if source.hub is not None:
+        return f"Hub {source.hub}"
+    return f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})" if plans else "built in"
 
 
 def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
@@ -345,6 +298,5 @@ def _distinct(name: str, paths: list[Path]) -> Entries:
 
 
 def _wanted(plan: Split) -> str:
-    """The split's files as an error names them: "a, or b + c" has two alternatives."""
-    alternatives = [" + ".join(names) for names in plan.files]
-    return " or ".join(alternatives)
+    """The split's files as an error names them: "a or b + c" has two alternatives."""
+    return " or ".join(" + ".join(names) for names in plan.files)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from colar import progress
 from colar.checks import check_choice, check_holds
 
 AnswerType = Literal["number", "latex", "choice", "text"]
@@ -33,6 +35,8 @@ class Example:
     cluster: str = ""
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) of each, role `system`, `user` or `assistant`."""
+    judge: str = ""
+    """`module:function` of a judge of the user's (`judge/custom.py`); "": by `answer_type`. No row names one."""
 
     def __post_init__(self) -> None:
         for field in ("id", "question", "answer"):
@@ -54,13 +58,30 @@ class Example:
     def as_row(self) -> dict[str, Any]:
         """The example as a row of a JSONL file, which `colar.data.sources.load` reads back to an equal one.
 
-        Without `cluster`: it follows from the file's questions.
+        Without `cluster`, which follows from the file's questions, and without `judge`.
         """
         row = asdict(self)
-        del row["cluster"]
+        del row["cluster"], row["judge"]
         if not self.context:
             del row["context"]
         return row
+
+
+def leave_out(
+    examples: Sequence[Example], too_long: Mapping[int, str], kind: str, remedy: str
+) -> list[Example]:
+    """The examples without those that are too long, given by index with the reason; logs how many these are.
+
+    `kind` names the examples ("training rows"), `remedy` the key that changes it. ValueError where more than half are
+    too long.
+    """
+    if too_long:
+        reason = next(iter(too_long.values()))
+        count = f"{len(too_long):,} of {len(examples):,} {kind}"
+        if 2 * len(too_long) > len(examples):
+            raise ValueError(f"{reason}; {count} are too long: {remedy}")
+        progress.say(f"left out {count} that are too long ({reason}): {remedy}")
+    return [example for index, example in enumerate(examples) if index not in too_long]
 
 
 def split_by_hash(problem: str) -> str:

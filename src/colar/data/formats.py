@@ -11,13 +11,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from colar import files
 from colar.checks import check_text, did_you_mean
-from colar.data.example import AnswerType
+from colar.data.example import AnswerType, Example
 from colar.data.judge.latex import extract_boxed
 
 Parser = Callable[[Any], "Fields"]
@@ -48,51 +48,41 @@ class Fields:
     context: tuple[tuple[str, str], ...] = ()
     """Turns of a chat before the question: (role, text) each."""
 
+    def example(self, name: str, answer_type: AnswerType) -> Example:
+        """The example of this id. ValueError as of `Example`."""
+        return Example(name, self.question, self.steps, self.answer, answer_type, context=self.context)
+
 
 # --- parsers: a raw row -> Fields ----------------------------------------------------------------------
 
 
-def columns(question: str, answer: str, *, steps: str | None = None, key: str | None = None) -> Parser:
-    """Make a parser of rows that hold question, answer, and perhaps steps and an id, in columns of these names."""
+def columns(question: str, answer: str) -> Parser:
+    """Make a parser of rows that hold a question and an answer, without steps, in columns of these names."""
 
     def parse(raw: Any) -> Fields:
         row = named_fields(raw)
-        chain: tuple[str, ...] = ()
-        # A null counts as not there, as in `_text`: exports of tables have one for an empty list.
-        if steps is not None and row.get(steps) is not None:
-            chain = steps_of(row[steps], steps)
-        own_key = None
-        if key is not None and row.get(key) is not None:
-            own_key = text_of(row, key)
-        return Fields(text_of(row, question), chain, answer_of(row, answer), own_key)
+        return Fields(text_of(row, question), (), answer_of(row, answer))
 
     return parse
-
-
-_own_columns = columns("question", "answer", steps="steps", key="id")
 
 
 def coconut(raw: Any) -> Fields:
     """Parse Coconut's rows, also a user's own.
 
-    Fields: question, steps (a list, or one string), answer; perhaps id and answer_type.
+    Fields: question, steps (a list, or one string), answer; perhaps id, answer_type and context.
     """
     row = named_fields(raw)
-    fields = _own_columns(row)
-    if "####" in fields.answer:
-        raise ValueError(
-            "answer has GSM8K's '####': put what stands before it into 'steps' (a list of texts) and leave only what "
-            "stands behind it in 'answer', or name the file FOLDER/gsm8k/train.jsonl and load source gsm8k from FOLDER"
-        )
+    # A null counts as not there, as in `text_of`: exports of tables have one for an empty list.
+    steps = row.get("steps")
+    chain = () if steps is None else steps_of(steps, "steps")
+    key = None if row.get("id") is None else text_of(row, "id")
     context = row.get("context") or ()
-    pairs = isinstance(context, list | tuple) and all(
-        isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(part, str) for part in turn)
-        for turn in context
-    )
-    if not pairs:
-        raise ValueError("context must be a list of [role, text]")
-    turns = tuple((role, text) for role, text in context)
-    return Fields(fields.question, fields.steps, fields.answer, fields.key, row.get("answer_type"), turns)
+    try:
+        turns = tuple((role, text) for role, text in context)
+    except (TypeError, ValueError) as error:
+        raise ValueError("context must be a list of [role, text]") from error
+    question, answer = text_of(row, "question"), answer_of(row, "answer")
+    return Fields(question, chain, answer, key, row.get("answer_type"), turns)
 
 
 def icot_line(raw: Any) -> Fields:
@@ -108,7 +98,7 @@ def icot_line(raw: Any) -> Fields:
     if outside:
         raise ValueError(f"text outside <<...>> in the steps: {outside[:40]!r}")
     steps = tuple(_EQUATION.findall(chain))
-    return Fields(_filled(question, "question"), steps, _filled(answer, "answer"))
+    return Fields(filled(question, "question"), steps, filled(answer, "answer"))
 
 
 def gsm8k(raw: Any) -> Fields:
@@ -118,8 +108,8 @@ def gsm8k(raw: Any) -> Fields:
     chain, mark, answer = text_of(row, "answer").rpartition("####")
     if not mark:
         raise ValueError("no '####' before the answer")
-    steps = _stripped(_EQUATION.sub("", chain).splitlines())
-    return Fields(text_of(row, "question"), steps, _filled(answer, "answer"))
+    steps = stripped(_EQUATION.sub("", chain).splitlines())
+    return Fields(text_of(row, "question"), steps, filled(answer, "answer"))
 
 
 def svamp(raw: Any) -> Fields:
@@ -150,7 +140,7 @@ def hendrycks_math(raw: Any) -> Fields:
         known = question_hash(problem) in _MATH_UNANSWERED
         fault = UpstreamFault if known else ValueError
         raise fault("no answer: the solution has no filled, closed \\boxed{}")
-    return Fields(problem, _paragraphs(solution), answer)
+    return Fields(problem, stripped(_PARAGRAPH.split(solution)), answer)
 
 
 def math_500(raw: Any) -> Fields:
@@ -158,7 +148,12 @@ def math_500(raw: Any) -> Fields:
     row = named_fields(raw)
     # The caller puts source and split before the key: "test/" would stand there twice.
     key = text_of(row, "unique_id").removeprefix("test/").removesuffix(".json")
-    return Fields(text_of(row, "problem"), _paragraphs(text_of(row, "solution")), text_of(row, "answer"), key)
+    return Fields(
+        text_of(row, "problem"),
+        stripped(_PARAGRAPH.split(text_of(row, "solution"))),
+        text_of(row, "answer"),
+        key,
+    )
 
 
 def gpqa(raw: Any) -> Fields:
@@ -211,7 +206,7 @@ def text_of(row: Mapping[str, Any], name: str) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"{name} must be text, is a {type(value).__name__}")
-    return _filled(value, name)
+    return filled(value, name)
 
 
 def answer_of(row: Mapping[str, Any], name: str) -> str:
@@ -238,19 +233,16 @@ def steps_of(value: Any, name: str) -> tuple[str, ...]:
         raise ValueError(f"{name} must be text or a list of texts")
     for step in steps:
         check_text(name, step)
-    return _stripped(steps)
+    return stripped(steps)
 
 
-def _paragraphs(solution: str) -> tuple[str, ...]:
-    return _stripped(_PARAGRAPH.split(solution))
-
-
-def _stripped(parts: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def stripped(parts: Iterable[str]) -> tuple[str, ...]:
     """The parts without white space around them, empty ones left out."""
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def _filled(text: str, name: str) -> str:
+def filled(text: str, name: str) -> str:
+    """The text without white space around it. ValueError where nothing is left, or where it cannot be encoded."""
     if not text.strip():
         raise ValueError(f"empty {name}")
     check_text(name, text)

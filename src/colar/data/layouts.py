@@ -8,7 +8,7 @@
 | completion | prompt, completion, as texts or messages (TRL's) |
 | program | question, and a column with a straight-line Python program |
 | MathQA | Problem, linear_formula, options, correct |
-| solution | question and solution columns under common names: problem, instruction, query; answer, response, output |
+| solution | columns under common names, those of `QUESTION`, `REASONING` and `ANSWER` |
 
 The reasoning of an answer stands in a field of its own (reasoning_content, reasoning, thinking), or between `<think>`
 tags, or before `####` or the last `\\boxed{}`. What is behind it is the answer; of a box, its content. An answer with
@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from colar.data import formats, programs
-from colar.data.formats import Fields
+from colar.data.formats import Fields, filled
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
-ANSWER = ("answer", "final_answer", "response", "output", "completion", "solution", "target")
+ANSWER = ("answer", "final_answer", "response", "output", "completion", "solution", "result", "target")
 REASONING = (
     "steps",
     "reasoning_content",
@@ -61,28 +61,29 @@ class Layout:
     name: str
     about: str
     """The columns that are read, for a person."""
-    fits: Callable[[Collection[str], Mapping[str, Any]], bool]
-    """True if a row with these columns is of this layout."""
+    fits: Callable[[Mapping[str, Any]], bool]
+    """True if a row, without its nulls, is of this layout."""
     parse: Callable[[Mapping[str, Any]], Fields]
 
 
 def of(row: Mapping[str, Any]) -> Layout:
     """The layout of a row. ValueError says which columns it has, and how to name them."""
-    columns = {str(name) for name, value in row.items() if value is not None}
+    row = {name: value for name, value in row.items() if value is not None}
     for layout in LAYOUTS:
-        if layout.fits(columns, row):
+        if layout.fits(row):
             return layout
-    has = ", ".join(sorted(columns)) or "none"
+    has = ", ".join(sorted(map(str, row))) or "none"
     raise ValueError(
         f"cannot tell which columns are question and answer (there are {has}): name them, "
         "--columns question=COLUMN,answer=COLUMN and perhaps steps=COLUMN"
     )
 
 
-def is_coconut(layout: Layout, row: Mapping[str, Any]) -> bool:
-    """True if rows of this layout are read as Coconut's: question and answer, perhaps steps, and no other reasoning."""
-    plain = {"question", "answer"} <= row.keys() and not _has(row.keys(), REASONING[1:])
-    return layout.name == "steps" or (layout.name == "solution" and plain)
+def is_coconut(row: Mapping[str, Any]) -> bool:
+    """True if a file that begins with this row is read as Coconut's: question, answer, perhaps steps, and no others."""
+    layout = of(row).name
+    plain = {"question", "answer"} <= row.keys() and not _has(row, REASONING[1:])
+    return layout == "steps" or (layout == "solution" and plain)
 
 
 def renamed(columns: Mapping[str, str]) -> Layout:
@@ -90,18 +91,19 @@ def renamed(columns: Mapping[str, str]) -> Layout:
     for key in columns:
         if key not in KEYS:
             raise ValueError(
-                f"--columns {key}: must be {', '.join(KEYS)}, as in question=problem,answer=solution"
+                f"--columns {key}: must be {', '.join(KEYS)}, as in question=problem,steps=rationale,answer=result"
             )
     if not {"question", "answer"} <= columns.keys():
         raise ValueError(
-            "--columns must name question and answer, as in --columns question=problem,answer=solution"
+            "--columns must name question and answer, and may name steps, as in "
+            "--columns question=problem,steps=rationale,answer=result"
         )
 
     def parse(row: Mapping[str, Any]) -> Fields:
         return _solution(row, columns["question"], columns["answer"], columns.get("steps"))
 
     about = ", ".join(f"{key} from {column}" for key, column in columns.items())
-    return Layout("columns", about, lambda _, __: True, parse)
+    return Layout("columns", about, lambda _: True, parse)
 
 
 # --- parsers -----------------------------------------------------------------------------------------------
@@ -159,11 +161,9 @@ def _as_turns(value: Any, role: str) -> list[Any]:
 
 
 def _program(row: Mapping[str, Any]) -> Fields:
-    columns = [name for name in PROGRAM if isinstance(row.get(name), str)]
-    question = _first(row, QUESTION)
-    solution = programs.of_python(str(row[columns[0]]))
+    solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     given = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
-    return _checked(formats.text_of(row, question), solution, given, row)
+    return _checked(formats.text_of(row, _first(row, QUESTION)), solution, given, row)
 
 
 def _mathqa(row: Mapping[str, Any]) -> Fields:
@@ -181,10 +181,6 @@ def _checked(question: str, solution: programs.Solution, given: Any, row: Mappin
         if number is None or abs(float(number[0].replace(",", "")) - value) > 1e-2 * max(1, abs(value)):
             raise programs.NotStraight("its program gives another answer than the row")
     return Fields(question, solution.steps, solution.answer, _key(row), "number")
-
-
-def _gsm8k(row: Mapping[str, Any]) -> Fields:
-    return _solution(row, "question", "answer", None)
 
 
 def _common(row: Mapping[str, Any]) -> Fields:
@@ -215,7 +211,8 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
     fields = Fields(asked, (), _final(given), _key(row), row.get("answer_type"))
     if isinstance(chain, str):
         # The column of reasoning may end in the answer once more.
-        return replace(fields, steps=cut(_reasoning(chain)))
+        before, mark, _ = chain.rpartition("####")
+        return replace(fields, steps=cut(before if mark else chain))
     return replace(fields, steps=formats.steps_of(chain, steps) if chain is not None else ())
 
 
@@ -231,34 +228,23 @@ def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
         return Fields("", cut(thought[1]), _final(thought[2]))
     before, mark, behind = content.rpartition("####")
     if mark:
-        return Fields("", cut(before), _filled(behind))
+        return Fields("", cut(before), filled(behind, "answer"))
     boxed = extract_boxed(content)
     if boxed is not None:
         chain = cut(content)
         # The answer alone, in its box, is no reasoning.
         alone = content.strip().strip("$. ").startswith("\\boxed")
         return Fields("", () if alone else chain, boxed)
-    return Fields("", (), _filled(content))
+    return Fields("", (), filled(content, "answer"))
 
 
 def _final(text: str) -> str:
     """The answer in a text behind the reasoning: behind `####`, in the last box, or all of it."""
     _, mark, behind = text.rpartition("####")
     if mark:
-        return _filled(behind)
+        return filled(behind, "answer")
     boxed = extract_boxed(text)
-    return _filled(text if boxed is None else boxed)
-
-
-def _reasoning(text: str) -> str:
-    before, mark, _ = text.rpartition("####")
-    return before if mark else text
-
-
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise ValueError("empty answer")
-    return text.strip()
+    return filled(text if boxed is None else boxed, "answer")
 
 
 def _key(row: Mapping[str, Any]) -> str | None:
@@ -309,46 +295,37 @@ def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
     return any(start <= place < end for start, end in spans)
 
 
-def _has(columns: Collection[str], names: Collection[str]) -> bool:
-    return any(name in columns for name in names)
+def _has(row: Collection[str], names: Collection[str]) -> bool:
+    return any(name in row for name in names)
 
 
-def _is_steps(columns: Collection[str], row: Mapping[str, Any]) -> bool:
-    return {"question", "steps", "answer"} <= set(columns) or {"question", "answer", "answer_type"} <= set(
-        columns
-    )
+def _is_common(row: Mapping[str, Any]) -> bool:
+    return _has(row, QUESTION) and _has(row.keys() - {_first(row, QUESTION)}, ANSWER)
 
 
-def _is_common(columns: Collection[str], row: Mapping[str, Any]) -> bool:
-    return _has(columns, QUESTION) and _has(set(columns) - {_first(row, QUESTION)}, ANSWER)
+def _is_steps(row: Mapping[str, Any]) -> bool:
+    return {"question", "answer"} <= row.keys() and _has(row, ("steps", "answer_type"))
+
+
+def _is_gsm8k(row: Mapping[str, Any]) -> bool:
+    return {"question", "answer"} <= row.keys() and "####" in str(row["answer"])
 
 
 LAYOUTS = (
-    Layout("chat", "messages or conversations", lambda columns, _: _has(columns, TURNS), _chat),
+    Layout("chat", "messages or conversations", lambda row: _has(row, TURNS), _chat),
     Layout(
-        "MathQA",
-        "Problem, linear_formula, options, correct",
-        lambda columns, _: {"Problem", "linear_formula"} <= set(columns),
-        _mathqa,
+        "MathQA", "Problem, linear_formula, options, correct",
+        lambda row: {"Problem", "linear_formula"} <= row.keys(), _mathqa,
     ),
     Layout(
-        "program",
-        "a question and a Python program",
-        lambda columns, _: _has(columns, PROGRAM) and _has(columns, QUESTION),
-        _program,
+        "program", "a question and a Python program",
+        lambda row: _has(row, PROGRAM) and _has(row, QUESTION), _program,
     ),
-    Layout(
-        "completion",
-        "prompt, completion",
-        lambda columns, _: {"prompt", "completion"} <= set(columns),
-        _completion,
-    ),
+    Layout("completion", "prompt, completion", lambda row: {"prompt", "completion"} <= row.keys(), _completion),
     Layout("steps", "question, steps, answer", _is_steps, formats.coconut),
     Layout(
-        "GSM8K",
-        "question, and an answer with ####",
-        lambda columns, row: {"question", "answer"} <= set(columns) and "####" in str(row["answer"]),
-        _gsm8k,
+        "GSM8K", "question, and an answer with ####",
+        _is_gsm8k, lambda row: _solution(row, "question", "answer", None),
     ),
     Layout("solution", "a question and a solution", _is_common, _common),
-)
+)  # fmt: skip

@@ -8,9 +8,7 @@ counted by its reason.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from colar.checks import check_text, did_you_mean, in_library
-from colar.data import catalogue, formats, layouts, tables
+from colar.checks import check_text, did_you_mean
+from colar.data import formats, layouts, tables
 from colar.data.example import AnswerType, Example
 from colar.data.formats import Fields
-from colar.data.judge import answers
+from colar.data.judge import answers, custom
 
 FEWEST = 20
 """Rows below which nothing is left to train on once some are held out."""
@@ -48,6 +46,10 @@ class OwnRows:
     layout: layouts.Layout
     examples: list[Example] = field(default_factory=list)
     answer_type: AnswerType = "text"
+    columns: list[str] = field(default_factory=list)
+    """That some row has."""
+    judge: str | None = None
+    """`module:function` of a judge of the user's."""
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Places of the rows that could not be read, by the reason."""
 
@@ -55,7 +57,7 @@ class OwnRows:
         """A few lines for a person."""
         lines = [
             f"{self.name}: {len(self.examples):,} rows, layout {self.layout.name} ({self.layout.about}); "
-            f"answers are judged as {self.answer_type}"
+            f"answers are judged {f'by {self.judge}' if self.judge else f'as {self.answer_type}'}"
         ]
         # Alike up to a detail ("an operation that is no arithmetic: sqrt") is one reason.
         kinds: defaultdict[str, list[str]] = defaultdict(list)
@@ -66,7 +68,18 @@ class OwnRows:
             named = reasons[0] if len(reasons) == 1 else f"{kind}: {len(reasons)} different ones"
             more = ", ..." if len(places) > SHOWN else ""
             lines.append(f"left out {len(places):,}: {named} ({', '.join(places[:SHOWN])}{more})")
+        bare = sum(not example.steps for example in self.examples)
+        if bare:
+            lines.append(f"{bare:,} of {len(self.examples):,} rows have no reasoning")
         return lines
+
+    def require_chains(self) -> None:
+        """ValueError where no row has reasoning: there is nothing to learn to think from."""
+        if not any(example.steps for example in self.examples):
+            raise ValueError(
+                f"{self.name}: no row has reasoning (columns: {', '.join(self.columns)}): name its column, as in "
+                "--columns question=problem,steps=rationale,answer=result"
+            )
 
     def _count(self, reasons: Iterable[str]) -> int:
         return sum(len(self.left_out[reason]) for reason in reasons)
@@ -83,7 +96,9 @@ class Split:
     """Rows that were left out of the others because the test asks their question."""
 
 
-def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "train") -> OwnRows:
+def read(
+    data: Any, columns: Mapping[str, str] | None = None, split: str = "train", judge: str | None = None
+) -> OwnRows:
     """Read a user's rows.
 
     Args:
@@ -91,6 +106,7 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
             dicts, or a `datasets.Dataset`.
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
+        judge: `module:function` that judges answers of any kind.
 
     Raises:
         ValueError: For data that is not there or no table, rows whose columns cannot be recognised, and where no row
@@ -100,14 +116,16 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
     rows: OwnRows | None = None
     found: list[tuple[str, Fields]] = []
     ids: set[str] = set()
+    there: dict[str, None] = {}
     for place, raw in entries:
         try:
-            row = formats.named_fields(raw)
+            row = {key: value for key, value in formats.named_fields(raw).items() if value is not None}
+            there |= dict.fromkeys(map(str, row))
             if rows is None:
-                rows = OwnRows(name, _layout(place, row, columns))
-            elif columns is None and not rows.layout.fits({k for k, v in row.items() if v is not None}, row):
+                rows = OwnRows(name, layouts.renamed(columns) if columns else layouts.of(row))
+            elif columns is None and not rows.layout.fits(row):
                 raise ValueError(f"not of layout {rows.layout.name} ({rows.layout.about})")
-            _check_columns(row, columns)
+            _check_columns(row, columns, ("question", "answer"))
             fields = rows.layout.parse(row)
             _check_fields(fields)
             if fields.key is not None and fields.key in ids:
@@ -121,34 +139,15 @@ def read(data: Any, columns: Mapping[str, str] | None = None, split: str = "trai
         found.append((place, fields))
     if rows is None:
         raise ValueError(f"{data if isinstance(data, str | Path) else name}: no rows")
+    # A row may lack a chain: one that all lack is another column.
+    _check_columns(there, columns, ("steps",))
+    rows.columns = list(there)
     if not found:
         reason, places = max(rows.left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"{places[0]}: {reason} (and no row of {name} can be read)")
+    rows.judge = judge
     _judged(rows, found)
     return rows
-
-
-def parser_of(entries: tables.Entries) -> tuple[tables.Entries, formats.Parser, AnswerType]:
-    """The rows of a user's file again, their parser by the columns of the first, and the judge of their answers.
-
-    Coconut's format (question, answer, perhaps steps) is read row by row, and so is a file whose first row is of no
-    layout: its error names the row.
-    """
-    first = next(entries, None)
-    entries = itertools.chain([] if first is None else [first], entries)
-    try:
-        layout = layouts.of(formats.named_fields(first[1])) if first else None
-    except ValueError:
-        layout = None
-    if layout is None or first is None or layouts.is_coconut(layout, formats.named_fields(first[1])):
-        return entries, formats.coconut, "number"
-    rows = list(entries)
-    parse = layout.parse
-    golds = []
-    for _, raw in rows:
-        with contextlib.suppress(ValueError):
-            golds.append(parse(formats.named_fields(raw)).answer)
-    return iter(rows), lambda raw: parse(formats.named_fields(raw)), guess(golds) if golds else "number"
 
 
 def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
@@ -156,13 +155,16 @@ def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
     if isinstance(data, str | Path):
         path = Path(data)
         if path.is_dir():
-            return path.name, catalogue.entries_of_path(path, split)
+            return path.name, tables.read(tables.existing(path, split))
         if path.is_file():
             return path.name.split(".")[0], tables.read(path)
         hub, _, part = str(data).partition(":")
-        if str(data).startswith((".", "/", "~")) or hub.count("/") != 1 or tables.is_table(path):
-            raise ValueError(f"no data at {data}: there is no such file or folder{_nearest(path)}")
-        return hub, _from_hub(hub, part or split)
+        is_path = str(data).startswith((".", "/", "~")) or tables.ending(path) in tables.ENDINGS
+        if is_path or hub.count("/") != 1:
+            beside = path.parent.iterdir() if path.parent.is_dir() else ()
+            near = did_you_mean(path.name, [each.name for each in beside])
+            raise ValueError(f"no data at {data}: there is no such file or folder{near}")
+        return hub, tables.from_hub(hub, (None,), part or split)
     if not isinstance(data, Iterable) or isinstance(data, Mapping):
         raise ValueError(
             f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
@@ -170,33 +172,12 @@ def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
     return "rows", ((f"row {number}", row) for number, row in enumerate(data, start=1))
 
 
-def _from_hub(hub: str, split: str) -> Iterator[tuple[str, Any]]:
-    import datasets
-
-    what = (
-        f"cannot load the data set {hub}, split {split!r}, from the Hub (a private or gated one needs: hf auth login; "
-        "a file or folder needs its path)"
-    )
-    with in_library(what):
-        loaded = datasets.load_dataset(hub, split=split)
-    for number, row in enumerate(loaded, start=1):
-        yield f"{hub}: row {number}", row
-
-
-def _nearest(path: Path) -> str:
-    """`, did you mean my.jsonl?`"""
-    folder = path.parent
-    return did_you_mean(path.name, [each.name for each in folder.iterdir()]) if folder.is_dir() else ""
-
-
-def _layout(place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None) -> layouts.Layout:
-    return layouts.renamed(columns) if columns else layouts.of(row)
-
-
-def _check_columns(row: Mapping[str, Any], columns: Mapping[str, str] | None) -> None:
-    for key, column in (columns or {}).items():
-        if key != "steps" and row.get(column) is None:
-            there = [str(name) for name in row]
+def _check_columns(row: Iterable[Any], columns: Mapping[str, str] | None, keys: Iterable[str]) -> None:
+    """Reject a row that lacks a column that the user has named for one of `keys`."""
+    there = [str(name) for name in row]
+    for key in keys:
+        column = (columns or {}).get(key)
+        if column is not None and column not in there:
             near = did_you_mean(column, there)
             raise ValueError(f"no column {column!r} for {key}{near} (there are {', '.join(there)})")
 
@@ -218,21 +199,17 @@ def _judged(rows: OwnRows, found: Sequence[tuple[str, Fields]]) -> None:
     if len(given) == 1:
         rows.answer_type = given.pop()
     for number, (place, fields) in enumerate(found):
-        answer_type = fields.answer_type or rows.answer_type
-        if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
-            rows.left_out[f"its answer is no {answer_type}"].append(place)
-            continue
+        # With a judge of the user's, answers may be anything.
+        answer_type = "text" if rows.judge else fields.answer_type or rows.answer_type
         try:
-            example = Example(
-                fields.key or f"{rows.name}/{number}", fields.question, fields.steps, fields.answer, answer_type,
-                context=fields.context,
-            )  # fmt: skip
+            if answer_type in ("number", "choice") and not answers.understood(fields.answer, answer_type):
+                raise ValueError(f"its answer is no {answer_type}")
+            rows.examples.append(fields.example(fields.key or f"{rows.name}/{number}", answer_type))
         except ValueError as error:
             rows.left_out[str(error)].append(place)
-            continue
-        rows.examples.append(example)
     if not rows.examples:
         raise ValueError(f"{rows.name}: no row has an answer that can be judged")
+    rows.examples = custom.applied(rows.examples, rows.judge)
 
 
 def guess(golds: Sequence[str]) -> AnswerType:

@@ -31,13 +31,15 @@ OPERATORS: dict[type, tuple[str, Callable[[Number, Number], Number]]] = {
 }
 PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "**": 3}
 ATOM = 4
-CASTS = ("int", "float", "round", "abs")
+CASTS: dict[str, Callable[[Number], Number | int]] = {
+    "int": math.trunc, "float": lambda value: value, "round": lambda value: value, "abs": abs,
+}  # fmt: skip
 ANSWERS = ("result", "answer", "ans")
 """Variables that hold the answer of a program without a return."""
 DECIMALS = 4
 """The most decimals of a value: what has more cannot be written in an equation that is true."""
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-FORMULA = re.compile(r"([a-z_]+)\(([^()]*)\)")
+FORMULA = re.compile(r"([a-z_]+)\(\s*([^(),]*?)\s*,\s*([^(),]*?)\s*\)")
 CONSTANT = re.compile(r"const_(\d+(?:[_.]\d+)?)")
 BINARY = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
 
@@ -71,7 +73,8 @@ def of_python(code: str) -> Solution:
         value = _expression_of(node)
         if value is None:
             continue
-        found, text, plain = _evaluate(value, values)
+        found, text, rank = _walk(value, values)
+        plain = rank == ATOM
         if not plain:
             steps.append(f"<<{text}={written(found)}>>")
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -101,35 +104,22 @@ def _parsed(code: str) -> list[ast.stmt]:
 
 def _expression_of(node: ast.stmt) -> ast.expr | None:
     """The expression that a statement computes; None for a docstring or an import."""
-    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        if isinstance(node, ast.Assign) and len(node.targets) != 1:
-            raise NotStraight("an assignment to more than one variable")
-        return node.value
-    if isinstance(node, ast.Return) and node.value is not None:
+    if isinstance(node, ast.Assign) and len(node.targets) != 1:
+        raise NotStraight("an assignment to more than one variable")
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return) and node.value is not None:
         return node.value
     if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
         return None
-    if isinstance(node, ast.Expr):
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
             return None
-        call = node.value
-        if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Name)
-            and call.func.id == "print"
-            and len(call.args) == 1
-        ):
-            return call.args[0]
+        case ast.Expr(value=ast.Call(func=ast.Name(id="print"), args=[printed])):
+            return printed
     raise NotStraight(f"a statement that is no assignment of arithmetic: {type(node).__name__}")
 
 
-def _evaluate(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, bool]:
-    """The value of an expression, its text with numbers for variables, and whether it is a number alone."""
-    value, text, rank = _walk(node, values)
-    return value, text, rank == ATOM
-
-
 def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
+    """The value of an expression, its text with numbers for variables, and how tightly that text binds."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         found = Fraction(str(node.value))
         return found, written(found), ATOM
@@ -154,17 +144,12 @@ def _walk(node: ast.expr, values: dict[str, Number]) -> tuple[Number, str, int]:
         except (ZeroDivisionError, OverflowError) as error:
             raise NotStraight(f"{left_text}{sign}{right_text}: {error}") from error
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CASTS and node.args:
-        return _cast(node, node.func.id, values)
+        value, text, rank = _walk(node.args[0], values)
+        # Equations cannot say that a value changes.
+        if CASTS[node.func.id](value) != value:
+            raise NotStraight(f"{node.func.id}() changes a value")
+        return value, text, rank
     raise NotStraight(f"more than arithmetic: {ast.unparse(node)[:40]}")
-
-
-def _cast(node: ast.Call, name: str, values: dict[str, Number]) -> tuple[Number, str, int]:
-    """int(x), float(x), round(x, n) and abs(x), where they change no value: equations cannot say that they do."""
-    value, text, rank = _walk(node.args[0], values)
-    changed = {"int": Fraction(math.trunc(value)), "float": value, "round": value, "abs": abs(value)}[name]
-    if changed != value:
-        raise NotStraight(f"{name}() changes a value")
-    return value, text, rank
 
 
 def _power(a: Number, b: Number) -> Number:
@@ -186,34 +171,21 @@ def written(value: Number) -> str:
 
 def of_formula(formula: str, problem: str) -> Solution:
     """The equations of MathQA's `linear_formula`; n0, n1, ... are the numbers of the problem in order."""
-    numbers = [Fraction(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:\.\d+)?", problem)]
-    results: list[Number] = []
-    steps = []
-    for part in filter(None, formula.strip().split("|")):
+    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", problem)
+
+    def argument(text: str) -> str:
+        constant = CONSTANT.fullmatch(text)
+        if constant:
+            return constant[1].replace("_", ".")
+        if text[:1] == "n" and text[1:].isdigit() and int(text[1:]) < len(numbers):
+            return written(Fraction(numbers[int(text[1:])].replace(",", "")))
+        return text.replace("#", "result_")
+
+    lines = []
+    for index, part in enumerate(filter(None, formula.strip().split("|"))):
         match = FORMULA.fullmatch(part.strip())
         if match is None or match[1] not in BINARY:
             raise NotStraight(f"an operation that is no arithmetic: {part.partition('(')[0][:20]}")
-        arguments = [_argument(text.strip(), numbers, results) for text in match[2].split(",")]
-        if len(arguments) != 2:
-            raise NotStraight(f"{match[1]} of {len(arguments)} values")
-        sign = BINARY[match[1]]
-        [operation] = [kind for kind, (text, _) in OPERATORS.items() if text == sign]
-        value, text, _ = _walk(
-            ast.BinOp(ast.Name("a"), operation(), ast.Name("b")), dict(zip("ab", arguments, strict=True))
-        )
-        results.append(value)
-        steps.append(f"<<{text}={written(value)}>>")
-    if not results:
-        raise NotStraight("no formula")
-    return Solution(tuple(steps), results[-1])
-
-
-def _argument(text: str, numbers: list[Number], results: list[Number]) -> Number:
-    constant = CONSTANT.fullmatch(text)
-    if constant:
-        return Fraction(constant[1].replace("_", "."))
-    kind, place = text[:1], text[1:]
-    of = {"n": numbers, "#": results}.get(kind, [])
-    if not place.isdigit() or int(place) >= len(of):
-        raise NotStraight(f"a value that is not there: {text}")
-    return of[int(place)]
+        left, right = argument(match[2]), argument(match[3])
+        lines.append(f"result_{index} = {left} {BINARY[match[1]]} {right}")
+    return of_python("\n".join(lines))

@@ -15,17 +15,16 @@ Malformed rows are errors that name file and line, unless `skip_malformed`; noth
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import arithmetic, catalogue, formats, own, tables
+from colar.data import arithmetic, catalogue, formats, layouts, own, tables
 from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
 from colar.data.example import SPLITS, AnswerType, Example
 from colar.data.formats import Fields, Parser, UpstreamFault
@@ -37,8 +36,6 @@ __all__ = [
     "GENERATED",
     "GENERATORS",
     "SOURCES",
-    "Listing",
-    "describe",
     "held_out_questions",
     "load",
     "own_file",
@@ -57,19 +54,6 @@ _EXPECTED = {
     "choice": "write one letter A-J, True or False, or give the row answer_type text",
 }
 _NAMED = 3  # malformed rows that a message names, of however many were left out
-_OWN_FILE = Source(about="", licence="", answer_type="number", splits={}, file_parser=formats.coconut)
-
-
-@dataclasses.dataclass(frozen=True)
-class Listing:
-    """One source as `colar data list` shows it."""
-
-    name: str
-    splits: str
-    answer_type: str
-    found: str
-    licence: str
-    about: str
 
 
 def load(
@@ -96,10 +80,11 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        entries, parser, answer_type = own.parser_of(catalogue.entries_of_path(Path(source), split))
-        kind = dataclasses.replace(_OWN_FILE, answer_type=answer_type)
-        reader = _Reader(Path(source).stem, split, kind, parser, skip_malformed)
-        found = reader.examples(entries)
+        path = tables.existing(Path(source), split)
+        if not _is_coconut(path):
+            return _with_clusters(_in_layout(path, skip_malformed)[:limit])
+        reader = _Reader(f"{Path(source).stem}/{split}", formats.coconut, "number", skip_malformed)
+        found = reader.examples(tables.read(path))
     else:
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
@@ -109,48 +94,28 @@ def load(
         check_known(f"{source} option", options, ())
         plan = entry.splits[split]
         entries, parser = catalogue.entries_of_source(source, entry, plan, data_dir)
-        reader = _Reader(source, split, entry, parser, skip_malformed)
+        reader = _Reader(f"{source}/{split}", parser, entry.answer_type, skip_malformed, entry, plan)
         found = _arranged(reader.examples(entries), entry, plan)
     # Rows are read no further than `limit`: a malformed row behind it is never met.
-    examples = list(islice(found, limit))
-    reader.say()
+    examples = list(itertools.islice(found, limit))
+    _say_left_out(reader.name, reader.left_out)
     if not examples:
         raise ValueError(f"{source}, split {split}: no rows")
     # Behind the limit: the first one of a cluster is always among the rows that are returned.
     return _with_clusters(examples)
 
 
-def prepare(
-    source: str,
-    splits: Iterable[str],
-    output: str | Path,
-    *,
-    data_dir: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    skip_malformed: bool = False,
-    options: Mapping[str, Any] | None = None,
-) -> list[Path]:
+def prepare(source: str, splits: Iterable[str], output: str | Path, **how: Any) -> list[Path]:
     """Write `<output>/<split>.jsonl` in Coconut's format, each file in one step. Returns the paths.
 
-    `load(output, split)` reads them back to equal rows. Arguments and errors are `load`'s.
+    `load(output, split)` reads them back to equal rows. Other arguments and errors are `load`'s.
     """
     # Now rather than after a long read.
     files.require_writable(output)
     paths = []
     for split in splits:
-        examples = load(
-            source,
-            split,
-            data_dir=data_dir,
-            limit=limit,
-            seed=seed,
-            skip_malformed=skip_malformed,
-            options=options,
-        )
-        lines = [json.dumps(example.as_row(), ensure_ascii=False) + "\n" for example in examples]
-        path = files.write_text(Path(output) / f"{split}.jsonl", "".join(lines))
-        paths.append(path)
+        rows = [example.as_row() for example in load(source, split, **how)]
+        paths.append(files.write_jsonl(Path(output) / f"{split}.jsonl", rows))
     return paths
 
 
@@ -161,7 +126,7 @@ def splits_of(source: str) -> list[str]:
         return list(SOURCES[source].splits)
     if not Path(source).is_dir():
         return ["train"]
-    splits = catalogue.splits_in(Path(source))
+    splits = tables.splits_in(Path(source))
     if not splits:
         raise ValueError(f"{source} holds no SPLIT.jsonl or SPLIT.json file")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
@@ -181,7 +146,7 @@ def held_out_questions(
     under = catalogue.folder(data_dir)
     for name, entry in SOURCES.items():
         plan = entry.splits.get("test")
-        numbers = entry.answer_type == "number" and entry.file_parser is not None
+        numbers = entry.answer_type == "number"
         if under is not None and plan is not None and numbers and catalogue.present(plan, under) is not None:
             wanted.append((name, "test"))
     questions: set[str] = set()
@@ -195,44 +160,21 @@ def own_file(source: str, split: str) -> Path | None:
     """The file that a split of a user's file or folder is read from, by its real path; None for the table's sources."""
     if not _is_path(source):
         return None
-    path = Path(source)
-    if path.is_dir():
-        path = catalogue.split_file(path, split) or path / f"{split}.jsonl"
-    return path.resolve()
-
-
-def describe(data_dir: str | Path | None = None) -> list[Listing]:
-    """List every source of the table, and where each would be read from now."""
-    under = catalogue.folder(data_dir)
-    listings = []
-    for name, source in SOURCES.items():
-        splits = ", ".join(source.splits)
-        found = _found(source, under)
-        listings.append(Listing(name, splits, source.answer_type, found, source.licence, source.about))
-    return listings
-
-
-def _found(source: Source, under: Path | None) -> str:
-    """ "built in", the Hub id, or the folder, with the splits whose files are not there."""
-    if source.file_parser is None and source.hub is None:
-        return "built in"
-    if under is not None and source.file_parser is not None:
-        missing = [name for name, plan in source.splits.items() if catalogue.present(plan, under) is None]
-        return f"{under} (not there: {', '.join(missing)})" if missing else f"{under}"
-    if source.hub is not None:
-        return f"Hub {source.hub}"
-    return f"files only: name a folder (--data-dir, {DATA_DIR_VARIABLE})"
+    return tables.file_of(Path(source), split).resolve()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out: `say` tells of them."""
+    """Parses entries into Examples. A malformed row is an error, or, with `skip`, left out."""
 
     name: str
-    split: str
-    source: Source
+    """Of source and split."""
     parser: Parser
+    answer_type: AnswerType
     skip: bool
+    source: Source | None = None
+    plan: Split | None = None
+    """Of a source of the table."""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Place and fault of each row that was left out."""
 
@@ -240,8 +182,7 @@ class _Reader:
         ids: set[str] = set()
         for index, (place, raw) in enumerate(entries):
             try:
-                fields = self.parser(raw)
-                example = self._example(fields, index, ids)
+                example = self._example(self.parser(raw), index, ids)
             except ValueError as error:
                 # The publisher's own faults are known: they stop no load.
                 if not self.skip and not isinstance(error, UpstreamFault):
@@ -252,51 +193,58 @@ class _Reader:
             ids.add(example.id)
             yield example
 
-    def say(self) -> None:
-        """Say what was left out. Not by `examples`: a caller that stops at a limit never comes to its end."""
-        if self.left_out:
-            shown = "; ".join(self.left_out[:_NAMED])
-            more = "; ..." if len(self.left_out) > _NAMED else ""
-            progress.say(f"{self.name}/{self.split}: left out {len(self.left_out)} row(s): {shown}{more}")
-
     def _example(self, fields: Fields, index: int, ids: set[str]) -> Example:
-        if self._in_test_set(fields.question):
+        leave_out = self.plan.leave_out if self.plan else ()
+        if leave_out and formats.question_hash(fields.question) in leave_out:
             raise UpstreamFault("the test set asks the same question")
-        answer_type: AnswerType = fields.answer_type or self.source.answer_type
-        example = Example(
-            self._id(fields, index, ids), fields.question, fields.steps, fields.answer, answer_type,
-            context=fields.context,
-        )  # fmt: skip
+        answer_type = fields.answer_type or self.answer_type
+        example = fields.example(self._id(fields, index, ids), answer_type)
         # A gold that the judge cannot read would count every answer as wrong.
         if answer_type in ("number", "choice") and not answers.understood(example.answer, answer_type):
             found = f"answer {example.answer[:40]!r} cannot be read as answer_type {answer_type!r}"
             raise ValueError(f"{found}: {_EXPECTED[answer_type]}")
         return example
 
-    def _in_test_set(self, question: str) -> bool:
-        if not self.source.splits:
-            return False
-        leave_out = self.source.splits[self.split].leave_out
-        return bool(leave_out) and formats.question_hash(question) in leave_out
-
     def _id(self, fields: Fields, index: int, ids: set[str]) -> str:
         """The row's own id; else the hash of its question in a hash-ordered source; else its position."""
-        prefix = f"{self.name}/{self.split}/"
         # A publisher's id is unique in its own file only; a user's id is taken as it is.
         if fields.key is not None:
-            key = prefix + fields.key if self.source.splits else fields.key
+            key = f"{self.name}/{fields.key}" if self.source else fields.key
             if key in ids:
                 raise ValueError(f"id {key!r} occurs twice")
             return key
-        if self.source.order == "upstream":
-            return f"{prefix}{index}"
-        first = prefix + formats.question_hash(fields.question)
-        candidate = first
-        repeat = 1
-        while candidate in ids:  # MultiArith asks 20 questions twice
-            repeat += 1
-            candidate = f"{first}-{repeat}"
-        return candidate
+        if self.source is None or self.source.order == "upstream":
+            return f"{self.name}/{index}"
+        first = f"{self.name}/{formats.question_hash(fields.question)}"
+        # MultiArith asks 20 questions twice.
+        again = (f"{first}-{n}" for n in itertools.count(2))
+        return next(key for key in itertools.chain([first], again) if key not in ids)
+
+
+def _is_coconut(path: Path) -> bool:
+    """True if a user's file is read as Coconut's, row by row; so is one whose first row is of no layout."""
+    for _, raw in tables.read(path):
+        try:
+            return layouts.is_coconut(formats.named_fields(raw))
+        except ValueError:  # the error of reading names the row
+            break
+    return True
+
+
+def _in_layout(path: Path, skip: bool) -> list[Example]:
+    """The rows of a user's file in another layout. A malformed row is an error, or, with `skip`, left out."""
+    rows = own.read(path)
+    left_out = [f"{place}: {reason}" for reason, places in rows.left_out.items() for place in places]
+    if left_out and not skip:
+        raise ValueError(left_out[0])
+    _say_left_out(rows.name, left_out)
+    return rows.examples
+
+
+def _say_left_out(name: str, left_out: Sequence[str]) -> None:
+    if left_out:
+        more = "; ..." if len(left_out) > _NAMED else ""
+        progress.say(f"{name}: left out {len(left_out)} row(s): {'; '.join(left_out[:_NAMED])}{more}")
 
 
 def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Iterator[Example]:
@@ -306,11 +254,7 @@ def _arranged(examples: Iterator[Example], source: Source, plan: Split) -> Itera
     # These ids end in a hash of the question, or in the publisher's own: sorted, they are in no meaningful order.
     ranked = sorted(examples, key=lambda example: example.id)
     n_held = round(len(ranked) / 10)
-    if plan.part == "held":
-        return iter(ranked[:n_held])
-    if plan.part == "kept":
-        return iter(ranked[n_held:])
-    return iter(ranked)
+    return iter({"held": ranked[:n_held], "kept": ranked[n_held:], "all": ranked}[plan.part])
 
 
 def _with_clusters(examples: list[Example]) -> list[Example]:
@@ -348,4 +292,4 @@ def _check_source(source: str) -> None:
 
 def _is_path(source: str) -> bool:
     # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (catalogue.is_own_file(source) or Path(source).is_dir())
+    return source not in SOURCES and (tables.is_own_file(source) or Path(source).is_dir())

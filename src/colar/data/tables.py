@@ -1,4 +1,4 @@
-"""Files of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed, in the encodings that editors write.
+"""Tables of rows: JSON, JSON Lines, CSV, TSV, Parquet, each also compressed and in any editor's encoding; the Hub.
 
 A reader yields entries: (place, raw row) pairs. A place is what an error message names: "file:line", or "file: row 7"
 where a format has no lines.
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from colar import files
+from colar.checks import check_known, in_library
+from colar.data.example import SPLITS
 
 Entries = Iterator[tuple[str, Any]]
 """(place, raw row) of each row of a file."""
@@ -30,11 +32,6 @@ def ending(path: Path) -> str:
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
-
-
-def is_table(path: Path) -> bool:
-    """True if a file's name has an ending that `read` knows."""
-    return ending(path) in ENDINGS
 
 
 def read(path: Path) -> Entries:
@@ -54,6 +51,63 @@ def read(path: Path) -> Entries:
     if kind == ".json":
         return _numbered(path, _json(path, text))
     return _separated(path, text, "\t" if kind == ".tsv" else ",")
+
+
+def is_own_file(name: str | Path) -> bool:
+    """True if a path is called as a user's data file is, in small letters or capitals."""
+    return ending(Path(name)) in ENDINGS and ending(Path(name)) != ".txt"
+
+
+def splits_in(own_folder: Path) -> list[str]:
+    """The splits that a user's folder of `<split>.jsonl` and `<split>.json` files has, by name."""
+    splits = set()
+    for path in own_folder.iterdir():
+        # Other JSON files beside the rows are common: settings, descriptions.
+        if path.suffix.lower() == ".jsonl" or (is_own_file(path) and path.stem in SPLITS):
+            splits.add(path.stem)
+    return sorted(splits)
+
+
+def file_of(path: Path, split: str) -> Path:
+    """A user's file, or the split's file in a user's folder, `<split>.jsonl` where there is none.
+
+    ValueError where there are several.
+    """
+    if not path.is_dir():
+        return path
+    found = sorted(each for each in path.iterdir() if is_own_file(each) and each.stem == split)
+    if len(found) > 1:
+        names = " and ".join(each.name for each in found)
+        raise ValueError(f"{path} has {names}, two files for one split: keep one of them")
+    return found[0] if found else path / f"{split}.jsonl"
+
+
+def existing(path: Path, split: str) -> Path:
+    """As `file_of`. ValueError where it is not there."""
+    file = file_of(path, split)
+    if path.is_dir() and not file.exists():
+        check_known(f"{path} split", [split], splits_in(path))
+    if not file.is_file():
+        raise ValueError(f"no file {file}")
+    return file
+
+
+def from_hub(hub: str, configs: tuple[str | None, ...], split: str) -> Entries:
+    """The rows of a Hub data set's configurations, one after the other. `hub` may be a local folder."""
+    import datasets  # slow to import: only a load from the Hub waits for it
+
+    what = (
+        f"cannot load the data set {hub}, split {split!r}, from the Hub (a private or gated one needs: hf auth login; "
+        "a file or folder of one's own needs its path; without a network, a source of the list needs a folder of its "
+        "files, --data-dir or COLAR_DATA_DIR)"
+    )
+    # Each subject of MATH is a configuration of its own; most data sets have one, or none to name.
+    for config in configs:
+        with in_library(what):
+            table = datasets.load_dataset(hub, config, split=split)
+        label = f"{hub}/{config}" if config else hub
+        for number, row in enumerate(table, start=1):
+            yield f"{label}[{split}]: row {number}", row
 
 
 def _unpacked(path: Path) -> bytes:
@@ -148,6 +202,10 @@ def _separated(path: Path, text: str, comma: str) -> Entries:
     """The rows of a CSV or TSV file, by the names in its first line."""
     # A chain of thoughts is longer than the 128 KiB that a field may have by default.
     csv.field_size_limit(1 << 30)
+    first = text.partition("\n")[0]
+    if comma == "," and "," not in first and ";" in first:
+        # A spreadsheet writes this where the comma is the decimal point.
+        comma = ";"
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
     try:
         head = next(reader, [])

@@ -28,8 +28,8 @@ from colar import checks
 from colar.engine.cache import EMPTY, SlotCache
 from colar.engine.prefill import Prefill
 from colar.engine.request import Completion, Event, Request, check, fold, prompt_ids
-from colar.engine.rows import Rows
 from colar.engine.runner import Runner
+from colar.engine.running import Rows
 from colar.engine.scheduler import Queued, QueueFull, Scheduler
 from colar.engine.step import CachedHeadRows, choose
 from colar.methods.base import Method

@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import Tensor
 
 from colar.engine.request import Request
-from colar.engine.rows import Rows
 from colar.engine.runner import Runner
+from colar.engine.running import Rows
 from colar.engine.scheduler import Queued
 from colar.methods.base import Method
 

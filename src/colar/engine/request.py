@@ -255,7 +255,7 @@ def check(method: Method, request: Request) -> None:
                 f"params must be {method.Params.__name__}, those of method {method.name}, got {request.params!r}"
             )
         # Its warnings are for those who choose the params: a command line, a server.
-        method.trained(request.params)
+        method.warning_for(request.params)
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error
 

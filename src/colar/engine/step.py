@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from colar.engine.request import Event
-from colar.engine.rows import Rows
+from colar.engine.running import Rows
 from colar.methods.base import Method, ThinkState, Thought, known_decoding
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
@@ -96,7 +96,7 @@ def _think(
     thought = method.think(lm, state)
     done_B = thought.done | cut_B
     # Filled on the device: nothing is sent.
-    separator_1D = lm.embed(rows_B.new_full((1,), lm.template.separator_id))
+    separator_1D = lm.embed(rows_B.new_full((1,), lm.template.closing_id))
     dtype = embeds_ND.dtype
     embeds_ND[rows_B] = torch.where(done_B[:, None], separator_1D.to(dtype), thought.embeds.to(dtype))
     return thought, done_B

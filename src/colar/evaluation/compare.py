@@ -16,7 +16,7 @@ import numpy as np
 
 from colar.evaluation import stats
 from colar.evaluation.records import Answers, Cells
-from colar.evaluation.rows import AVERAGE, Cell, Difference, ReportRow, System, system_name, systems_of
+from colar.evaluation.report_rows import AVERAGE, Cell, Difference, ReportRow, System, system_name, systems_of
 
 
 def compare(cells: Cells, baseline: str, nearest: str | None = None) -> list[Difference]:

@@ -14,7 +14,7 @@ cuts all questions at the same length instead.
     (control,) = controls.build(lm, method, ["shuffled"], requests)
     Engine(lm, control).generate(requests)
 
-`Forced` feeds any thoughts: `diagnosis.py` feeds those of the reference chain.
+`GivenThoughts` feeds any thoughts: `diagnosis.py` feeds those of the reference chain.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """
@@ -37,7 +37,7 @@ from colar.engine.request import Completion, Request
 from colar.evaluation import folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.rows import CONTROL
+from colar.evaluation.report_rows import CONTROL
 from colar.methods.base import Asked, Batch, Method, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
@@ -52,7 +52,7 @@ class Thoughts:
     counts_R: Tensor
 
 
-class Forced(Method):
+class GivenThoughts(Method):
     """A method around a method: asks as that one does, feeds request r its given thoughts, then stops.
 
     Everything but the thinking is the inner method's. Requests are told apart by id, question, params, seed and
@@ -112,8 +112,8 @@ class Forced(Method):
     def prompt(self, params: Any) -> str:
         return self.method.prompt(params)
 
-    def trained(self, params: Any) -> str | None:
-        return self.method.trained(params)
+    def warning_for(self, params: Any) -> str | None:
+        return self.method.warning_for(params)
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         return self.method.encode(template, example, rng, epoch)
@@ -155,7 +155,7 @@ def build(
     *,
     seed: int = 0,
     max_batch: int = 32,
-) -> list[Forced]:
+) -> list[GivenThoughts]:
     """Let `method` think about the requests once, and replace its thoughts: a control for each of `kinds`.
 
     All thoughts are kept at once: R x K x D numbers. `seed` fixes the draws of the controls. ValueError for an unknown
@@ -170,7 +170,7 @@ def build(
     controls = []
     for kind in kinds:
         replaced = KINDS[kind](own, requests, seed)
-        controls.append(Forced(method, requests, replaced))
+        controls.append(GivenThoughts(method, requests, replaced))
     return controls
 
 

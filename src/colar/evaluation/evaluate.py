@@ -19,13 +19,13 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from colar import files, processes, progress
-from colar.data.example import Example
-from colar.data.judge.answers import judge
+from colar.data.example import Example, leave_out
+from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
+from colar.engine.request import DECODINGS, Completion, Decoding, Request, TooLong, fold, prompt_ids
 from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.rows import Cell, System, cell_to_json, given, texts
+from colar.evaluation.report_rows import Cell, System, cell_to_json, given, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
@@ -226,14 +226,14 @@ def make_record(question: Question, completion: Completion) -> dict[str, Any]:
 
 def grade(completion: Completion, example: Example) -> dict[str, Any]:
     """The fields of a record after its question's id: cluster, completion, the judge's verdict, lengths and time."""
-    verdict = judge(completion.text, example.answer, example.answer_type)
+    found = verdict(completion.text, example)
     # Only repeated questions have the key: all others are their own cluster.
     cluster = {"cluster": example.cluster} if example.cluster else {}
     return {
         **cluster,
         "completion": completion.text,
-        "parsed": verdict.parsed,
-        "correct": verdict.correct,
+        "parsed": found.parsed,
+        "correct": found.correct,
         "truncated": completion.truncated,
         "length": completion.length,
         "forward_passes": completion.forward_passes,
@@ -264,16 +264,25 @@ def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
     return Request(example.id, example.question, point.params, decoding, seed, context=example.context)
 
 
-def require_fit(
+def fitting_questions(
     lm: LatentLM, method: Method, examples: Sequence[Example], params: Sequence[Any], limits: Limits
-) -> None:
-    """Raise ValueError for the first question that does not fit the model's context within `limits`."""
+) -> list[Example]:
+    """The validation rows whose questions fit the model's context within `limits`; logs how many do not.
+
+    ValueError where more than half do not.
+    """
     model = EvaluatedModel("validation", lm, method)
+    too_long = {}
     for param in params:
         # The decoding changes nothing here: the limits alone decide how much room an answer needs.
         point = GridPoint(model, "validation", param, "greedy", seed=0)
-        for example in examples:
-            prompt_ids(lm, method, make_request(point, example, limits))
+        for index, example in enumerate(examples):
+            try:
+                prompt_ids(lm, method, make_request(point, example, limits))
+            except TooLong as error:
+                too_long[index] = str(error)
+    remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
+    return leave_out(examples, too_long, "validation questions", remedy)
 
 
 def score(

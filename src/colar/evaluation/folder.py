@@ -22,10 +22,10 @@ from accelerate import PartialState
 
 from colar import checks, files, processes
 from colar.data import sources
-from colar.data.catalogue import is_own_file
 from colar.data.example import Example
+from colar.data.tables import is_own_file
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.rows import AVERAGE
+from colar.evaluation.report_rows import AVERAGE
 from colar.methods import registry
 from colar.model import checkpoint
 

@@ -27,7 +27,7 @@ from matplotlib.text import Text
 
 from colar import files
 from colar.checks import check_choice
-from colar.evaluation.rows import (
+from colar.evaluation.report_rows import (
     AVERAGE,
     Given,
     ReportRow,

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colar import checks, files
-from colar.evaluation.rows import AVERAGE, Cell, cell_from_json
+from colar.evaluation.report_rows import AVERAGE, Cell, cell_from_json
 
 Record = Mapping[str, Any]
 """The keys below, and two that not all records have: `gold_length` (L_r, where the source has a reference chain), and
@@ -121,10 +121,11 @@ def find_records(texts: Iterable[str | Path]) -> list[Path]:
     for text in texts:
         path = Path(text)
         if path.is_dir():
-            path = _records_in(path)
-        elif not path.exists():
+            found += _records_in(path)
+        elif path.exists():
+            found.append(path)
+        else:
             raise ValueError(f"no records at {path}: there is no such file or folder")
-        found.append(path)
     return found
 
 
@@ -237,12 +238,16 @@ def _numbering() -> defaultdict[Hashable, int]:
     return defaultdict(itertools.count().__next__)
 
 
-def _records_in(folder: Path) -> Path:
+def _records_in(folder: Path) -> list[Path]:
     # Where a folder has both, an evaluation may still be appending to the plain one: it is never older.
     for name in ("records.jsonl", "records.jsonl.gz"):
         if (folder / name).exists():
-            return folder / name
-    raise ValueError(f"{folder} holds no records.jsonl")
+            return [folder / name]
+    # Of `colar train auto`, a file for each model.
+    several = sorted(folder.glob("records-*.jsonl"))
+    if not several:
+        raise ValueError(f"{folder} holds no records.jsonl")
+    return several
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:

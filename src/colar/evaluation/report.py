@@ -36,7 +36,7 @@ from colar import files, progress
 from colar.evaluation import stats
 from colar.evaluation.compare import compare, compare_pairs
 from colar.evaluation.records import Answers, Cells, Record, by_cell
-from colar.evaluation.rows import AVERAGE, Cell, Report, ReportRow, System
+from colar.evaluation.report_rows import AVERAGE, Cell, Report, ReportRow, System
 from colar.evaluation.tables import render_markdown
 
 PICTURE = "accuracy_vs_length"
@@ -120,7 +120,7 @@ def _write_markdown(folder: Path, report: Report, title: str | None, pictures: S
 
 def _draw(rows: Sequence[ReportRow], path: Path) -> bool:
     """Draw a picture; False, after a warning, where that fails."""
-    with progress.harmless(f"the picture {path.name}"):
+    with progress.warn_on_error(f"the picture {path.name}"):
         # Imported here: matplotlib may be what fails.
         from colar.evaluation import picture
 

@@ -1,6 +1,6 @@
 """A report as people read it: the same tables as Markdown and on a terminal, each naming the interval that it shows.
 
-Systems are rows, named by what tells them apart (`evaluation/rows.py`); those of the baseline's method come
+Systems are rows, named by what tells them apart (`evaluation/report_rows.py`); those of the baseline's method come
 first. Where systems were trained several times, a row stands for all runs of one; each run by itself is in report.json.
 """
 
@@ -12,9 +12,19 @@ from typing import Any
 
 from rich.console import Group
 
-from colar.evaluation.grid import (
+from colar.evaluation.report_rows import (
+    AVERAGE,
+    Difference,
+    Report,
+    ReportRow,
+    System,
+    datasets_of,
+    system_name,
+    systems_of,
+)
+from colar.evaluation.text_table import (
     BLANK,
-    Grid,
+    TextTable,
     accuracy_of,
     half_width,
     markdown,
@@ -25,16 +35,6 @@ from colar.evaluation.grid import (
     points,
     rich_table,
     share_of,
-)
-from colar.evaluation.rows import (
-    AVERAGE,
-    Difference,
-    Report,
-    ReportRow,
-    System,
-    datasets_of,
-    system_name,
-    systems_of,
 )
 
 FEW = 30
@@ -64,7 +64,7 @@ def render_console(report: Report, width: int) -> Group:
     return Group(*(rich_table(narrowed(grid, width)) for grid in grids(report)))
 
 
-def grids(report: Report) -> list[Grid]:
+def grids(report: Report) -> list[TextTable]:
     """Every table of the report that has a row."""
     decodings = sorted({row.system.decoding for row in report.shown_rows})
     # In the order of a reader's questions: how good, how certain over training runs, better than what, at which cost.
@@ -75,7 +75,7 @@ def grids(report: Report) -> list[Grid]:
     return [grid for grid in made if grid.rows]
 
 
-def _accuracy(report: Report, decoding: str) -> Grid:
+def _accuracy(report: Report, decoding: str) -> TextTable:
     """Accuracy and length of thinking, systems x datasets."""
     rows = _of_decoding(report.shown_rows, decoding)
     datasets = _with_average(datasets_of(rows))
@@ -99,10 +99,10 @@ def _accuracy(report: Report, decoding: str) -> Grid:
         )
     notes += _partly(body)
     notes += _warnings(report, rows)
-    return Grid(f"Accuracy, {decoding} decoding", head, body, notes, last=2)
+    return TextTable(f"Accuracy, {decoding} decoding", head, body, notes, last=2)
 
 
-def _training_runs(report: Report, decoding: str) -> Grid:
+def _training_runs(report: Report, decoding: str) -> TextTable:
     """Would the recipe trained again give the same accuracy? Means over training runs: systems x datasets."""
     rows = _of_decoding(report.pooled, decoding)
     datasets = _with_average(datasets_of(rows))
@@ -120,10 +120,10 @@ def _training_runs(report: Report, decoding: str) -> Grid:
         body.append(cells)
     notes = ["Accuracy in %; ± is the half width of the 95% t interval over training seeds."]
     head = ["system", "runs", *datasets]
-    return Grid(f"Several training runs, {decoding} decoding", head, body, notes, last=1)
+    return TextTable(f"Several training runs, {decoding} decoding", head, body, notes, last=1)
 
 
-def _differences(report: Report, decoding: str) -> Grid:
+def _differences(report: Report, decoding: str) -> TextTable:
     """Is a system better than what it is compared with, on the same questions? Pairs of systems x datasets."""
     rows = [row for row in report.shown_comparisons if row.system.decoding == decoding]
     datasets = _with_average(datasets_of(rows))
@@ -138,10 +138,10 @@ def _differences(report: Report, decoding: str) -> Grid:
         body.append([*names, *_points(found, datasets)])
     head = ["system", "baseline", *datasets]
     notes = [PAIRED, *_partly(body)]
-    return Grid(f"Paired differences, {decoding} decoding", head, body, notes, words=2, last=1)
+    return TextTable(f"Paired differences, {decoding} decoding", head, body, notes, words=2, last=1)
 
 
-def _pairs(report: Report) -> Grid:
+def _pairs(report: Report) -> TextTable:
     """Is a system better than one that the reader named? Pairs and decodings x datasets."""
     datasets = _with_average(datasets_of(report.pairs))
     by_pair: defaultdict[tuple[str, ...], dict[str, Difference]] = defaultdict(dict)
@@ -161,10 +161,10 @@ def _pairs(report: Report) -> Grid:
         head.append("runs")
         notes.append("Runs: half the 95% t interval of the average over training runs.")
     notes += _partly(body)
-    return Grid("Pairs asked for", head, body, notes, words=3, last=2 if several_runs else 1)
+    return TextTable("Pairs asked for", head, body, notes, words=3, last=2 if several_runs else 1)
 
 
-def _several_samples(report: Report) -> Grid:
+def _several_samples(report: Report) -> TextTable:
     """Variation of sampling, and gain of several samples of a question: avg@k, maj@k and pass@k."""
     body = []
     for name, found in _lines(report, report.shown_rows):
@@ -187,10 +187,10 @@ def _several_samples(report: Report) -> Grid:
     if report.pooled:
         notes.append("Means over training runs; maj@k and pass@k count the samples of one run.")
     head = ["system", "decoding", "dataset", "k", "avg@k", "maj@k", "pass@k"]
-    return Grid("Several samples a question (decoding seeds)", head, body, notes, words=3)
+    return TextTable("Several samples a question (decoding seeds)", head, body, notes, words=3)
 
 
-def _cost(report: Report) -> Grid:
+def _cost(report: Report) -> TextTable:
     """Answers that fail in form, and cost of a question: averages over each system's datasets."""
     body = []
     for name, found in _lines(report, report.shown_rows):
@@ -215,7 +215,7 @@ def _cost(report: Report) -> Grid:
         "reference chain's tokens divided by c, rounded up. Seconds: a question's share of wall-clock, in the "
         "batches it ran in."
     ]
-    return Grid("Unparsable, truncated, cost of a question", head, body, notes, words=2, last=3)
+    return TextTable("Unparsable, truncated, cost of a question", head, body, notes, words=2, last=3)
 
 
 def _of_decoding(rows: Iterable[ReportRow], decoding: str) -> list[ReportRow]:

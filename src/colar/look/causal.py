@@ -25,11 +25,11 @@ from torch import Tensor
 
 from colar import progress
 from colar.data.example import Example
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Request
 from colar.evaluation import controls
-from colar.evaluation.controls import Forced, Thoughts
+from colar.evaluation.controls import GivenThoughts, Thoughts
 from colar.look.chains import BATCH
 from colar.methods.base import Asked, Method, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
@@ -61,8 +61,8 @@ class CausalTests:
     effects: list[Effect]
 
 
-class Prefixed(Forced):
-    """Feeds request r its given thoughts, as `Forced` does; then the inner method thinks on, and stops by itself."""
+class Prefixed(GivenThoughts):
+    """Feeds request r its given thoughts, as `GivenThoughts` does; then the inner method thinks on by itself."""
 
     def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
         own = self.method.begin(lm, requests)
@@ -140,7 +140,7 @@ def _answers(
     requests = [replace(asked[r], id=f"{asked[r].id} {change}") for r, change in cases]
     embeds = [given[change].embeds_RKD[r] for r, change in cases]
     counts = [position_R[r] + 1 if then == "rethought" else given[change].counts_R[r] for r, change in cases]
-    kind = Prefixed if then == "rethought" else Forced
+    kind = Prefixed if then == "rethought" else GivenThoughts
     changed = kind(method, requests, Thoughts(torch.stack(embeds), torch.stack(counts)))
     found: dict[str, dict[int, Completion]] = {change: {} for change in changes}
     for (r, change), completion in zip(cases, Engine(lm, changed, BATCH).generate(requests), strict=True):
@@ -162,8 +162,8 @@ def _effect(
     for r, completion in answers.items():
         example, own = pairs[r]
         changed += completion.token_ids != own.token_ids
-        before += judge(own.text, example.answer, example.answer_type).correct
-        after += judge(completion.text, example.answer, example.answer_type).correct
+        before += verdict(own.text, example).correct
+        after += verdict(completion.text, example).correct
     return Effect(change, position, then, n, changed / n, before / n, after / n)
 
 

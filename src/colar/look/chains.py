@@ -23,7 +23,7 @@ from torch import Tensor
 
 from colar import progress
 from colar.data.example import Example
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Decoding, Request, fold
 from colar.look.diagnosis import classify, missing
@@ -124,16 +124,16 @@ def _chain(
     directions_VD: Tensor,
 ) -> Chain:
     read_as = said_by(completion, group_size(params), directions_VD)
-    verdict = judge(completion.text, example.answer, example.answer_type)
-    parsed = verdict.parsed is not None
+    found = verdict(completion.text, example)
+    parsed = found.parsed is not None
     thoughts = read_thoughts(lm, completion, directions_VD=directions_VD)
     if groups is None:
-        cause = "right" if verdict.correct else "wrong" if parsed else "unparsable"
+        cause = "right" if found.correct else "wrong" if parsed else "unparsable"
         for thought in thoughts:
             # The page reads both keys of every thought, compared or not.
             thought |= {"mark": None, "reference": []}
     else:
-        cause = classify(groups, read_as, parsed, verdict.correct)
+        cause = classify(groups, read_as, parsed, found.correct)
         marks = marks_of(groups, read_as)
         for k, thought in enumerate(thoughts):
             group = groups[k] if k < len(groups) else []
@@ -142,7 +142,7 @@ def _chain(
     return Chain(
         id=example.id,
         answer=completion.text,
-        right=verdict.correct,
+        right=found.correct,
         cause=cause,
         length=completion.length,
         forward_passes=completion.forward_passes,

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from colar.data.example import Example
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.request import Completion, Request
 from colar.evaluation import controls, stats
-from colar.evaluation.controls import Forced
+from colar.evaluation.controls import GivenThoughts
 from colar.look.chains import answer_all
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -38,7 +38,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ControlOutcome:
     """The answers with one kind of thoughts."""
 
     n: int
@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cost:
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, ControlOutcome]
     differences: dict[str, Mean]
     """Accuracy with its own thoughts minus that of each control, on the same questions."""
 
@@ -102,7 +102,7 @@ def _controls(
             # A single question has no other to take thoughts from.
             if kind in kinds and (kind != "shuffled" or len(questions) > 1):
                 replaced = controls.KINDS[kind](own, requests, seed)
-                made.append((kind, requests, Forced(method, requests, replaced)))
+                made.append((kind, requests, GivenThoughts(method, requests, replaced)))
     if "none" in kinds:
         at_once = []
         for request in requests:
@@ -112,14 +112,14 @@ def _controls(
     return made
 
 
-def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> Outcome:
+def outcome_of(examples: Sequence[Example], completions: Sequence[Completion]) -> ControlOutcome:
     """Fold answers into means."""
     right = []
     for example, completion in zip(examples, completions, strict=True):
-        right.append(judge(completion.text, example.answer, example.answer_type).correct)
+        right.append(verdict(completion.text, example).correct)
     clusters = clusters_of(examples)
     estimate = stats.mean(right, clusters)
-    return Outcome(
+    return ControlOutcome(
         n=len(examples),
         accuracy=Mean(estimate.mean, stats.wilson(estimate)),
         length=_mean([completion.length for completion in completions], clusters),

@@ -21,10 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
-from colar.data.judge.answers import judge
+from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
 from colar.engine.request import GREEDY, Decoding, Request
-from colar.evaluation.controls import Forced
+from colar.evaluation.controls import GivenThoughts
 from colar.look.reference_chain import ReferencePass, Token, reference_thoughts
 from colar.look.thought import ReadAs, chosen_ids, directions, group_size, nearest_ids, says
 from colar.methods.base import Method
@@ -111,10 +111,10 @@ def read(
             example.id, example.question, params, decoding, each.row.seed, context=example.context
         )
         requests.append(request)
-    engine = Engine(lm, Forced(method, requests, thoughts), BATCH)
+    engine = Engine(lm, GivenThoughts(method, requests, thoughts), BATCH)
     right = []
     for example, completion in zip(examples, engine.generate(requests), strict=True):
-        right.append(judge(completion.text, example.answer, example.answer_type).correct)
+        right.append(verdict(completion.text, example).correct)
     return right
 
 

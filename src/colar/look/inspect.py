@@ -24,7 +24,7 @@ from colar import files, progress
 from colar.checks import check_holds
 from colar.data.example import Example
 from colar.engine.request import GREEDY, Completion, Decoding
-from colar.evaluation.rows import given
+from colar.evaluation.report_rows import given
 from colar.look.causal import causal_tests
 from colar.look.chains import Chain, answer_all, chains_of, requests_of
 from colar.look.cost import CONTROLS, cost_of, difference
@@ -263,7 +263,7 @@ def _possible(method: Method) -> list[float]:
     found: list[float] = []
     for c in FACTORS:
         try:
-            method.trained(registry.make_params(method, {"compression_factor": c}))
+            method.warning_for(registry.make_params(method, {"compression_factor": c}))
         except ValueError:
             continue
         found.append(c)

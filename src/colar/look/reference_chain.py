@@ -70,10 +70,16 @@ def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     return rows
 
 
+def _batch(lm: LatentLM, rows: Sequence[Row]) -> Batch:
+    """The rows on the model's device."""
+    tensors = Batch.collate(rows).tensors()
+    return Batch.from_tensors({name: devices.send(column, lm.device) for name, column in tensors.items()})
+
+
 @torch.no_grad()
 def reference_thoughts(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> Thoughts:
     """The thoughts of the reference chains as training feeds them."""
-    batch = Batch.collate(reference_rows(lm, method, examples, params))
+    batch = _batch(lm, reference_rows(lm, method, examples, params))
     embeds_RKD, counts_R = method.thoughts(lm, batch)
     return Thoughts(embeds_RKD, counts_R)
 
@@ -99,7 +105,7 @@ def reference_groups(lm: LatentLM, method: Method, row: Row) -> list[list[Token]
     tokens = reference_tokens(lm, row)
     groups = []
     start = 0
-    for size in method.group_sizes(lm, Batch.collate([row]))[0].tolist():
+    for size in method.group_sizes(lm, _batch(lm, [row]))[0].tolist():
         # Behind a row's last group sizes are 0.
         if size:
             groups.append(tokens[start : start + size])
@@ -145,7 +151,7 @@ def groups_thought(
             break
         # The separator in a group stands where the reference has a token, or behind its last one.
         thought_of.append(tokens[start : start + len(ids)])
-        start += sum(token_id != lm.template.separator_id for token_id in ids)
+        start += sum(token_id != lm.template.closing_id for token_id in ids)
     if start < len(tokens):
         thought_of.append(tokens[start:])
     return thought_of
@@ -190,7 +196,7 @@ def reference_passes(
     """
     for example, row in zip(examples, reference_rows(lm, method, examples, params), strict=True):
         # A row at a time: without padding, positions are those of its own question and thoughts.
-        batch = Batch.collate([row])
+        batch = _batch(lm, [row])
         embeds_1KD, counts_1 = method.thoughts(lm, batch)
         question_1QD = lm.embed(batch.question_ids)
         fed_1TD = ragged.pack((question_1QD, batch.question_lengths), (embeds_1KD, counts_1))

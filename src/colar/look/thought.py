@@ -108,7 +108,7 @@ def thought_object(
     `near` are its nearest tokens, of which the first `size` stand for a latent that was not chosen as tokens;
     `cosines` are those of chosen tokens, where they are known.
     """
-    ids, logprobs = chosen_tokens(token_id, info, template.separator_id)
+    ids, logprobs = chosen_tokens(token_id, info, template.closing_id)
     ordered = bool(ids)
     if not ordered:
         ids = [each for each, _ in near[:size]]
@@ -197,7 +197,8 @@ def said_by(completion: Completion, c: int, directions_VD: Tensor) -> list[ReadA
 
 
 def says(token_ids: Sequence[int], read_as: ReadAs) -> list[bool]:
-    """Of each token of a group whether a thought says it. One that was chosen once is said once: 12 does not say 11."""
+    """Of each token of a group whether a thought says it. A thought chosen as 1 and 2 does not cover 1
+    and 1."""
     if isinstance(read_as, set):
         # The sum of two equal embeddings is near a single token.
         return [token_id in read_as for token_id in token_ids]

@@ -180,7 +180,7 @@ class ThinkState:
     def known(self, name: str) -> Tensor:
         """A request's temperature, top_p, latent_temperature or one of its params, on the CPU, float64 (B,).
 
-        A method that branches by such a column asks here: to look at a GPU's tensor is to wait for the GPU.
+        A method that branches by such a column asks here: reading a GPU's tensor waits for the GPU.
         """
         column = self.params[name] if name in self.params else getattr(self, name)
         if column.device.type == "cpu" or self.asked is None:
@@ -244,7 +244,7 @@ class Method(ABC):
         self.default_limits: Mapping[str, int] = {}
         """`max_latents` and `max_completion_length` that its training rows need. {}: those of `Decoding`."""
 
-    def chosen(self) -> dict[str, Any]:
+    def non_default_config(self) -> dict[str, Any]:
         """Its name and the keys of its config that are not as by default, without those that are `measured`."""
         found = {"name": self.name}
         for key in dataclasses.fields(self.config):
@@ -331,7 +331,7 @@ class Method(ABC):
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Inference, one step, behaviour of the final stage; a pure function of the state's columns."""
 
-    def trained(self, params: Any) -> str | None:
+    def warning_for(self, params: Any) -> str | None:
         """None where `params` are as trained; a warning where they go beyond. ValueError where they cannot work."""
         return None
 

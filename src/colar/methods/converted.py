@@ -90,7 +90,7 @@ def _sequential(config: dict[str, Any], where: object) -> dict[str, Any]:
     for key, value in (TOKENS if grouping == "tokens" else EQUATIONS).items():
         if before[key] != value:
             raise _gone(where, key, before[key])
-    # The threshold of groups of equations is on digits. One that was never trained has no say.
+    # The threshold of groups of equations is on digits. If no threshold was trained, the key is ignored.
     gated = grouping == "equations" and any(before.get("confidence_thresholds", ()))
     if gated and before["threshold_on"] != "number":
         raise _gone(where, "threshold_on", before["threshold_on"])

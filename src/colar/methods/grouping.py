@@ -330,7 +330,7 @@ class GroupMethod(base.Method):
     def prompt(self, params: Any) -> str:
         return f"(Thinking speed: {params.compression_factor:g})"
 
-    def trained(self, params: Any) -> str | None:
+    def warning_for(self, params: Any) -> str | None:
         # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy).
         c, factors = params.compression_factor, self.config.factors
         if c in factors:

@@ -263,4 +263,4 @@ def _row_mean(values_M: Tensor, where_BN: Tensor) -> Tensor:
 
 
 def _separator(lm: LatentLM, device: torch.device) -> Tensor:
-    return torch.tensor([lm.template.separator_id], device=device)
+    return torch.tensor([lm.template.closing_id], device=device)

@@ -95,7 +95,7 @@ class TokenSkip(Cot):
     def prompt(self, params: TokenSkipParams) -> str:
         return f"(Tokens kept: {params.ratio:g})"
 
-    def trained(self, params: TokenSkipParams) -> str | None:
+    def warning_for(self, params: TokenSkipParams) -> str | None:
         if params.ratio in self.config.ratios:
             return None
         known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))

@@ -202,6 +202,11 @@ def check_folder(folder: str | Path) -> Path:
     # Other folders that people name: a run, its resume state, a Hugging Face model or adapter.
     if (folder / "recipe.json").exists():
         found = "it is the folder of a run that has published no best/ yet"
+    elif (folder / "recipe.yaml").exists():
+        stages = ", ".join(map(str, sorted(folder.glob("*/best"))))
+        found = "training has not ended: the same command goes on" + (
+            f"; until then there is {stages}" if stages else ""
+        )
     elif (folder / "trainer_state.json").exists():
         found = f"a run resumes from it{_or_rather(folder.parent.parent / 'best')}"
     elif (folder / "template.json").exists():

@@ -1,7 +1,7 @@
 """Requirements of devices other than the CPU: few synchronisations, and no float64 on Apple's.
 
 A GPU works behind Python. Code that reads a number (`item`, `tolist`, `nonzero`, an `if` over a tensor) waits until
-all that was asked of it is done, and then the GPU waits for Python. To send it numbers waits for nothing.
+all that was asked of it is done, and then the GPU waits for Python. Sending numbers to the GPU does not block.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
              q q q q # b b b          places     0 1 2 3   4 5 6   4 5 6 7   4 5
              q q q q + c                         trunk     branches
 
-A position sees the trunk and its own branch up to itself, and stands where it stands in its row. So each row's hidden
-states are what they would be alone. A row that is like no other is a sequence of its own. Groups of outputs of one
+A position sees the trunk and its own branch up to itself, and keeps the position id that it has in its own row. So each
+row's hidden states are what they would be alone. A row that is like no other is a sequence of its own. Outputs of one
 question (GRPO) and one example at several speeds are such rows; "Prefix Grouper" (2506.05433) has it for GRPO.
 
 Shape suffixes: B rows, T positions of a row, L ids that rows are compared by, S sequences, P positions of a sequence.

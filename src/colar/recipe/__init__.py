@@ -4,17 +4,17 @@ overrides.
     colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
-`schema` has the keys, `parsing` reads and checks them, `rows` loads the data, `start` the model, `run` runs it all, and
+`schema` has the keys, `parsing` reads and checks them, `examples` loads the data, `start` the model, `run` trains, and
 `ownership` keeps two runs out of one folder.
 """
 
+from colar.recipe.examples import load_examples
 from colar.recipe.ownership import claim
 from colar.recipe.parsing import Stage, load, load_stages
-from colar.recipe.rows import load_examples
 from colar.recipe.run import run, run_stages
 from colar.recipe.schema import DataConfig, MixedRows, ModelConfig, Recipe
 from colar.recipe.start import build_method, load_model
-from colar.recipe.train import finish, plan, train
+from colar.recipe.train import finish, folder_of, plan, train
 
 __all__ = [
     "DataConfig",
@@ -25,6 +25,7 @@ __all__ = [
     "build_method",
     "claim",
     "finish",
+    "folder_of",
     "load",
     "load_examples",
     "load_model",

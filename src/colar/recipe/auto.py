@@ -36,12 +36,15 @@ PERCENTILE = 99.5
 """Of the lengths of the rows: what is longer is cut in generation."""
 ROOM = 1.25
 """Limits of generation over that percentile: a model also makes longer chains than its rows have."""
+SLOT = 32
+"""Positions left for the speed in the prompt."""
+LONGER = "--model with a longer context takes them"
 FROM_SCRATCH = tuple(tiny.DIGITS)
 SMALL = 20e6
 """Parameters up to which all weights are trained."""
 COMPILED = 50e6
 """Parameters from which compiled layers repay their half minute."""
-SPEEDS: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
+VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_factor": 2}]
 """Per-request values of validation."""
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 
@@ -56,6 +59,8 @@ class Facts:
     rows: int
     chain: int
     """Tokens of a chain at the percentile."""
+    question: int
+    """Tokens of a question at the percentile."""
     answer: int
     """Tokens of an answer at the percentile."""
     row: float
@@ -73,38 +78,66 @@ class Facts:
     """True if the device computes faster in bfloat16."""
 
 
-def facts_of(
-    model: str, examples: Sequence[Example], layout: str = "auto", device: str | None = None
-) -> Facts:
-    """Describe a backbone, without its weights, and the training rows. ValueError where the backbone is not there."""
-    config, tokenizer = describe(model)
-    has_chat = bool(getattr(tokenizer, "chat_template", None))
-    check_choice("template", layout, ["auto", "plain", "chat"])
-    if layout == "chat" and not has_chat:
-        raise ValueError(
-            f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
-        )
-    form: Format = "chat" if has_chat and layout != "plain" else "plain"
-    template = Template(TemplateConfig(format=form), tokenizer)
-    chains, answers, questions = [], [], []
-    for example in examples:
-        chains.append(sum(map(len, template.steps(example.steps))))
-        answers.append(len(template.answer(example.answer)) - 2)
-        questions.append(len(template.question(example.question, context=example.context)))
+@dataclass(frozen=True)
+class Reader:
+    """A backbone's config and its template, by which rows are measured."""
+
+    model: str
+    config: Any
+    template: Template
+
+    @classmethod
+    def of(cls, model: str, layout: str = "auto") -> Reader:
+        """The reader of a backbone, without its weights. ValueError where the backbone is not there."""
+        config, tokenizer = describe(model)
+        has_chat = bool(getattr(tokenizer, "chat_template", None))
+        check_choice("template", layout, ["auto", "plain", "chat"])
+        if layout == "chat" and not has_chat:
+            raise ValueError(
+                f"--template chat: the tokenizer of {model} has no chat template; use plain, or auto"
+            )
+        form: Format = "chat" if has_chat and layout != "plain" else "plain"
+        return cls(model, config, Template(TemplateConfig(format=form), tokenizer))
+
+    def tokens(self, example: Example) -> tuple[int, int, int]:
+        """Tokens of a row's question, chain and answer."""
+        question = self.template.question(example.question, context=example.context)
+        chain = self.template.steps(example.steps)
+        return len(question), sum(map(len, chain)), len(self.template.answer(example.answer)) - 2
+
+    def too_long(self, examples: Sequence[Example], generated: int | None = None) -> dict[int, str]:
+        """The rows that do not fit the context, by index with the reason.
+
+        Counted is the question with its chain and answer, or with the positions that are `generated`.
+        """
+        context = backbones.context_of(self.config)
+        found = {}
+        for index, example in enumerate(examples):
+            question, chain, answer = self.tokens(example)
+            n = SLOT + question + (chain + answer if generated is None else generated)
+            if n > context.length:
+                found[index] = f"{example.id}: the row needs {n} positions, {context}"
+        return found
+
+
+def facts_of(reader: Reader, examples: Sequence[Example], device: str | None = None) -> Facts:
+    """Describe a backbone and the training rows."""
+    questions, chains, answers = zip(*map(reader.tokens, examples), strict=True)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     fast = devices.computes_bfloat16(torch.device(device))
     return Facts(
-        model=model,
-        parameters=parameters_of(model, config),
-        context=backbones.context_of(config).length,
+        model=reader.model,
+        parameters=parameters_of(reader.model, reader.config),
+        context=backbones.context_of(reader.config).length,
         rows=len(examples),
         chain=_percentile(chains),
+        question=_percentile(questions),
         answer=_percentile(answers),
         row=float(np.mean(chains) + np.mean(answers) + np.mean(questions)),
         equations=_equations(examples),
-        digits=_digits(template),
+        digits=_digits(reader.template),
         judged=all(example.answer_type != "text" for example in examples),
-        layout=form,
+        layout=reader.template.config.format,
         device=device,
         bfloat16=fast and (device != "cpu" or _bfloat16_speed() > 1.1),
     )
@@ -169,12 +202,14 @@ def _digits(template: Template) -> bool:
 
 
 def values(
-    facts: Facts, output: str, method: str = "sequential", grpo: bool = False
+    facts: Facts, output: str, method: str = "sequential", grpo: bool = False, judge: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The keys of the recipe, and the reasons for those that depend on the backbone, the rows or the device."""
     check_choice("--method", method, METHODS)
-    if grpo and not facts.judged:
-        raise ValueError("--grpo needs answers that can be judged right or wrong, and these are free text")
+    if grpo and not facts.judged and judge is None:
+        raise ValueError(
+            "--grpo needs answers that can be judged right or wrong, and these are free text: give --judge"
+        )
     scratch, lora = facts.model in FROM_SCRATCH, facts.parameters > SMALL
     on_cpu = facts.device == "cpu"
     why = []
@@ -190,8 +225,10 @@ def values(
         model["attn_implementation"] = "eager"
         why.append("attention: eager, faster than sdpa for short rows on a CPU")
 
-    chain = math.ceil(ROOM * facts.chain) + 4
-    answer = math.ceil(ROOM * facts.answer) + 4
+    # Within the context: nearly every question must have room for what is generated.
+    room = max(2, facts.context - facts.question - SLOT)
+    answer = min(math.ceil(ROOM * facts.answer) + 4, room // 2)
+    chain = min(math.ceil(ROOM * facts.chain) + 4, room - answer)
     limits = {"max_latents": chain, "max_completion_length": answer, "batch_size": 64 if lora else 256}
     why.append(
         f"limits: {PERCENTILE}% of chains have at most {facts.chain} tokens, of answers {facts.answer}"
@@ -203,6 +240,8 @@ def values(
         "training": _training(facts, scratch, lora),
         "validation": {"limits": limits},
     }
+    if judge is not None:
+        tree["data"]["judge"] = judge
     why.append(f"template: {facts.layout}")
     tree["template"] = {"format": facts.layout}
     cot = {"method": {"name": "cot"}}
@@ -258,7 +297,7 @@ def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[di
             "latent_weight": 2.0,
         }
         note = "method: colar, the paper's head"
-        return {"method": config, "training": training, "validation": {"params": SPEEDS}}, note
+        return {"method": config, "training": training, "validation": {"params": VALIDATED}}, note
     grouped = facts.equations and facts.digits
     config = {
         "name": "sequential",
@@ -272,8 +311,8 @@ def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[di
     if lora:
         training["draws_per_example"] = 4
         training["per_device_train_batch_size"] = 32 if facts.device == "cpu" else 64
-    speeds = [*SPEEDS, {"compression_factor": 2, "confidence_threshold": 0.8}]
-    note = "grouping: tokens"
+    speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
+    note = "grouping: tokens (equations needs chains of equations, and a token for each digit)"
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"
     return {"method": config, "training": training, "validation": {"params": speeds}}, note

@@ -39,8 +39,10 @@ what is kept of it, its page, a limit of memory, how an update's rows are divide
 checked where it is known (`training/run.py`), and so are the rows, by their digest."""
 
 
-def claim(recipe: Recipe, output: Path) -> None:
+def claim(recipe: Recipe, output: Path, resume: bool = True) -> None:
     """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix.
+
+    Without `resume` any run that is there is to be replaced.
 
     A folder or file that is named in other words, or was moved, is the same one: inputs.json has digests of the inputs.
     """
@@ -49,7 +51,7 @@ def claim(recipe: Recipe, output: Path) -> None:
     folder = RunFolder(output)
     found = {key: fingerprint(text) for key, text in _named(now).items()}
     # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
-    if path.exists() and (folder.best.exists() or folder.last_checkpoint()):
+    if resume and path.exists() and (folder.best.exists() or folder.last_checkpoint()):
         before = _comparable(files.read_json(path))
         known = files.read_json(digests) if digests.exists() else {}
         for key in _named(before).keys() & found.keys():
@@ -59,7 +61,10 @@ def claim(recipe: Recipe, output: Path) -> None:
             if same_path or (found[key] is not None and found[key] == digest):
                 now[key] = before[key]
         check_same_run(
-            output, before, now, "give this run its own --output, or the values that it was begun with"
+            output,
+            before,
+            now,
+            "give this run its own --output or the values that it was begun with, or --no_resume to replace it",
         )
     folder.finished.unlink(missing_ok=True)
     files.write_json(path, to_json(recipe))

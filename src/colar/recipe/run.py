@@ -15,13 +15,13 @@ from accelerate import PartialState
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import DECODINGS
-from colar.evaluation.evaluate import require_fit, score
+from colar.evaluation.evaluate import fitting_questions, score
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
+from colar.recipe.examples import load_examples
 from colar.recipe.ownership import claim, is_finished
 from colar.recipe.parsing import Stage
-from colar.recipe.rows import load_examples
 from colar.recipe.schema import Recipe, ValidationConfig, to_json
 from colar.recipe.start import load_model, start_method
 from colar.training import sft
@@ -56,8 +56,8 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     processes.join(recipe.training.ddp_timeout)
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.alone(output)))
-        processes.from_main(lambda: claim(recipe, output))
+        processes.from_main(lambda: lock.enter_context(files.locked(output)))
+        processes.from_main(lambda: claim(recipe, output, resume))
         lm, examples, held_out = load(recipe, method)
         result = _train(recipe, lm, method, examples, held_out, resume)
         if PartialState().is_main_process:
@@ -68,12 +68,12 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
 
 
 def load(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[Example]]:
-    """Model, training rows and validation rows. ValueError for a validation question beyond the model's context."""
+    """Model, training rows, and those validation rows that fit the model's context."""
     examples, held_out = load_examples(recipe.data)
     lm, _ = load_model(recipe, method)
     settings = recipe.validation
-    require_fit(lm, method, held_out, settings.asked(method), settings.limits)
-    return lm, examples, held_out
+    asked = settings.asked(method)
+    return lm, examples, fitting_questions(lm, method, held_out, asked, settings.limits)
 
 
 def _train(
@@ -132,7 +132,7 @@ def _write_page(
     )
     name = folder.path.resolve().name
     eager = torch.compiler.set_stance("force_eager")
-    with progress.harmless("the page"), torch.no_grad(), eager, lm.merged():
+    with progress.warn_on_error("the page"), torch.no_grad(), eager, lm.merged():
         systems = [
             inspect_system(
                 key_of(name, params), lm, method, examples, params, decoding, controls=False, causal=False
@@ -142,4 +142,4 @@ def _write_page(
         inspection = Inspection(examples, systems, {"title": name, "asked": {"limit": len(examples)}})
         files.write_json(folder.numbers, inspection.to_json())
         inspection.save(folder.page)
-        progress.say(f"thoughts of the published weights: {folder.page}")
+        progress.say(f"page of the best checkpoint: {folder.page}")

@@ -113,6 +113,9 @@ class DataConfig:
     """A generated source's options (`colar data show arithmetic`)."""
     skip_malformed: bool = False
     """Skip malformed rows instead of stopping at the first."""
+    judge: str | None = None
+    """module:function of a judge of your own, called as function(question, gold, answer): in validation and as GRPO's
+    reward accuracy; null: answers are judged by their type."""
     mixed_in: tuple[MixedRows, ...] = ()
     """More training rows: {source, train_split, train_size, seed, options, renumber} each; only source is needed."""
     renumber: int = 0

@@ -18,7 +18,9 @@ from typing import Any
 from colar import files, processes, progress
 from colar.checks import check_same_run
 from colar.data import own, sources
-from colar.data.example import SPLITS
+from colar.data.example import leave_out
+from colar.data.judge import custom
+from colar.data.judge.custom import Judge
 from colar.recipe import auto, outcome, parsing
 from colar.recipe.outcome import Outcome
 from colar.recipe.ownership import fingerprint
@@ -40,6 +42,7 @@ def train(
     test: Any = None,
     columns: Mapping[str, str] | None = None,
     template: str = "auto",
+    judge: str | Judge | None = None,
     overrides: Sequence[str] = (),
     resume: bool = True,
 ) -> Outcome:
@@ -57,6 +60,8 @@ def train(
         test: Rows for the table at the end; by default a part of `data` is held out.
         columns: `{"question": "problem", ...}` where columns cannot be recognised.
         template: `chat`, `plain`, or `auto`, which takes `chat` where the tokenizer has a chat template.
+        judge: A function (question, gold, answer) -> bool, or its `module:function`, that judges answers in validation,
+            in the table and as reward; by default they are judged by their kind.
         overrides: `["--training.num_train_epochs", "2"]`, as on the command line.
         resume: False begins all stages anew.
 
@@ -66,7 +71,7 @@ def train(
     output = files.require_writable(output)
     stages = plan(
         model, data, output, method=method, grpo=grpo, test=test, columns=columns, template=template,
-        overrides=overrides,
+        judge=judge, overrides=overrides,
     )  # fmt: skip
     run_stages(stages, resume)
     return finish(output, stages)
@@ -82,10 +87,16 @@ def plan(
     test: Any = None,
     columns: Mapping[str, str] | None = None,
     template: str = "auto",
+    judge: str | Judge | None = None,
     overrides: Sequence[str] = (),
+    only: Sequence[str] | None = None,
 ) -> list[Stage]:
-    """Read and split the rows, make the recipe, and return its stages. What is there already is taken as it is."""
+    """Read and split the rows, make the recipe, and return its stages, or those in `only`.
+
+    A recipe that is there for the same call is taken as it is: a user may have changed it.
+    """
     processes.join()
+    judged_by = custom.name_of(judge)
     asked = {
         "model": model,
         "data": _named(data),
@@ -94,37 +105,57 @@ def plan(
         "grpo": grpo,
         "columns": dict(columns or {}),
         "template": template,
+        **({"judge": judged_by} if judged_by else {}),
     }
 
     def make() -> None:
-        path = output / ASKED
-        if path.exists():
-            check_same_run(output, files.read_json(path), asked, "give this run its own --output")
-        if (output / RECIPE).exists():
+        begun = any(output.glob("*/best")) or any(output.glob("*/checkpoints/*"))
+        known = files.read_json(output / ASKED) if (output / ASKED).exists() else None
+        if begun:
+            check_same_run(output, known or {}, asked, "give this run its own --output")
+        if known == asked and (output / RECIPE).exists():
             return
-        split = _split(data, test, columns)
-        for name in SPLITS:
-            files.write_jsonl(
-                output / "data" / f"{name}.jsonl", [row.as_row() for row in getattr(split, name)]
-            )
-        facts = auto.facts_of(model, split.train, template)
-        tree, why = auto.values(facts, str(output), method, grpo)
-        files.write_json(path, asked)
-        auto.write(output / RECIPE, tree, why)
+        # What an earlier call left that trained nothing may have been a mistake: it is made anew.
+        reader = auto.Reader.of(model, template)
+        split = _split(data, test, columns, judged_by)
+        rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", auto.LONGER)}
+        facts = auto.facts_of(reader, rows["train"])
+        tree, why = auto.values(facts, str(output), method, grpo, judged_by)
+        limits = tree["validation"]["limits"]
+        generated = limits["max_latents"] + limits["max_completion_length"]
+        for name, held_out in (("validation", split.validation), ("test", split.test)):
+            too_long = reader.too_long(held_out, generated)
+            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto.LONGER)
+        try:
+            auto.write(output / RECIPE, tree, why)
+            parsing.load_stages(output / RECIPE, overrides, only)
+        except ValueError:
+            (output / RECIPE).unlink()
+            raise
+        for name, examples in rows.items():
+            files.write_jsonl(output / "data" / f"{name}.jsonl", [row.as_row() for row in examples])
+        files.write_json(output / ASKED, asked)
         for reason in why:
             progress.say(reason)
 
     processes.from_main(make)
     progress.say(f"recipe: {output / RECIPE}")
-    return parsing.load_stages(output / RECIPE, overrides)
+    return parsing.load_stages(output / RECIPE, overrides, only)
 
 
-def _split(data: Any, test: Any, columns: Mapping[str, str] | None) -> own.Split:
+def folder_of(recipe: str | Path) -> Path | None:
+    """The run that a recipe was made for, where `plan` has made it; None for any other recipe."""
+    path = Path(recipe)
+    return path.parent if path.name == RECIPE and (path.parent / ASKED).exists() else None
+
+
+def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str | None) -> own.Split:
     """Read and split the rows, and log how they were understood."""
-    rows = own.read(data, columns)
+    rows = own.read(data, columns, judge=judge)
     for line in rows.summary():
         progress.say(line)
-    measured = None if test is None else own.read(test, columns, "test").examples
+    rows.require_chains()
+    measured = None if test is None else own.read(test, columns, "test", judge).examples
     split = own.split(rows.examples, measured)
     if split.also_in_test:
         progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
@@ -146,7 +177,7 @@ def _named(data: Any) -> str | None:
 def finish(output: Path, stages: Sequence[Stage]) -> Outcome:
     """Measure what the stages have learnt, and publish it."""
     first, last = stages[0].recipe, stages[-1].recipe
-    held_out = sources.load(str(output / "data"), "test")
+    held_out = custom.applied(sources.load(str(output / "data"), "test"), first.data.judge)
     made = outcome.conclude(
         output,
         RunFolder(first.output).best,

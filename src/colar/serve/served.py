@@ -55,7 +55,7 @@ class Served:
         """The method's values for a request, and a warning where they were not trained. ApiError 400 for wrong ones."""
         try:
             params = registry.make_params(self.method, {**self.defaults, **values})
-            return params, self.method.trained(params)
+            return params, self.method.warning_for(params)
         except ValueError as error:
             # The checks' messages have the name of the field in them.
             named = [name for name in values if name in str(error)]

@@ -20,9 +20,14 @@ MAX_CONNECTIONS = 1000
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; clients that connect before `run` wait for it. OSError where the address is not free."""
+    """A listening socket; clients that connect before `run` wait for it. ValueError where the address is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen at {host}:{port} ({error.strerror or error}): give another --port, or 0 for a free one"
+        ) from error
 
 
 def url(bound: socket.socket) -> str:

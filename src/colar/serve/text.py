@@ -206,7 +206,7 @@ class ThoughtReader:
     async def read(self, event: Event) -> tuple[str, dict[str, Any] | None]:
         """The text of the next thought, and the THOUGHT if details are wanted."""
         template = self.lm.template
-        ids, _ = chosen_tokens(event.token_id, event.info, template.separator_id)
+        ids, _ = chosen_tokens(event.token_id, event.info, template.closing_id)
         near = None
         # Chosen tokens are their own text: without details their cosines are not needed.
         if event.embed is not None and (self.detailed or not ids):

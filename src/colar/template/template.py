@@ -13,6 +13,9 @@ turn takes the place of EOS:
 
     [turns before] user's turn with the question (Thinking speed: 2), generation prompt ### [...] ### answer END
 
+A checkpoint that others trained (`colar import`) may have no BOS, white space at the ends of its layout, or a token of
+its own that closes the reasoning: `Borders`.
+
 Questions, steps and answers are text: a "<eos>" or a "###" in one of them is encoded without the control token of
 that name (`control_tokens.py`). Templates of version 1 encode it as the control token, as their models were trained.
 """
@@ -35,7 +38,8 @@ Format = Literal["plain", "chat"]
 VERSION = 2
 """Of new plain templates. In version 1 a text that spells a control token becomes that token."""
 CHAT_VERSION = 3
-READ = (1, VERSION, CHAT_VERSION)
+BORDERS_VERSION = 4
+READ = (1, VERSION, CHAT_VERSION, BORDERS_VERSION)
 CACHED = 50_000
 """Texts whose ids are cached: steps recur between rows, rows between epochs. When there are more, all are dropped."""
 LONGEST_CACHED = 1000
@@ -76,6 +80,18 @@ class TemplateConfig:
             raise ValueError("template.separator must not be empty")
 
 
+@dataclass(frozen=True)
+class Borders:
+    """The borders of a layout that others trained. White space at the ends of its `question` is part of it."""
+
+    closing: str
+    """The token that closes the reasoning; `separator` opens it."""
+    bos: bool
+    """Begin with the tokenizer's BOS."""
+    answer: str = ""
+    """Text that answers begin with."""
+
+
 class Template:
     """Text to ids and back for one tokenizer.
 
@@ -85,14 +101,21 @@ class Template:
     """
 
     def __init__(
-        self, config: TemplateConfig, tokenizer: PreTrainedTokenizerBase, version: int | None = None
+        self,
+        config: TemplateConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        version: int | None = None,
+        borders: Borders | None = None,
     ) -> None:
         self.config = config
-        self.version = version or (CHAT_VERSION if config.format == "chat" else VERSION)
+        own = CHAT_VERSION if config.format == "chat" else VERSION
+        self.version = version or (own if borders is None else BORDERS_VERSION)
+        self.borders = borders
         self.tokenizer = tokenizer
         self.rows: int | None = None
         """Rows of the model's embedding before any were added; None until the model is known."""
         self._cached: dict[str, array[int]] = {}
+        self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
         _whole_texts(tokenizer)
         self._control: ControlTokens | None = None
 
@@ -109,6 +132,11 @@ class Template:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no EOS token: answers could not end")
         self.bos_id: int | None = tokenizer.bos_token_id
+        self.closing_id = self.separator_id
+        """Closes the reasoning."""
+        if borders is not None:
+            (self.closing_id,) = self.token_ids((borders.closing,), "template.closing")
+            self.bos_id = self.bos_id if borders.bos else None
         self.eos_id: int = tokenizer.eos_token_id
         self._question_controls = self._joiner_controls = 0
         if self.version > 1:
@@ -124,7 +152,6 @@ class Template:
             self.chat = ChatFormat(tokenizer, self._control, self._read, self._tokenise)
             if self.chat.end_id is not None:
                 self.eos_id = self.chat.end_id
-        self._ids_of_tokens: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def _spell_no_control(self) -> None:
         """Encode texts without control tokens from here on. ValueError where the tokenizer cannot write the separator
@@ -149,7 +176,8 @@ class Template:
         """
         if self.chat is None and context:
             question = "\n\n".join([*(turn.strip() for _, turn in context if turn.strip()), question.strip()])
-        text = self.config.question.format(question=question.strip(), speed=speed).strip()
+        text = self.config.question.format(question=question.strip(), speed=speed)
+        text = text if self.borders else text.strip()
         if self.chat is not None:
             ids = self.chat.encode([*context, ("user", text)])
             self.require_rows(ids)
@@ -180,7 +208,8 @@ class Template:
 
     def answer(self, answer: str) -> list[int]:
         """Ids from the closing separator to EOS, both included."""
-        return [self.separator_id, *self._ids(answer.strip()), self.eos_id]
+        before = self.borders.answer if self.borders else ""
+        return [self.closing_id, *self._ids(before + answer.strip()), self.eos_id]
 
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, outer white space stripped.
@@ -217,10 +246,12 @@ class Template:
             del texts["format"]
         else:
             chat = {"chat_digest": self.chat.digest}
+        borders = {} if self.borders is None else {"borders": asdict(self.borders)}
         return {
             "version": self.version,
             **texts,
             **chat,
+            **borders,
             "separator_id": self.separator_id,
             "separator_added": self.separator_added,
             "bos_id": self.bos_id,
@@ -237,7 +268,13 @@ class Template:
             )
         texts = {key: saved[key] for key in ("question", "step_joiner", "separator")}
         config = TemplateConfig(**texts, format="chat" if saved["version"] == CHAT_VERSION else "plain")
-        template = cls(config, tokenizer, saved["version"])
+        borders = None
+        if saved["version"] == BORDERS_VERSION:
+            held: Any = saved.get("borders")
+            whole = isinstance(held, dict) and held.keys() == {"closing", "bos", "answer"}
+            check_holds("template.borders", whole, held, "closing, bos and answer")
+            borders = Borders(**held)
+        template = cls(config, tokenizer, saved["version"], borders)
         if template.chat is not None and template.chat.digest != saved.get("chat_digest"):
             raise ValueError(
                 f"the checkpoint was trained with another chat template (digest {saved.get('chat_digest')}) than its "

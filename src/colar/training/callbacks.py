@@ -162,9 +162,8 @@ class ProgressBar(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self.bar = progress.Bar("train", state.max_steps)
             # A resumed run's bar begins where the run stopped.
-            self.bar.advance(state.global_step)
+            self.bar = progress.Bar("train", state.max_steps, done=state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.bar is not None:
@@ -228,7 +227,7 @@ class Publisher:
             "seconds": round(self.clock.seconds, 1),
             "provenance": files.provenance(),
         }
-        return run, card.text(self.lm, self.method.chosen(), run, asdict(self.method.Params()))
+        return run, card.text(self.lm, self.method.non_default_config(), run, asdict(self.method.Params()))
 
     def load(self) -> dict[str, float]:
         """Put the published weights into the model of every process, and return their metrics. All call it together.
@@ -250,7 +249,7 @@ class Publisher:
     def refresh(self, state: TrainerState) -> None:
         """Write the history."""
         # It only shows the run: where that fails, the run goes on, and its weights are still published.
-        with progress.harmless("the history"):
+        with progress.warn_on_error("the history"):
             self.folder.write_history(state.log_history)
 
 

@@ -80,7 +80,7 @@ class Curriculum:
         limit = "" if hours is None else f" by training.max_hours {hours:g}"
         raise UnfinishedCurriculumError(
             f"training was stopped{limit} at epoch {step / self.steps_per_epoch:.2f}, in stage {self.stage(step)} of "
-            f"{self.method.name}'s curriculum. It ends with stage {self.at_end}, as a checkpoint would think without "
-            "having been trained to: nothing is published. Resume with a larger training.max_hours, or start again "
-            "with shorter stages"
+            f"{self.method.name}'s curriculum. It ends with stage {self.at_end}: a checkpoint from before would think "
+            "in a way that it was not trained to, so nothing is published. Resume with a larger training.max_hours, or "
+            "start again with shorter stages"
         )

@@ -4,9 +4,10 @@ Compiling the whole model would take minutes and break at every data-dependent s
 one (rows, positions, width) tensor, and all layers share one graph; its lengths are symbolic, so later batches need no
 new graph. A layer that is recomputed (gradient checkpointing) keeps its input only.
 
-The longest batch goes forward and backward once, and nothing of it stays. One that does not fit into the device's
-memory is found now, and not after hours. Weights, random numbers and gradients are as before. Under GRPO it is the
-longest batch of generation 0, which is sampled now and not again.
+The longest batch goes forward and backward once, and nothing of it stays: weights, random numbers and gradients are as
+before. One that does not fit into the device's memory is found now, and not after hours; it is taken in smaller parts
+(`training.tokens_per_batch`) until it fits. Under GRPO it is the longest batch of generation 0, which is sampled now,
+and not again.
 
 A curriculum's rows change from stage to stage: the longest batch is that of the stage where it has the most positions.
 """
@@ -95,15 +96,35 @@ def warn_of_slow_bfloat16(trainer: LatentTrainer) -> None:
 def before_training(trainer: LatentTrainer, epochs: Sequence[float]) -> LongestBatch:
     """Measure the run's longest batch, and log it. `epochs` are those at which the curriculum's stages begin.
 
-    ValueError where it does not fit into the device's memory.
+    Where it does not fit into the device's memory, `trainer.tokens_per_batch` is halved until it does: updates and
+    results stay the same. ValueError where one row alone does not fit.
     """
     sampled = trainer.longest_sampled()
     batch = longest_batch(trainer, epochs) if sampled is None else sampled
     # Compiled layers would be compiled for this one batch.
     with torch.compiler.set_stance("force_eager"):
         found = measure(trainer, batch)
+        while found is None:
+            halve(trainer, batch)
+            found = measure(trainer, batch)
     progress.say(str(found))
     return found
+
+
+def halve(trainer: LatentTrainer, batch: dict[str, Tensor]) -> None:
+    """Halve the parts that a batch is taken in. ValueError where they are of one row already."""
+    rows, longest = int(count_rows([batch])), int(trainer.positions(batch).max())
+    at_once = min(rows * longest, trainer.tokens_per_batch or rows * longest)
+    device = trainer.objective.lm.device
+    if at_once < 2 * longest:
+        raise ValueError(
+            f"the longest row ({longest} positions) does not fit into the memory of {device}: {advice(trainer)}"
+        )
+    trainer.tokens_per_batch = at_once // 2
+    progress.say(
+        f"{at_once} positions at once do not fit into the memory of {device}: "
+        f"training.tokens_per_batch is {trainer.tokens_per_batch} now"
+    )
 
 
 def longest_batch(trainer: LatentTrainer, epochs: Sequence[float]) -> dict[str, Tensor]:
@@ -121,8 +142,8 @@ def longest_batch(trainer: LatentTrainer, epochs: Sequence[float]) -> dict[str, 
     return max(found, key=lambda batch: int(trainer.positions(batch).max()))
 
 
-def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch:
-    """Forward and backward of a batch, part by part as in training. ValueError where memory does not suffice."""
+def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | None:
+    """Forward and backward of a batch, part by part as in training; None where memory does not suffice."""
     objective = trainer.objective
     device = objective.lm.device
     parts = trainer.parts(batch)
@@ -131,6 +152,9 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch:
     objective.train()
     started = time.perf_counter()
     try:
+        # AdamW's two moments come with the first update: room is left for them.
+        trained = [weight for weight in objective.parameters() if weight.requires_grad]
+        moments = [torch.empty_like(weight) for weight in trained * 2] if device.type == "cuda" else []
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for part in parts:
                 with trainer.accelerator.autocast():
@@ -138,29 +162,29 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch:
                 loss.backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"the longest batch ({count_rows([batch])} rows, {positions} positions at once) does not fit into the "
-            f"memory of {device}: {advice(trainer)}"
-        ) from error
+        del moments
+    except torch.OutOfMemoryError:
+        return None
     finally:
         for weight in objective.parameters():
             weight.grad = None
         objective.train(was_training)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     return LongestBatch(int(count_rows([batch])), positions, time.perf_counter() - started)
 
 
 def advice(trainer: LatentTrainer) -> str:
     """The settings that need less memory, as far as the run does not have them yet."""
     lm = trainer.objective.lm
-    helps = ["lower training.tokens_per_batch or training.per_device_train_batch_size"]
+    helps = []
     if not any(getattr(layer, "gradient_checkpointing", False) for layer in lm.causal_lm.modules()):
         helps.append("set training.gradient_checkpointing true")
     if not lm.has_adapter:
         helps.append("train an adapter (model.lora)")
     if lm.causal_lm.get_input_embeddings().weight.dtype == torch.float32:
         helps.append("load the backbone in bfloat16 (model.dtype)")
-    return ", or ".join(helps)
+    return ", or ".join([*helps, "leave out the longest rows"])
 
 
 def clock(seconds: float) -> str:

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from colar import processes, progress
-from colar.data.example import Example
+from colar.data.example import Example, leave_out
 from colar.methods.base import Batch, Method, Row
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
@@ -47,6 +47,7 @@ POOL = 50
 """Most groups that are sorted together."""
 POOLS = 4
 """Fewest pools of an epoch, where there are that many groups."""
+LONGER = "model.backbone (--model) with a longer context takes them, data.max_reasoning_steps limits chains"
 
 RowKey = tuple[float, int, int]
 """(fractional epoch at which the row is due, index of its example, which of the example's draws)."""
@@ -96,29 +97,32 @@ class TrainingRows(Dataset[Row]):
         self._last = (key, rows)
         return rows
 
-    def lengths(self, epochs: Sequence[float] = (0.0,)) -> list[int]:
-        """Tokens of each row at the first of `epochs`, which are those at which the curriculum's stages begin.
+    def lengths(self, epochs: Sequence[float] = (0.0,), name: str = "training") -> list[list[int]]:
+        """Tokens of each row at each of `epochs`, which are those at which the curriculum's stages begin.
 
-        ValueError names a row that cannot be encoded, or that exceeds the model's context at one of them. Processes
-        divide the rows, and call it together.
+        ValueError names a row that cannot be encoded. Processes divide the rows, and call it together.
         """
 
         # All rows, before the first step: a wrong one must not stop a run after hours.
-        def lengths_of(indices: Sequence[int]) -> Iterator[int]:
-            for index in progress.track(indices, "check rows"):
+        def lengths_of(indices: Sequence[int]) -> Iterator[list[int]]:
+            for index in progress.track(indices, f"check {name} rows"):
                 # A row may grow from stage to stage. Its texts are tokenised once: the template caches them.
-                found = [self._length(epoch, index) for epoch in epochs]
-                yield found[0]
+                yield [max(map(len, self._encode(epoch, index, draws_of=0))) for epoch in epochs]
 
         return processes.split(range(len(self)), lengths_of)
 
-    def _length(self, epoch: float, index: int) -> int:
-        """Tokens of an example's longest row at `epoch`. ValueError where they exceed the model's context."""
-        length = max(map(len, self._encode(epoch, index, draws_of=0)))
-        if length > self.context.length:
-            stage = f" in the stage that begins at epoch {epoch:g}" if epoch > 0 else ""
-            raise ValueError(f"{self.examples[index].id}: the row has {length} tokens{stage}, {self.context}")
-        return length
+    def fitting(self, lengths: Sequence[Sequence[int]], kind: str) -> list[Example]:
+        """The examples that fit the model's context by all of their `lengths`; logs how many do not.
+
+        ValueError where more than half do not.
+        """
+        too_long = {}
+        for index, of_row in enumerate(lengths):
+            if max(of_row) > self.context.length:
+                too_long[index] = (
+                    f"{self.examples[index].id}: the row has {max(of_row)} tokens, {self.context}"
+                )
+        return leave_out(self.examples, too_long, kind, LONGER)
 
 
 class Schedule(Sampler[Any]):

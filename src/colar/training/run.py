@@ -112,7 +112,7 @@ def run_trainer(
     writes = trainer.args.should_save
     processes.require_shared(folder.path)
     with contextlib.ExitStack() as lock:
-        processes.from_main(lambda: lock.enter_context(files.alone(folder.path)))
+        processes.from_main(lambda: lock.enter_context(files.locked(folder.path)))
         # The folder is touched only now, when nothing is wrong with the call.
         resume_from = processes.from_main(lambda: _resume_point(folder)) if resume else None
         if writes and not resume:
@@ -128,6 +128,8 @@ def run_trainer(
         for callback in callbacks:
             trainer.add_callback(callback)
         curriculum = trainer.curriculum()
+        if resume_from is not None:
+            progress.say(f"resumes after update {saved.global_step:,} of {curriculum.max_steps:,}")
         state = _train_or_load(
             trainer, config, publisher, curriculum, resume_from, saved, stopped_for_good(saved)
         )
@@ -183,9 +185,12 @@ def _train_or_load(
         return saved
     curriculum.warn()
     with _ready_to_train(trainer, config, publisher, curriculum):
-        # A resumed run has made steps already.
-        # Before its weights are split the model would have to fit into one device.
-        if resume_from is None and not trainer.shards:
+        # A resumed run has made steps already; its parts are fitted to the device again, but for reinforcement, which
+        # would sample its first generation anew. Before its weights are split the model need not fit into one device.
+        fits = resume_from is None or (
+            trainer.args.device.type == "cuda" and trainer.objective.has_curriculum
+        )
+        if fits and not trainer.shards:
             preflight.before_training(trainer, curriculum.stage_epochs())
         trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     return trainer.state

@@ -85,19 +85,29 @@ def make_trainer(
     if config.fsdp:
         sharded.check(lm)
     n_draws = config.draws_per_example
-    rows = TrainingRows(lm, method, examples, config.seed, n_draws)
     # The rows of one update on all devices: together they are of like length.
     rows_per_update = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    curriculum = make_curriculum(method, config, len(examples) * n_draws, rows_per_update)
-    begins = curriculum.stage_epochs()
-    schedule = RowSchedule(examples, rows.lengths(begins), config.seed, rows_per_update, n_draws)
+    n_examples = -1
+    # Again without those that are too long: with fewer rows the stages begin at other epochs.
+    while len(examples) != n_examples:
+        n_examples = len(examples)
+        rows = TrainingRows(lm, method, examples, config.seed, n_draws)
+        curriculum = make_curriculum(method, config, n_examples * n_draws, rows_per_update)
+        begins = curriculum.stage_epochs()
+        lengths = rows.lengths(begins)
+        examples = rows.fitting(lengths, "training rows")
+    first = [of_row[0] for of_row in lengths]
+    schedule = RowSchedule(examples, first, config.seed, rows_per_update, n_draws)
     # A row without a chain has no chain to be scored on.
     others = [example for example in held_out if example.steps]
     held_out_rows = TrainingRows(lm, method, others, config.seed) if others else None
     if held_out_rows is not None:
         # Checked now, as the first validation may be hours away. The last one comes when the run has ended: there
         # the curriculum may be a stage further.
-        held_out_rows.lengths([*begins, curriculum.max_steps / curriculum.steps_per_epoch])
+        found = held_out_rows.lengths(
+            [*begins, curriculum.max_steps / curriculum.steps_per_epoch], "validation"
+        )
+        held_out_rows.examples = held_out_rows.fitting(found, "validation rows")
     return LatentTrainer(
         Objective(lm, method),
         args,

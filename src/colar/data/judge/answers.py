@@ -30,11 +30,12 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from colar.data.example import ANSWER_TYPES, AnswerType
+from colar.data.example import ANSWER_TYPES, AnswerType, Example
+from colar.data.judge import custom
 from colar.data.judge.latex import MAX_CHARACTERS, extract_boxed, formula, plain, same_maths
 from colar.data.judge.quantity import PLAIN, canonical, folded, read_number, same_number
 
-__all__ = ["Verdict", "extract", "extract_boxed", "judge", "understood"]
+__all__ = ["Verdict", "extract", "extract_boxed", "judge", "understood", "verdict"]
 
 _MARKER = re.compile(r"####|\banswer\**(?:\s+is\b|\s*[:=])\**\s*:?", re.IGNORECASE)
 # "#### 4", as GSM8K's rows end; not the heading "#### 1. Add the prices" or "#### Solution".
@@ -65,6 +66,13 @@ class Verdict:
 
     correct: bool
     parsed: str | None
+
+
+def verdict(completion: str, example: Example) -> Verdict:
+    """Judge a completion of this example: by its own judge where the user has given one, else by its answer's type."""
+    if example.judge:
+        return Verdict(custom.accepts(completion, example), extract(completion, "text"))
+    return judge(completion, example.answer, example.answer_type)
 
 
 def judge(completion: str, answer: str, answer_type: AnswerType) -> Verdict:

@@ -2,8 +2,8 @@
 
 Its own timeouts use SIGALRM, which works in the main thread only and cannot interrupt one long C call, and a model may
 write `9^{9^{9^9}}`. Here a question that takes longer than DEADLINE_S, or more memory than the worker is allowed, ends
-the worker and has no reply. A worker that was ended by something else says nothing of a question, which a new one is
-asked. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
+the worker and has no reply. If the worker dies for another reason, the question is sent to a new
+one. This file is the worker, too: it reads a `[gold, answer]` a line, writes `true` or `false`, ends with its stdin.
 It imports nothing of this package, so that it starts as fast as math-verify does.
 
 Two numbers are compared exactly where both are closed forms, which decimals are too. A decimal for a closed form that
@@ -44,17 +44,21 @@ class Comparer:
         """Ask the worker. NoReplyError where it takes too long, or dies of the question."""
         # One question at a time: a reply is known by its place in the pipe alone.
         with self._lock:
-            reply, expired = self._reply(gold, answer)
-            # The worker may have been dead before: a system short of memory ends one that waits, too.
-            if not reply and not expired:
-                reply, _ = self._reply(gold, answer)
-        if not reply:
-            raise NoReplyError
-        return reply == "true"
+            # Twice: the worker may have been dead before, as a system short of memory ends one that waits, too.
+            for _ in range(2):
+                reply, expired = self._reply(json.dumps([gold, answer]))
+                if reply and not expired:
+                    return reply == "true"
+                self._stop()
+                if expired:
+                    break
+        raise NoReplyError
 
-    def _reply(self, gold: str, answer: str) -> tuple[str, bool]:
-        """The reply, "" where the worker died, and whether the deadline ended it."""
+    def _reply(self, line: str) -> tuple[str, bool]:
+        """The reply to a line, "" where the worker died, and whether the deadline ended it."""
         process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
         expired = threading.Event()
 
         def expire() -> None:
@@ -65,12 +69,14 @@ class Comparer:
         timer = threading.Timer(DEADLINE_S, expire)
         timer.start()
         try:
-            reply = _ask(process, json.dumps([gold, answer]))
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline().strip()
+        except (OSError, ValueError):
+            reply = ""
         finally:
             timer.cancel()
             timer.join()  # no timer may outlive its question and end the next one
-        if expired.is_set() or not reply:
-            self._stop()
         return reply, expired.is_set()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -104,18 +110,6 @@ class Comparer:
     def close(self) -> None:
         with self._lock:
             self._stop()
-
-
-def _ask(process: subprocess.Popen[str], line: str) -> str:
-    """The worker's reply to one line, "" when it has died."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-        return process.stdout.readline().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 COMPARER = Comparer()

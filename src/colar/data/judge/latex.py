@@ -53,38 +53,17 @@ _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 _PLAIN_NUMBER = re.compile(r"[-+]?\\?\$?(?:[0-9.,]+(?:/[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})")
 
-# One line a unit: its spellings. Units that are not here are compared as they are spelled, without a plural's "s".
-_SPELLINGS = """
-cm centimeter centimetre
-mm millimeter millimetre
-dm decimeter decimetre
-km kilometer kilometre
-m meter metre
-in inch inche
-ft foot feet
-yd yard
-mi mile
-g gram
-kg kilogram
-mg milligram
-lb lbs pound
-oz ounce
-l L liter litre
-ml mL milliliter millilitre
-s sec second
-min minute
-h hr hour
-yr year
-mph mile/hour mileperhour
-$ dollar usd USD
-cent ¢
-degree deg °
-percent %
-unit
-"""
-_UNITS = {spelling: line.split()[0] for line in _SPELLINGS.strip().splitlines() for spelling in line.split()}
+# Other spellings of units, without a plural's "s". Units that are not here are compared as they are spelled.
+_UNITS = {
+    "centimeter": "cm", "millimeter": "mm", "kilometer": "km", "meter": "m", "inch": "in", "inche": "in", "foot": "ft",
+    "feet": "ft", "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "milligram": "mg", "pound": "lb",
+    "ounce": "oz", "liter": "L", "l": "L", "milliliter": "mL", "ml": "mL", "second": "s", "sec": "s", "minute": "min",
+    "hour": "h", "hr": "h", "year": "yr", "mile/hour": "mph", "mileperhour": "mph", "dollar": "$", "usd": "$",
+    "cent": "¢", "degree": "°", "deg": "°", "percent": "%",
+}  # fmt: skip
+_NAMES = {*_UNITS, *_UNITS.values(), "unit"}
 _SHORT = "|".join(
-    re.escape(name) for name in sorted(_UNITS, key=len, reverse=True) if name.isalpha() and len(name) > 1
+    re.escape(name) for name in sorted(_NAMES, key=len, reverse=True) if name.isalpha() and len(name) > 1
 )
 _TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{"
 _BASE = re.compile(
@@ -285,7 +264,7 @@ def measured(answer: str, other: str) -> Quantity:
     if letter:
         text, unit = text[: letter.start()], _canonical(letter["letter"], letter["power"] or "")
     elif degrees:
-        text, unit = text[: degrees.start()], "degree"
+        text, unit = text[: degrees.start()], "°"
     elif behind:
         name = behind["boxed"] or behind["short"] or behind["words"]
         if not _NO_UNIT.match(name.strip()):
@@ -303,12 +282,9 @@ def _canonical(name: str, power: str) -> str:
         raised = "3" if square[1] else "2"
         name = _SQUARE.sub("", name)
     name = "".join(name.replace(" per ", "/").replace(".", "").split()).strip("\\,;:~")
-    for spelling in (name, name.lower(), name.removesuffix("s"), name.lower().removesuffix("s")):
-        if spelling in _UNITS:
-            name = _UNITS[spelling]
-            break
-    else:
+    if name not in _NAMES:
         name = name.lower().removesuffix("s")
+    name = _UNITS.get(name, name)
     return f"{name}^{raised}" if raised and raised != "1" else name
 
 

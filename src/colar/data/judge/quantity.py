@@ -1,8 +1,8 @@
 r"""Numbers in free text, exactly: "1,234.50 dollars" -> 2469/2.
 
-What is read: signs, thousands separators in groups of three, decimals, fractions ("3/4", "\frac{3}{4}", the
-mixed "1 1/2"), scientific notation ("1.5e6", "1.5 \times 10^6"), a currency sign before the number, and a unit or
-percent sign after it. A percent sign is a unit ("45%" is 45, as in GSM8K's answers), never a division by 100.
+Read are signs, thousands separators in groups of three, decimals, fractions ("3/4", "\frac{3}{4}", the mixed "1 1/2"),
+scientific notation ("1.5e6", "1.5 \times 10^6"), a currency sign before the number, and a unit or percent sign after
+it. A percent sign is a unit ("45%" is 45, as in GSM8K's answers), never a division by 100.
 
 Values are `Fraction`s, so a 30-digit integer is compared digit by digit. A number of more than MAX_DIGITS
 characters or with an exponent beyond MAX_EXPONENT is not read at all: its value would take minutes to build.
@@ -14,11 +14,9 @@ is for golds with a fraction only; no rounding stands behind an integer gold, an
 has a price: an answer of 0 passes for the 31 of GSM-Hard's 1,319 golds that are smaller than 1e-3 and not 0.
 
 Numbers are never picked: a text with two different values has no value, unless it is an equation, which has the
-value to the right of its last "=". Operands ("10-5"), dates and versions are no numbers.
-
-Nor is a part of a text read for the whole. What is left of the text beside its number must be words, units and
-punctuation: where a sign, a letter or a word changes the value ("2\pi", "1.5 million", "half of 12", "not 17", "x > 5")
-the text has none. One number in mathematical notation is computed (`closed_form.py`): "10^{6}", "\sqrt{16}", "-(-5)".
+value to the right of its last "=". Nor is a part of a text read for the whole: what is left of the text beside its
+number must be words, units and punctuation. Operands ("10-5"), dates, and texts in which a sign, a letter or a word
+changes the value ("2\pi", "10^{6}", "1.5 million", "half of 12", "not 17", "x > 5") have none.
 
 Characters that look alike are one: full-width digits, composed accents, dashes, quotes, hard spaces. Unicode's NFKC
 does most of it, and is wrong about numbers: it turns "10⁶" into "106", "3½" into "31⁄2" and "①" into "1". Here a
@@ -31,8 +29,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from fractions import Fraction
-
-from colar.data.judge.closed_form import closed_form
 
 MAX_DIGITS = 1000
 MAX_EXPONENT = 400
@@ -147,7 +143,6 @@ _UNSOLVED = re.compile(
     r"(?:[0-9)][\s*×]{0,3}|[-+/][\s(]{0,3}|\|\s?)[b-zB-HJ-Z](?![A-Za-z])|(?<![A-Za-z])[b-zB-HJ-Z]\s?[\^*/+-]\s?[0-9(]"
     r"|\\(?!left|right|times|cdot|div|d?frac|text|mathrm|\W)[a-z]+\s{0,3}[{(\\a-zA-Z]|√\s?[(a-zA-Z]"
 )
-_NOTATION = re.compile(r"[\^√|]|sqrt|\\[dtc]?frac|[-+(]\s{0,3}[(+-]")
 _TOO_LONG = 2 * MAX_DIGITS
 """Characters beside its number that a text may have: a longer one states nothing in particular."""
 
@@ -166,17 +161,10 @@ def read_number(text: str) -> Fraction | None:
     if _UNSOLVED.search(left):
         return None
     value = _single(plain)
-    if value is None and _NOTATION.search(text):
-        value = closed_form(_bare(text))
     if value is None and equals:
         # An equation: "6*7 = 42" states 42.
         value = read_number(right)
     return value
-
-
-def _bare(text: str) -> str:
-    """The text without what may surround a formula: dollars and a final full stop."""
-    return re.sub(r"\\[()\[\]]|\\?\$", " ", text).strip().removesuffix(".").strip()
 
 
 def _slashed(match: re.Match[str]) -> str:
@@ -196,27 +184,13 @@ def same_number(gold: Fraction, value: Fraction) -> bool:
 
 def canonical(value: Fraction) -> str:
     """One spelling for each value, for votes and records: "42", "-0.75", and "1/3" where decimals never end."""
-    if value.denominator == 1:
-        return str(value.numerator)
-    # Decimals end exactly where the denominator has no prime factors but 2 and 5.
-    twos, rest = _divided_out(value.denominator, 2)
-    fives, rest = _divided_out(rest, 5)
-    if rest != 1:
+    bottom = value.denominator
+    # Decimals end exactly where the denominator has no prime factors but 2 and 5, each at most `places` times.
+    places = next((n for n in range(bottom.bit_length()) if 10**n % bottom == 0), None)
+    if not places:
         return str(value)
-    places = max(twos, fives)
-    scaled = abs(value.numerator) * 10**places // value.denominator
-    digits = str(scaled).rjust(places + 1, "0")  # 0.05 needs its zeros
-    sign = "-" if value < 0 else ""
-    return f"{sign}{digits[:-places]}.{digits[-places:]}"
-
-
-def _divided_out(number: int, prime: int) -> tuple[int, int]:
-    """Exponent of `prime` in `number`, and the rest of the number."""
-    times = 0
-    while number % prime == 0:
-        number //= prime
-        times += 1
-    return times, number
+    digits = str(abs(value.numerator) * 10**places // bottom).rjust(places + 1, "0")  # 0.05 needs its zeros
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 def _single(text: str) -> Fraction | None:

@@ -14,10 +14,9 @@
 | fixed | see below | never another |
 
 Fixed are 0 and 1 (so that no plural becomes a singular), ordinals, clock times, ratios, ranges and scores (3:2,
-37-23), years, dates, names (mp3, Room 12), mixed numbers, 100% and more, facts of calendar and measures (7 days, 12
-inches), what bodies and vehicles have (4 wheels), compounds ("two hundred five"), odd spellings (007, 4/8), "all 14",
-and "the three" where no other number is 3. "one", "half", "a third", "double" and "a dozen" are no mentions at all:
-`origins.py` has them as cues for constants.
+37-23), years, dates, names (mp3, Room 12), 100% and more, facts of calendar and measures (7 days, 12 inches), what
+bodies and vehicles have (4 wheels), compounds ("two hundred five"), odd spellings (007, 4/8), "all 14", and "the three"
+where no other number is 3. Mixed numbers ("2 1/2"), "one", "half", "a third", "double" and "a dozen" are no mentions.
 """
 
 from __future__ import annotations
@@ -28,25 +27,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from colar.data.renumber.spelling import (
-    PARTS,
-    SMALL,
-    TENS,
-    cased,
-    digits_like,
-    fraction_like,
-    places_of,
-    with_article,
-    word_of,
-)
+from colar.data.renumber.program import digits_like, places_of
 
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
+SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+         "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+PARTS = {3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth", 10: "tenth"}
+"""Names of the bottoms of fractions, singular."""
 
 _WORDS: dict[str, int] = {word: number for number, word in enumerate(SMALL)}
 _WORDS |= {word: 10 * number for number, word in enumerate(TENS, start=2)}
 _PART_VALUES = {name: bottom for bottom, name in PARTS.items()} | {"quarter": 4}
-_GLYPHS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "⅓": " 1/3", "⅔": " 2/3"}
-_NAMED_PARTS = {"half": Fraction(1, 2), "quarter": Fraction(1, 4), "third": Fraction(1, 3)}
 
 _MIXED = r"\d+(?: | and |-)\d+/\d+|\d*[½¼¾⅓⅔]|(?:\d+|[a-z]+) and (?:a|one)[ -](?:half|quarter|third)"
 _FRACTION = r"(?<![\w./,:-])\d+/\d+(?![\d/.]\d)(?:ths?\b)?"
@@ -75,14 +67,11 @@ _LABELS = (
 _FIXED_BEFORE = re.compile(
     rf"[\w#+*^:×/–—-]$|[\d)]\s?[x×]\s?$|\b{_MONTHS}\.?\s$|\b(?i:{_LABELS})\s#?$|\b(?:hundred|thousand)\s(?:and\s)?$"
 )
-# What stands right behind an ordinal, a clock time, a ratio, a range, a product, a date or a compound.
+# What stands right behind an ordinal, a clock time, a ratio, a range, a product, a date, a compound or a name (5k).
 _FIXED_BEHIND = re.compile(
-    rf"(?:st|nd|rd|th)\b|\s?(?:[ap]\.?m\b|o['’]?clock)|[:/–—-]\s?\d|\s?[x×*^+=]\s?[\d(]|-(?:to|of|by|in|for)-"
+    rf"(?:st|nd|rd|th|k|s)\b|\s?(?:[ap]\.?m\b|o['’]?clock)|[:/–—-]\s?\d|\s?[x×*^+=]\s?[\d(]|-(?:to|of|by|in|for)-"
     rf"|[½¼¾⅓⅔°]|\s(?:of\s)?{_MONTHS}\b|\s(?:hundred|thousand|dozen)\s(?:and\s)?(?:\d|(?:{_WORD})\b)|-(?:hundred|thousand)",
     re.IGNORECASE,
-)
-_GLUED = re.compile(
-    r"(?:kgs?|g|mg|ml|l|cl|km|m|cm|mm|oz|lbs?|mph|ft|mi|hrs?|mins?)\b|(?![A-Za-z])", re.IGNORECASE
 )
 _PERCENT = re.compile(r"\s?%|[\s-]percent\b")
 _CURRENCY_BEFORE = re.compile(r"[$€£¥¢]\s?$")
@@ -91,8 +80,7 @@ _SCALE = re.compile(rf"[\s-]({'|'.join(SCALES)})s?\b", re.IGNORECASE)
 _UNIT = re.compile(
     r"(?:[\s-]|(?<=\d))(?:(?:more|full|whole|extra|additional|small|large|big|different)\s)?([A-Za-z]+)"
 )
-_BACK = re.compile(r"\b(?:the|these|those|all|both|other|remaining)\s$", re.IGNORECASE)
-_ALWAYS_BACK = re.compile(r"\b(?:other|remaining|all)\s$", re.IGNORECASE)
+_BACK = re.compile(r"\b(?:the|these|those|both|(all|other|remaining))\s$", re.IGNORECASE)
 
 FACTS = {
     (7, "day"), (28, "day"), (29, "day"), (30, "day"), (31, "day"), (365, "day"), (366, "day"), (24, "hour"),
@@ -107,6 +95,7 @@ BODIES = {
 """Things that come in fixed numbers: changing "4 wheels" would change the world."""
 CAPS = {"day": 7, "hour": 24, "minute": 60, "second": 60, "month": 12, "week": 52, "cent": 99, "time": 10}
 """A number of these that is at most the cap stays so: no day has 30 hours."""
+_STEPS = (10**6, 10**5, 10**4, 5000, 1000, 500, 100, 50, 25, 10, 5)
 _MOST_STEPS = 5000
 _YEARS = range(1900, 2100)
 _NO_NOUN = {"", "and", "to", "he", "she", "they", "it", "but", "when", "was", "is"}
@@ -131,11 +120,8 @@ class Mention:
 
 def find(question: str) -> list[Mention]:
     """Find every number of the question, in order, fixed ones included."""
-    found = []
-    for match in _NUMBER.finditer(question):
-        mention = _mention(question, match)
-        if mention is not None:
-            found.append(mention)
+    matches = [match for match in _NUMBER.finditer(question) if match.lastgroup != "mixed"]
+    found = [_mention(question, match) for match in matches if not re.search(r"/0+(?:ths?)?$", match[0])]
     # A second pass: whether "the three" has another 3 beside it takes all numbers.
     return [_fixed_if_alone(question, mention, found) for mention in found]
 
@@ -147,7 +133,7 @@ def write(question: str, mentions: Sequence[Mention], values: Sequence[Fraction]
     for mention, value in zip(mentions, values, strict=True):
         # A number that stays keeps its very spelling: "twice" would come back as "two times".
         text = mention.text if value == mention.value else spell(mention, value)
-        parts.append(with_article(question[done : mention.start], mention.text, text))
+        parts.append(_with_article(question[done : mention.start], mention.text, text))
         parts.append(text)
         done = mention.end
     return "".join(parts) + question[done:]
@@ -155,13 +141,46 @@ def write(question: str, mentions: Sequence[Mention], values: Sequence[Fraction]
 
 def spell(mention: Mention, value: Fraction) -> str:
     """Write `value` as it stands in the place of `mention`: digits, a word, a fraction, "three times"."""
-    if mention.kind == "times":
-        return cased(f"{word_of(int(value))} times", mention.text)
-    if mention.kind == "word":
-        return cased(word_of(int(value)), mention.text)
+    like = mention.text
+    if mention.kind == "fraction" and like[0].isdigit():
+        return f"{value}{like.lstrip('0123456789/')}"  # 1/8th keeps its th
+    if mention.kind not in ("times", "word", "fraction"):
+        return digits_like(value, like, keep_places=mention.kind == "money")
     if mention.kind == "fraction":
-        return fraction_like(value, mention.text)
-    return digits_like(value, mention.text, keep_places=mention.kind == "money")
+        plural = "s" if like.endswith("s") else ""
+        text = f"{SMALL[value.numerator]}{'-' if '-' in like else ' '}{PARTS[value.denominator]}{plural}"
+    else:
+        text = word_of(int(value)) + (" times" if mention.kind == "times" else "")
+    return text.capitalize() if like[0].isupper() else text
+
+
+def word_of(number: int) -> str:
+    """2 -> two, 35 -> thirty-five; up to 99."""
+    if number < len(SMALL):
+        return SMALL[number]
+    tens, units = divmod(number, 10)
+    return TENS[tens - 2] + (f"-{SMALL[units]}" if units else "")
+
+
+def _with_article(before: str, old: str, new: str) -> str:
+    """The words before a number, ending in the article that the new number needs: an 8-hour shift, a 6-hour shift."""
+    if _begins_with_vowel(old) == _begins_with_vowel(new):
+        return before
+    if _begins_with_vowel(new):
+        return re.sub(r"\b([Aa])(\s[$€£]?)$", r"\1n\2", before)
+    return re.sub(r"\b([Aa])n(\s[$€£]?)$", r"\1\2", before)
+
+
+def _begins_with_vowel(text: str) -> bool:
+    """True if the number is spoken with a vowel first: 8, 11, 18,000, eighty; not 110."""
+    if not text[0].isdigit():
+        return text.lower().startswith(("eight", "eleven"))
+    whole = text.partition(".")[0].partition("/")[0].replace(",", "")
+    # 11 and 18 are spoken at the head of a group of three digits only: 11,000, not 1,100.
+    return whole.startswith("8") or (whole.startswith(("11", "18")) and len(whole) % 3 == 2)
+
+
+# --- other numbers -----------------------------------------------------------------------------------------
 
 
 def options(mention: Mention) -> list[Fraction]:
@@ -193,29 +212,23 @@ def _range(mention: Mention) -> tuple[Fraction, Fraction]:
         low, high = Fraction(2), Fraction(12)
     elif value < 10 and value.denominator == 1 and mention.kind in ("integer", "money"):
         low, high = Fraction(2), Fraction(9)
-    ceilings = {"percent": 95, "word": 99}
-    high = min(high, Fraction(ceilings.get(mention.kind, high)))
-    cap = CAPS.get(mention.unit)
-    if cap is not None and value <= cap:
-        high = min(high, Fraction(cap))
-    return low, high
+    high = min(high, Fraction({"percent": 95, "word": 99}.get(mention.kind, high)))
+    cap = CAPS.get(mention.unit, 0)
+    return low, min(high, Fraction(cap)) if value <= cap else high
 
 
 def _grid(mention: Mention) -> Fraction:
     """The distance between the values that may come: 1 for 23, 100 for 600, 0.25 for $12.50."""
     value = mention.value
-    if value.denominator > 1 and (value - Fraction(99, 100)).denominator == 1:
-        step = Fraction(1)
-    else:
-        # $12.00 becomes $15.00
-        unit = (
-            Fraction(1) if value.denominator == 1 else Fraction(1, 10 ** len(mention.text.partition(".")[2]))
-        )
-        in_units = int(value / unit)
+    step = Fraction(1)
+    if value.denominator == 1 or (value - Fraction(99, 100)).denominator > 1:
+        # $12.00 becomes $15.00, and $19.99 becomes $24.99
+        places = 0 if value.denominator == 1 else len(mention.text.partition(".")[2])
+        in_units = int(value * 10**places)
         # A number is round where it is some steps long.
-        least = 2 if unit < 1 or mention.kind == "percent" else 6
-        steps = (10**6, 10**5, 10**4, 5000, 1000, 500, 100, 50, 25, 10, 5)
-        step = next((each for each in steps if in_units % each == 0 and in_units // each >= least), 1) * unit
+        least = 2 if places or mention.kind == "percent" else 6
+        rounds = (each for each in _STEPS if in_units % each == 0 and in_units // each >= least)
+        step = Fraction(next(rounds, 1), 10**places)
     # Some thousand values are enough of 45,678,901.
     while value / step > _MOST_STEPS:
         step *= 10
@@ -225,10 +238,10 @@ def _grid(mention: Mention) -> Fraction:
 def _fractions(mention: Mention) -> list[Fraction]:
     """Proper fractions from half to twice the value; a top of 1 stays 1, and 1/8th keeps its th."""
     value = mention.value
-    # There is no 1/2th and no 1/3th.
+    # There is no 1/2th and no 1/3th, and halves have a word of their own.
     lowest = 4 if mention.text.endswith(("th", "ths")) else 2
     if not mention.text[0].isdigit():
-        lowest = 3  # halves have a word of their own
+        lowest = 3
     found = set()
     for bottom in range(lowest, 11):
         tops = (1,) if value.numerator == 1 else range(2, bottom)
@@ -236,32 +249,29 @@ def _fractions(mention: Mention) -> list[Fraction]:
     return sorted(other for other in found if value / 2 <= other <= value * 2 and other != value)
 
 
-def _mention(question: str, match: re.Match[str]) -> Mention | None:
-    """The number that was found, with its kind; None where it is no number after all ("salt and a half")."""
+# --- what a number is --------------------------------------------------------------------------------------
+
+
+def _mention(question: str, match: re.Match[str]) -> Mention:
+    """The number that was found, with its kind."""
     before, behind = question[: match.start()], question[match.end() :]
     group = match.lastgroup or ""
-    value = _value(group, match[0].lower())
-    if value is None:
-        return None
     scale = _SCALE.match(behind) if group in ("integer", "word") else None
     noun = _UNIT.match(behind[scale.end() :] if scale else behind)
+    value = _value(group, match[0].lower())
     mention = Mention(
         match.start(),
         match.end(),
         match[0],
         value,
         _kind(group, before, behind, value),
-        unit=singular(noun[1]) if noun else "",
+        unit=_singular(noun[1]) if noun else "",
         scale=SCALES[scale[1].lower()] if scale else 1,
     )
-    if _is_fixed(mention, before, behind):
-        return replace(mention, kind="fixed")
-    return mention
+    return replace(mention, kind="fixed") if _is_fixed(mention, before, behind) else mention
 
 
-def _value(group: str, text: str) -> Fraction | None:
-    if group == "integer":
-        return Fraction(text.replace(",", ""))
+def _value(group: str, text: str) -> Fraction:
     if group == "times":
         return Fraction(2 if text == "twice" else 3)
     if group == "word":
@@ -269,32 +279,12 @@ def _value(group: str, text: str) -> Fraction | None:
     if group == "part":
         top, part = re.split(r"[ -]", text)
         return Fraction(_WORDS[top], _PART_VALUES[part.removesuffix("s")])
-    if group == "fraction":
-        top, bottom = text.removesuffix("s").removesuffix("th").split("/")
-        return Fraction(int(top), int(bottom)) if int(bottom) else None
-    return _mixed_value(text)
-
-
-def _mixed_value(text: str) -> Fraction | None:
-    """ "2 1/2", "2½", "two and a half"; None for "salt and a half"."""
-    for glyph, spelled in _GLYPHS.items():
-        text = text.replace(glyph, spelled)
-    total = Fraction(0)
-    for part in re.split(r"[ -]+", text.strip()):
-        if part in _NAMED_PARTS:
-            total += _NAMED_PARTS[part]
-        elif part in _WORDS and part != "one":
-            total += _WORDS[part]
-        elif re.fullmatch(r"\d+(?:/[1-9]\d*)?", part):
-            total += Fraction(part)
-        elif part not in ("and", "a", "one"):
-            return None
-    return total
+    return Fraction(text.replace(",", "").removesuffix("s").removesuffix("th"))
 
 
 def _kind(group: str, before: str, behind: str, value: Fraction) -> str:
     if group != "integer":
-        return {"part": "fraction", "mixed": "fixed"}.get(group, group)
+        return "fraction" if group == "part" else group
     if _PERCENT.match(behind):
         return "percent" if value < 100 else "fixed"
     if _CURRENCY_BEFORE.search(before) or _CURRENCY_BEHIND.match(behind):
@@ -308,9 +298,6 @@ def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
     if value in (0, 1) or (int(value), mention.unit) in FACTS or mention.unit in BODIES:
         return True
     if _FIXED_BEFORE.search(before) or _FIXED_BEHIND.match(behind):
-        return True
-    digits = kind in ("integer", "decimal", "money")
-    if digits and not _GLUED.match(behind):
         return True
     if kind == "integer" and value in _YEARS and mention.unit in _NO_NOUN:
         return True
@@ -328,17 +315,14 @@ def _is_fixed(mention: Mention, before: str, behind: str) -> bool:
 
 def _fixed_if_alone(question: str, mention: Mention, found: Sequence[Mention]) -> Mention:
     """Fix "the three" where nothing else is 3: it counts what is listed by name. "The other two" is always fixed."""
-    before = question[: mention.start]
-    if mention.kind not in ("integer", "word") or not _BACK.search(before):
+    back = _BACK.search(question, 0, mention.start)
+    if mention.kind not in ("integer", "word") or back is None:
         return mention
     again = any(other.value == mention.value and other is not mention for other in found)
-    counts_what_is_listed = mention.value <= 12 and not again
-    if counts_what_is_listed or _ALWAYS_BACK.search(before):
-        return replace(mention, kind="fixed")
-    return mention
+    return replace(mention, kind="fixed") if back[1] or (mention.value <= 12 and not again) else mention
 
 
-def singular(noun: str) -> str:
+def _singular(noun: str) -> str:
     """The noun in lower case, without the s of its plural: enough to look it up in a table."""
     noun = noun.lower()
     if noun == "inches":

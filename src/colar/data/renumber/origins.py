@@ -38,6 +38,8 @@ from fractions import Fraction
 from colar.data.renumber.mentions import Mention
 from colar.data.renumber.program import NotAProgram, Step
 
+_MOST_NUMBERS = 40
+"""Numbers of a question: pairs and sums of them are looked at one by one."""
 _SMALL = 12
 _FEW = 5
 _ROUND = frozenset(Fraction(value) for value in ("100", "1000", "0.5", "0.25", "0.75", "0.1", "0.01", "1.5"))
@@ -122,10 +124,12 @@ class Trace:
 
 def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> Trace:
     """Trace every operand. `NotAProgram` where one comes from nowhere, or where no number may change."""
+    if len(mentions) > _MOST_NUMBERS:
+        raise NotAProgram("too many numbers")
     cued = cued_constants(question, mentions)
     origins: list[list[list[Origin]]] = []
     for index, step in enumerate(steps):
-        before = [candidates for of_step in origins for candidates in of_step]
+        before = _flat(origins)
         found: list[list[Origin]] = []
         for operand in step.operands:
             candidates = _origins(operand, mentions, steps[:index], cued)
@@ -133,7 +137,9 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
         origins.append(found)
     _check_silent(origins)
     frozen = _frozen(question, mentions, steps, origins, cued)
-    used = {origin.number for origin in _flat(origins) if origin.number is not None}
+    used = {
+        origin.number for candidates in _flat(origins) for origin in candidates if origin.number is not None
+    }
     free = sorted(used - frozen)
     if not free:
         raise NotAProgram("no number may change")
@@ -157,11 +163,10 @@ def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
 
 def _check_silent(origins: list[list[list[Origin]]]) -> None:
     """Reject a chain that leaves a result unused and has a constant behind it: 60 minutes may have become that 1."""
-    used = {origin.result for origin in _flat(origins)}
+    used = {origin.result for candidates in _flat(origins) for origin in candidates}
     for index in range(len(origins) - 1):
-        behind = [candidates for of_step in origins[index + 1 :] for candidates in of_step]
         # `[Origin()]` is an operand that can be nothing but a constant.
-        if index not in used and [Origin()] in behind:
+        if index not in used and [Origin()] in _flat(origins[index + 1 :]):
             raise NotAProgram("a result may be used silently")
 
 
@@ -241,58 +246,49 @@ def _frozen(
     fixed = {mention.value for mention in mentions if mention.kind == "fixed"}
     frozen = set(fixed)
     named = Counter(mention.value for mention in mentions)
-    plain = {Origin(number=value) for value in named}
     used: set[Fraction] = set()
     constants: set[Fraction] = set()
     uncued: set[Fraction] = set()
-    uses: Counter[Fraction | None] = Counter()
+    uses: Counter[Fraction] = Counter()
     for index, (step, of_step) in enumerate(zip(steps, origins, strict=True)):
         for operand, candidates in zip(step.operands, of_step, strict=True):
             numbers = {origin.number for origin in candidates if origin.number is not None}
-            used.update(numbers)
-            uses.update(origin.number for origin in candidates if origin in plain)
-            is_constant = any(origin.number is None and origin.result is None for origin in candidates)
-            if is_constant and numbers:
-                frozen |= numbers
-            elif is_constant and operand not in cued:
-                if operand > 2 and any(_follows(operand, earlier.result, named) for earlier in steps[:index]):
-                    raise NotAProgram("an operand may follow from a result")
-                uncued.add(operand)
-            frozen |= _leaving(operand, mentions, is_constant)
-            if is_constant and operand not in (1, 100):
+            used |= numbers
+            uses.update(value for value in numbers if Origin(number=value) in candidates)
+            if any(origin.number is None and origin.result is None for origin in candidates):
+                if numbers:
+                    frozen |= numbers
+                elif operand not in cued:
+                    results = [earlier.result for earlier in steps[:index]]
+                    if operand > 2 and any(_follows(operand, result, named) for result in results):
+                        raise NotAProgram("an operand may follow from a result")
+                    uncued.add(operand)
                 constants.add(operand)
+            frozen |= _leaving(operand, mentions)
     overused = {value for value in named if value <= _FEW and uses[value] > named[value]}
-    constants |= overused
-    frozen |= overused | {one + other for one, other in itertools.combinations(constants, 2)}
+    pairs = itertools.combinations(constants - {1, 100} | overused, 2)
+    frozen |= overused | {one + other for one, other in pairs}
     frozen |= _counts(question, mentions)
     for operand in uncued:
         frozen |= _summing_to(operand, named)
-    frozen |= _giving(uncued, used - frozen, named, cued & _UNITS)
+    frozen |= _giving(uncued, named, cued & _UNITS)
     # A hundredfold too: the constant 0.1 may be the 10% between 20% and 30%.
-    frozen |= _giving({100 * operand for operand in uncued}, used - frozen, named)
+    frozen |= _giving({100 * operand for operand in uncued}, named)
     outside = {value for value in named if (value not in used or value in fixed) and value > _SMALL}
-    frozen |= _giving(outside, used - frozen, named, apart=True)
-    return frozen
+    return frozen | _giving(outside, named, apart=True)
 
 
-def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) -> set[Fraction]:
-    """The fractions and percentages of which the operand may be the rest, or the whole and the rest.
+def _leaving(operand: Fraction, mentions: Sequence[Mention]) -> set[Fraction]:
+    """The fractions of which the operand may be the rest, or the whole and the rest.
 
-    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question. After 40% and 50% it is 10.
+    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question.
     """
     leaving = set()
     for mention in mentions:
         top, bottom = mention.value.numerator, mention.value.denominator
-        if (
-            mention.kind == "fraction"
-            and operand in (bottom - top, bottom + top)
-            and operand not in (top, bottom)
-        ):
+        rests = {bottom - top, bottom + top} - {top, bottom}
+        if mention.kind == "fraction" and operand in rests:
             leaving.add(mention.value)
-    percentages = [mention.value for mention in mentions if mention.kind == "percent"]
-    rest = 100 - sum(percentages)
-    if is_constant and len(percentages) > 1 and operand in (rest, rest / 100):
-        leaving.update(percentages)
     return leaving
 
 
@@ -307,43 +303,22 @@ def _follows(operand: Fraction, result: Fraction, values: Collection[Fraction]) 
 
 def _giving(
     targets: set[Fraction],
-    asked: set[Fraction],
     values: Collection[Fraction],
     units: Iterable[Fraction] = (),
     apart: bool = False,
 ) -> set[Fraction]:
     """Numbers from which one of the targets follows in one step, with another of `values`, a unit's constant, 1 or 100.
 
-    All of them that are in `asked`, which are some of the values; others need not be found. With `apart`, a target
-    among the values is not taken to follow from itself (14 = 28 - 14). One pass over the pairs serves all targets: a
-    question may list hundreds of numbers, of which its chain uses a few.
+    With `apart`, a target among the values is not taken to follow from itself (14 = 28 - 14).
     """
-    if not targets:
-        return set()
-    constants = [*units, Fraction(1), Fraction(100)]
     giving: set[Fraction] = set()
-    done: set[Fraction] = set()
-    for one in asked:
-        done.add(one)
-        for other in values:
-            # This pair came before, the other way round.
-            if other in done and other != one:
-                continue
-            made = _made(one, other)
-            if one:
-                made.add(Fraction(other // one))
-            found = targets & made
-            if apart:
-                found -= {one, other}
+    if targets:
+        for one, other in itertools.product(values, {*values, *units, Fraction(1), Fraction(100)}):
+            found = targets & _made(one, other)
+            # The target times 1 is the target: that ties it to nothing.
+            found -= {one, other} if apart else {one} if other == 1 else set()
             if found:
                 giving |= {one, other}
-        for constant in constants:
-            found = targets & _made(one, constant)
-            # The target times 1 is the target: that ties it to nothing.
-            if apart or constant == 1:
-                found -= {one}
-            if found:
-                giving |= {one, constant}
     return giving
 
 
@@ -359,22 +334,9 @@ def _made(one: Fraction, other: Fraction) -> set[Fraction]:
 
 def _summing_to(target: Fraction, values: Iterable[Fraction]) -> set[Fraction]:
     """The values of which three or four sum to `target`, 1 among them or not: the parts of a ratio, persons named."""
-    least = {value for value in {*values, Fraction(1)} if value < target}
-    # By their sum: a third number, or a second pair, is then looked up and not searched for.
-    pairs: dict[Fraction, list[set[Fraction]]] = {}
-    for one, other in itertools.combinations(least, 2):
-        if one + other <= target:
-            pairs.setdefault(one + other, []).append({one, other})
-    summing: set[Fraction] = set()
-    for total, of_total in pairs.items():
-        rest = target - total
-        # Pairs of one sum share no number: at most two of them have a number of a given pair, so three are enough.
-        others = pairs.get(rest, [])[:3]
-        for pair in of_total:
-            is_third = rest in least and rest not in pair
-            if is_third or any(pair.isdisjoint(other) for other in others):
-                summing |= pair
-    return summing
+    least = [value for value in {*values, Fraction(1)} if value < target]
+    sums = [*itertools.combinations(least, 3), *itertools.combinations(least, 4)]
+    return {value for some in sums if sum(some) == target for value in some}
 
 
 def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
@@ -401,9 +363,6 @@ def _counts(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
     return counts
 
 
-def _flat(origins: list[list[list[Origin]]]) -> list[Origin]:
-    flat = []
-    for of_step in origins:
-        for candidates in of_step:
-            flat += candidates
-    return flat
+def _flat(origins: Sequence[list[list[Origin]]]) -> list[list[Origin]]:
+    """The candidates of each operand of some steps, in one list."""
+    return [candidates for of_step in origins for candidates in of_step]

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from colar.data.renumber.spelling import digits_like, places_of
-
 _STEP = re.compile(r"(<<)?([0-9.+*/() -]+)=\s*([0-9]*\.?[0-9]+)\s*(>>)?")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 _SIGNS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -27,6 +25,7 @@ _SIGNS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+_MOST_PLACES = 15
 
 
 class NotAProgram(ValueError):
@@ -62,11 +61,7 @@ def fill(step: Step, operands: Sequence[Fraction], result: Fraction) -> str:
     """The text of the step with other numbers, each in the spelling of the one that it replaces."""
     # The numbers of a step's text, from left to right: the operands in order, and last the result.
     values = iter([*operands, result])
-
-    def other(match: re.Match[str]) -> str:
-        return digits_like(next(values), match[0])
-
-    return _NUMBER.sub(other, step.text)
+    return _NUMBER.sub(lambda number: digits_like(next(values), number[0]), step.text)
 
 
 def same_kind(before: Fraction, now: Fraction) -> bool:
@@ -74,48 +69,66 @@ def same_kind(before: Fraction, now: Fraction) -> bool:
 
     Of like size: at most one digit longer.
     """
-    longest = len(str(int(before))) + 1
-    # Not by its spelling: Python spells no number of more than 4,300 digits.
-    if now <= 0 or now >= 10**longest:
-        return False
     units: int = 10 ** places_of(before)
-    return units % now.denominator == 0
+    # Not by its spelling: Python spells no number of more than 4,300 digits.
+    return 0 < now < 10 ** (len(str(int(before))) + 1) and units % now.denominator == 0
+
+
+def digits_like(value: Fraction, like: str, keep_places: bool = False) -> str:
+    """Write `value` in digits as `like` is written: separators, a bare leading point, decimals padded with zeros.
+
+    With `keep_places` it has at least as many decimals. `NotAProgram` where the value's decimals never end.
+    """
+    shown = len(like.partition(".")[2])
+    # A zero at the end shows that decimals are padded: 2.50 becomes 4.00, where 2.5 becomes 4.
+    padded = keep_places or (shown > 0 and like.endswith("0"))
+    places = max(places_of(value), shown if padded else 0)
+    # Exact: there are places enough for all of the value's decimals, so nothing is rounded.
+    scaled = value.numerator * 10**places // value.denominator
+    digits = str(scaled).rjust(places + 1, "0")
+    whole, part = (digits[:-places], digits[-places:]) if places else (digits, "")
+    if "," in like:
+        whole = f"{int(whole):,}"
+    if like.startswith(".") and whole == "0":
+        whole = ""
+    return f"{whole}.{part}" if part else whole
+
+
+def places_of(value: Fraction) -> int:
+    """Count the decimals of a value. `NotAProgram` where they never end."""
+    for places in range(_MOST_PLACES + 1):
+        if 10**places % value.denominator == 0:
+            return places
+    raise NotAProgram("a number has decimals without end")
 
 
 def _step(text: str) -> Step:
     match = _STEP.fullmatch(text.strip())
     if match is None or (match[1] is None) != (match[4] is None):
         raise NotAProgram("a step is no equation")
-    numbers = [Fraction(number) for number in _NUMBER.findall(match[2])]
-    tree = _tree(match[2])
-    result = Fraction(match[3])
-    step = Step(text, tuple(numbers), tree, result)
-    if result <= 0:
+    numbers = tuple(map(Fraction, _NUMBER.findall(match[2])))
+    step = Step(text, numbers, _tree(match[2]), Fraction(match[3]))
+    if step.result <= 0:
         raise NotAProgram("a result is not above 0")
-    if run(step, numbers) != result:
+    if run(step, numbers) != step.result:
         raise NotAProgram("a result is rounded or wrong")
     if len(numbers) == 1:
         raise NotAProgram("a step computes nothing")
-    try:
-        # Its own numbers must give its very text: not those of a number with twenty decimals.
-        if fill(step, step.operands, result) == text:
-            return step
-    except ValueError:
-        pass
-    raise NotAProgram("a number is oddly spelled")
+    # Its own numbers must give its very text: not those of a number with twenty decimals.
+    if fill(step, numbers, step.result) != text:
+        raise NotAProgram("a number is oddly spelled")
+    return step
 
 
 def _tree(expression: str) -> ast.expr:
     """The expression by Python's own parser. `NotAProgram` for signs (`-3`), and for all but + - * / and numbers."""
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Constant | ast.BinOp | ast.operator):
-                raise NotAProgram("a step is no equation")
-            if isinstance(node, ast.BinOp) and type(node.op) not in _SIGNS:
-                raise NotAProgram("a step is no equation")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise NotAProgram("a step is no equation") from error
+    allowed = (ast.Constant, ast.BinOp, *_SIGNS)
+    if not all(isinstance(node, allowed) for node in ast.walk(tree)):
+        raise NotAProgram("a step is no equation")
     return tree
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.ticker import PercentFormatter
 
 from colar.evaluation import picture
-from colar.evaluation.rows import options, speed, texts
+from colar.evaluation.report_rows import options, speed, texts
 
 NONE = "–"
 """In a table, null."""

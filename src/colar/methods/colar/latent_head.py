@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+Body = Literal["gelu", "norm"]
+
 LOG_STD_RANGE = (-7.0, 2.0)
 """Clamp of log sigma (targets have unit scale): unclamped, the NLL blows up where a latent is predictable."""
 
@@ -18,18 +20,18 @@ LOG_STD_RANGE = (-7.0, 2.0)
 class LatentHead(nn.Module):
     """Hidden state -> mean and log standard deviation of the next latent in units of sigma_e, (..., D) each.
 
-    "A three-layered MLP with hidden dimensions corresponding to the LLM backbone's" and two heads.
+    "A three-layered MLP with hidden dimensions corresponding to the LLM backbone's" and two heads. The body `norm` is
+    that of the authors' code, whose third layer is a LayerNorm and whose width is an option.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, body: Body = "gelu", body_width: int | None = None) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        for _ in range(3):
-            layers.append(nn.Linear(width, width))
-            layers.append(nn.GELU())
+        inner = width if body_width is None else body_width
+        layers = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, inner)]
+        layers += [nn.LayerNorm(inner)] if body == "norm" else [nn.GELU(), nn.Linear(inner, inner), nn.GELU()]
         self.body = nn.Sequential(*layers)
-        self.mean = nn.Linear(width, width)
-        self.log_std = nn.Linear(width, width)
+        self.mean = nn.Linear(inner, width)
+        self.log_std = nn.Linear(inner, width)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # In its own precision, float32, under autocast too: a mean that is rounded to bfloat16 is off by 0.002, which

@@ -46,7 +46,7 @@ from colar.checks import check_choice, check_number, is_number
 from colar.data.example import Example
 from colar.methods import grouping, losses
 from colar.methods.base import Batch, ThinkState, Thought
-from colar.methods.colar.latent_head import LatentHead, gaussian_entropy, gaussian_logps, latent_loss
+from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
 from colar.methods.grouping import Factors, Fed
 from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
 from colar.model.latent_lm import LatentLM
@@ -85,6 +85,10 @@ class ColarConfig:
     """A group is fed as its sum over "sqrt" of its size, or as its "mean" (ablation MP)."""
     head: Head = "gaussian"
     """"gaussian" predicts mean and spread; "deterministic" a point, trained by MSE (ablation DL)."""
+    body: Body = "gelu"
+    """The head's body: three linears, a "gelu" behind each, or two and a LayerNorm ("norm", the authors' code)."""
+    body_width: int | None = None
+    """Width of the body; null: the backbone's."""
     latent_loss: LatentLoss = "soft_mse"
     """"soft_mse" for simple problems, "nll" for those that need exploration (the paper's MATH runs)."""
     alpha: float = 0.02
@@ -107,6 +111,9 @@ class ColarConfig:
     def __post_init__(self) -> None:
         check_choice("method.merge", self.merge, get_args(Merge))
         check_choice("method.head", self.head, get_args(Head))
+        check_choice("method.body", self.body, get_args(Body))
+        if self.body_width is not None:
+            check_number("method.body_width", self.body_width, 1, whole=True)
         check_choice("method.latent_loss", self.latent_loss, get_args(LatentLoss))
         check_choice("method.chain_label", self.chain_label, get_args(ChainLabel))
         check_choice("method.stop", self.stop, get_args(Stop))
@@ -135,7 +142,7 @@ class Colar(grouping.GroupMethod):
     measured: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
-        return {"latent_head": LatentHead(lm.width)}
+        return {"latent_head": LatentHead(lm.width, self.config.body, self.config.body_width)}
 
     def prepare(self, lm: LatentLM, examples: Iterable[Example]) -> Iterable[Example]:
         # The targets are made of the embeddings: they must not move while they are aimed at.
@@ -151,7 +158,7 @@ class Colar(grouping.GroupMethod):
             raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
         return float(self.config.sigma_e)
 
-    def trained(self, params: ColarParams) -> str | None:
+    def warning_for(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
@@ -161,7 +168,7 @@ class Colar(grouping.GroupMethod):
             raise ValueError(
                 f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
             )
-        return super().trained(params)
+        return super().warning_for(params)
 
     # Learning
 
@@ -231,7 +238,7 @@ class Colar(grouping.GroupMethod):
         return bool(self.config.head != "deterministic")
 
     def logps(self, lm: LatentLM, rollouts: Rollouts, latent_logprob: LatentLogprob) -> Scores:
-        separator_id = lm.template.separator_id
+        separator_id = lm.template.closing_id
 
         def thought_logps(thoughts: ThoughtActions) -> tuple[Tensor, dict[str, Tensor]]:
             (go_on_L,) = lm.reduce_logits(
@@ -281,7 +288,7 @@ class Colar(grouping.GroupMethod):
 
         info = {}
         if state.wants_info:
-            stop_B = probability(lm.template.separator_id, logits_BV)
+            stop_B = probability(lm.template.closing_id, logits_BV)
             # A deterministic head has the Gaussian's shape, but nothing ever trained its sigma.
             spread = {"sigma": log_std_BD.exp()} if self.has_density else {}
             info = {
@@ -306,7 +313,7 @@ class Colar(grouping.GroupMethod):
 
         No token is chosen: whether it would be the separator takes the separator's probability alone.
         """
-        separator_id = lm.template.separator_id
+        separator_id = lm.template.closing_id
         greedy_B = state.temperature == 0
         is_greedy_B = state.known("temperature") == 0
         stops_B = torch.zeros_like(greedy_B)
@@ -328,7 +335,7 @@ def _stop_logp(lm: LatentLM, state: ThinkState, logits_BV: Tensor, stop_B: Tenso
     if bool(((temperature_B == 0) | (temperature_B == 1)).all()):
         # `stop_B` is of temperature 1, by which temperature 0 is scored too: no second softmax.
         return stop_B.clamp(min=torch.finfo(stop_B.dtype).tiny).log()
-    separator_B = torch.full_like(state.step, lm.template.separator_id)
+    separator_B = torch.full_like(state.step, lm.template.closing_id)
     return token_logps(logits_BV, state.temperature, separator_B)
 
 

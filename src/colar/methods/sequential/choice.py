@@ -172,7 +172,7 @@ def choose(
     if compact is None:
         compact = first_B.device.type == "cpu"
     decoder = lm.extra["group_decoder"]
-    separator_id = lm.template.separator_id
+    separator_id = lm.template.closing_id
     shortlist = rules.shortlist
     G = rules.places
     found = Groups.begun(first_B, G)

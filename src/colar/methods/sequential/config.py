@@ -120,7 +120,7 @@ def count_shortlist(template: Template, examples: Sequence[Example]) -> tuple[in
             "method.shortlist is counted in the training chains, but no row has a chain: "
             "give method.shortlist_ids, or leave it out"
         )
-    found.add(template.separator_id)
+    found.add(template.closing_id)
     progress.say(f"shortlist: {len(found):,} tokens, of {len(template.tokenizer):,}")
     return tuple(sorted(found))
 

@@ -142,7 +142,7 @@ def thought_logps(
         return tokens_LG.sum(-1)
 
     # That a thought comes at all was decided before its first token was drawn.
-    separator_id = lm.template.separator_id
+    separator_id = lm.template.closing_id
 
     def reduce(
         logits_XV: Tensor, first_X: Tensor, scale_X: Tensor, temperature_X: Tensor

@@ -7,8 +7,8 @@
 Where each digit is a token, as in SmolLM2, Qwen and Gemma, groups of c tokens cut numbers in two, each time elsewhere.
 A pretrained model computes with digits that stand at positions of their own; to compute with several in one latent it
 has to learn anew. So the digits of operands stay in groups of their own, and what is hardly computed with is put
-together: the digits, up to three, of a number that begins a group, as a result does behind "=", are one unit. No digit
-joins a group behind another digit else.
+together: the digits, up to three, of a number that begins a group, as a result does after "=", are one unit. Otherwise
+no digit may follow another digit in a group.
 
 "=" is a group of its own. A result is computed there, and in the group [2 =] the model would have to take the latent
 apart first, and then have no layers left for the result. Signs start a group: behind [8 /] the next operand would begin
@@ -122,7 +122,7 @@ class Equations:
         digit_BT = self.is_digit(chain_ids) & numbers_B[:, None]
         refused_BT = self.is_start(chain_ids) | _shifted(self.is_end(chain_ids))
         refused_BT = refused_BT | (digit_BT & _shifted(digit_BT))
-        # The digits that a group begins with are not behind one another: look only behind these.
+        # A group may begin with several digits: what is refused is looked for after them.
         first_BT = torch.where(digit_BT, self.lengths(chain_ids, numbers_B), 1)
         place_BT = torch.where(refused_BT, at_T, T)
         # From each token on, the first that is refused: the least of the places that follow.

@@ -104,12 +104,12 @@ class Sequential(grouping.GroupMethod):
             )
         return gather(self.config.shortlist_ids)
 
-    def trained(self, params: SequentialParams) -> str | None:
+    def warning_for(self, params: SequentialParams) -> str | None:
         c, most = params.compression_factor, self.config.factors.most
         # The decoder has never said a token at a place behind those.
         if c > most:
             raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
-        warnings = [super().trained(params)]
+        warnings = [super().warning_for(params)]
         if params.confidence_threshold and not any(self.config.confidence_thresholds):
             warnings.append(
                 f"confidence_threshold {params.confidence_threshold:g}: groups that end early were not trained "
@@ -181,7 +181,7 @@ class Sequential(grouping.GroupMethod):
             batch.chain_lengths,
             starts_BK,
             torch.maximum(own_BK, self._ahead(lm, batch, starts_BK)) if ahead else own_BK,
-            lm.template.separator_id,
+            lm.template.closing_id,
         )
         place_G = torch.arange(ids_BKG.shape[-1], device=own_BK.device)
         weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
@@ -235,7 +235,7 @@ class Sequential(grouping.GroupMethod):
         if equations is not None:
             most_BT = grouping.reach(equations.lengths(batch.chain_ids, numbers_B), starts_BT, most_BT)
         ids_BTG, asked_BTG = decoder.windows(
-            batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.separator_id
+            batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.closing_id
         )
         if ids_BTG.shape[-1] < 2:
             return torch.ones_like(batch.chain_ids)
@@ -312,7 +312,7 @@ class Sequential(grouping.GroupMethod):
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens; the separator in the first place is the stop."""
-        separator_id = lm.template.separator_id
+        separator_id = lm.template.closing_id
         logits_BV = state.logits()
         temperatures = (state.temperature, state.latent_temperature)
         known_temperature_B, known_top_p_B = state.known_decoding()
@@ -376,7 +376,7 @@ class Sequential(grouping.GroupMethod):
     def _merged(self, lm: LatentLM, ids: Tensor) -> Tensor:
         """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""
         # The separator that ends a group is no part of it.
-        real = (ids != NOTHING) & (ids != lm.template.separator_id)
+        real = (ids != NOTHING) & (ids != lm.template.closing_id)
         return merging.merge_groups(lm, ids, real, self.equations(lm))
 
     def _most(self, state: ThinkState) -> Tensor:

@@ -1,6 +1,6 @@
 """Rewards: plain functions `f(completions, **columns) -> list[float | None]`, one number an output.
 
-`completions` are the answers' texts. The columns are lists of the same length: of the example `id`, `question`,
+`completions` are the answers' texts. The columns are lists of the same length: `example`, and of it `id`, `question`,
 `answer`, `answer_type`; of the output `length` (#L), `max_latents`, `truncated`, `completion_ids`, and the
 per-request values (`compression_factor`). A function takes the columns it needs and swallows the rest with
 `**columns`. None means that it has no value for an output (TRL's convention).
@@ -17,19 +17,17 @@ import torch
 from torch import Tensor
 
 from colar import checks
-from colar.data.judge.answers import judge
+from colar.data.example import Example
+from colar.data.judge.answers import verdict
 from colar.training.grpo.rollout import Output
 
 Reward = Callable[..., Sequence[float | None]]
 
 
-def accuracy(
-    completions: Sequence[str], answer: Sequence[str], answer_type: Sequence[Any], **columns: Any
-) -> list[float | None]:
+def accuracy(completions: Sequence[str], example: Sequence[Example], **columns: Any) -> list[float | None]:
     """1 where the evaluation's judge finds the answer right, else 0 ("r_i to 1 when an answer is correctly predicted
     and to 0 otherwise")."""
-    triples = zip(completions, answer, answer_type, strict=True)
-    return [float(judge(text, gold, kind).correct) for text, gold, kind in triples]
+    return [float(verdict(text, row).correct) for text, row in zip(completions, example, strict=True)]
 
 
 def length_penalty(
@@ -79,7 +77,7 @@ def apply(reward_funcs: Mapping[str, Reward], outputs: Sequence[Output]) -> Tens
 
 def columns_of(outputs: Sequence[Output]) -> dict[str, list[Any]]:
     """The columns that reward functions may ask for."""
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {"example": [output.example for output in outputs]}
     for name in ("id", "question", "answer", "answer_type"):
         columns[name] = [getattr(output.example, name) for output in outputs]
     completions = [output.completion for output in outputs]

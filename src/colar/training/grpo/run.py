@@ -23,8 +23,8 @@ from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from colar import files, progress
-from colar.data.example import Example
-from colar.engine.request import Request, prompt_ids
+from colar.data.example import Example, leave_out
+from colar.engine.request import Request, TooLong, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -118,7 +118,7 @@ def make_trainer(
     plan = grpo.plan(config, args.world_size)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    check_questions(lm, method, grpo, examples)
+    examples = fitting_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
     sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
     return GrpoTrainer(
@@ -132,8 +132,13 @@ def make_trainer(
     )
 
 
-def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]) -> None:
-    """ValueError for a question that does not fit the context, twin ids, or a factor that cannot work."""
+def fitting_questions(
+    lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]
+) -> list[Example]:
+    """The examples whose questions fit the context within the limits of generation; logs how many do not.
+
+    ValueError for twin ids, a factor that cannot work, and where more than half of the questions are too long.
+    """
     ids = {example.id for example in examples}
     if len(ids) < len(examples):
         raise ValueError("some questions are there twice: draws are functions of a question's id")
@@ -143,14 +148,21 @@ def check_questions(lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Se
     for combination in itertools.product(*values_of.values()):
         params.append(registry.make_params(method, dict(zip(values_of, combination, strict=True))))
     for values in params:
-        warning = method.trained(values)
+        warning = method.warning_for(values)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
     # The speed slot of the prompt may be longer for one value than for another: each is tried.
-    for example in progress.track(examples, "check questions"):
+    too_long = {}
+    for index, example in enumerate(progress.track(examples, "check questions")):
         for values in params:
             request = Request(example.id, example.question, values, grpo.decoding, context=example.context)
-            prompt_ids(lm, method, request)
+            try:
+                prompt_ids(lm, method, request)
+            except TooLong as error:
+                too_long[index] = str(error)
+    return leave_out(
+        examples, too_long, "questions", "lower grpo.max_latents or grpo.max_completion_length to take them"
+    )
 
 
 def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
@@ -158,7 +170,7 @@ def _drop_later_completions(folder: RunFolder, resume: bool) -> None:
     if not folder.completions.exists():
         return
     # The lock: the outputs of a process that still runs are not ours to drop.
-    with files.alone(folder.path):
+    with files.locked(folder.path):
         resume_from = folder.last_checkpoint() if resume else None
         step = 0 if resume_from is None else run_folder.read_state(resume_from).global_step
         records = files.resume_jsonl(folder.completions)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 from rich.text import Text
 
-from colar.evaluation.rows import Difference, ReportRow
+from colar.evaluation.report_rows import Difference, ReportRow
 from colar.evaluation.stats import Z95
 
 BLANK = "–"
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """A table without a medium: a title, column heads, rows of text, and notes below it."""
 
     title: str
@@ -28,7 +28,7 @@ class Grid:
     """Columns, from the right, that a terminal too narrow for all of them still shows; 0 shows all of them, folded."""
 
 
-def markdown(grid: Grid) -> str:
+def markdown(grid: TextTable) -> str:
     """A heading, the table and its notes. Column heads and cells are escaped: `|`, `*` and `<` mean themselves."""
     # `---:` sets a column flush right.
     rule = ["---"] * grid.words + ["---:"] * (len(grid.head) - grid.words)
@@ -50,7 +50,7 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
 
 
-def narrowed(grid: Grid, width: int) -> Grid:
+def narrowed(grid: TextTable, width: int) -> TextTable:
     """The grid with its words and its last columns alone, where all do not fit into `width` characters."""
     columns = zip(grid.head, *grid.rows, strict=True)
     # Each column takes its longest text, a space on either side and a vertical rule.
@@ -70,13 +70,15 @@ def narrowed(grid: Grid, width: int) -> Grid:
     return replace(grid, head=kept(grid.head), rows=rows, notes=[*grid.notes, note])
 
 
-def rich_table(grid: Grid) -> Table:
+def rich_table(grid: TextTable) -> Table:
     """The table for a terminal. Texts are shown as they are: rich's markup is not read in them."""
     # As Text objects, labels such as [red] stay as they are.
     caption = Text("\n".join(grid.notes))
     table = Table(title=grid.title, caption=caption, title_justify="left", caption_justify="left")
     for index, head in enumerate(grid.head):
-        table.add_column(Text(head), justify="left" if index < grid.words else "right", overflow="fold")
+        words = index < grid.words
+        # On a narrow terminal words are folded, never a number.
+        table.add_column(Text(head), justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for row in grid.rows:
         table.add_row(*(Text(text) for text in row))
     return table

@@ -14,6 +14,7 @@ from colar import progress
 from colar.data import sources
 from colar.data.example import Example
 from colar.data.formats import collapsed
+from colar.data.judge import custom
 from colar.data.renumber import renumber
 from colar.recipe.schema import DataConfig, MixedRows
 
@@ -54,7 +55,7 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
             "rows, or set data.validation_size 0"
         )
     _say_asked_twice(train_rows, held_out)
-    return train_rows, held_out
+    return custom.applied(train_rows, data.judge), custom.applied(held_out, data.judge)
 
 
 def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:

@@ -8,7 +8,8 @@
 
 Index i of every column belongs to slot i of the cache: if a row moves to another slot, its columns move with it.
 
-Tensors are what the device computes with. What Python decides by is in lists, because reading a tensor synchronises.
+Tensors are what the device computes with. Values that Python branches on are in lists: reading a
+tensor synchronises.
 
 Shape suffixes: N rows, B some of them, D width.
 """

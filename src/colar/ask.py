@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -40,7 +40,7 @@ class Answer:
     """True if the thinking or the answer met its limit."""
     seconds: float
     """The request's share of wall-clock time."""
-    completion: Completion
+    completion: Completion = field(repr=False)
     """As the engine gives it."""
 
     def __str__(self) -> str:
@@ -69,6 +69,10 @@ class Model:
         self.lm = lm.eval()
         self.method = method
         self.engine = Engine(lm, method, batch_size)
+
+    def __repr__(self) -> str:
+        speed = "".join(f", {name} {value:g}" for name, value in self.method.default_params.items())
+        return f"Model({self.lm.name}, method {self.method.name}{speed})"
 
     @overload
     def ask(self, question: str, **asked: Any) -> Answer: ...
@@ -130,6 +134,7 @@ class Model:
         **params: Any,
     ) -> Request:
         check_choice("decoding", decoding, list(DECODINGS))
+        check_holds("question", isinstance(question, str) and bool(question.strip()), question, "a text")
         given = {"max_latents": max_latents, "max_completion_length": max_completion_length}
         limits = {**self.method.default_limits, **{name: n for name, n in given.items() if n is not None}}
         return Request(

@@ -14,22 +14,34 @@ from typing import Any
 
 from colar import files
 from colar.checks import check_choice, check_holds, check_same_run, check_text
+from colar.data import formats, tables
 from colar.data.example import ROLES
+from colar.data.layouts import QUESTION
 from colar.engine.request import Completion, Decoding, Request, answer_key
 from colar.ops.noise import seed_from
 
 
 def read_questions(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file, each with `id`, `question` and `context`; a row without an id is known by its line."""
+    """The rows of a file, each with `id`, `question` and `context`; a row without an id is known by its number.
+
+    The question may have another of the names in `layouts.QUESTION`.
+    """
     rows = []
-    for number, row in files.read_jsonl(path):
-        question = row.get("question") if isinstance(row, dict) else None
+    for number, (place, given) in enumerate(tables.read(Path(path)), start=1):
+        try:
+            row = formats.named_fields(given)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        question = next((row[name] for name in QUESTION if row.get(name) is not None), None)
         if not isinstance(question, str) or not question.strip():
-            raise ValueError(f'{path}:{number}: no "question"')
-        for name in ("question", "id", "answer"):
-            check_text(f"{path}:{number}: {name}", str(row.get(name, "")))
-        context = _context(f"{path}:{number}", row.get("context") or [])
-        rows.append({**row, "id": str(row.get("id", number)), "context": context})
+            raise ValueError(f"{place}: no question: a row needs one of {', '.join(QUESTION)}")
+        for name, text in (
+            ("question", question),
+            *((name, str(row.get(name, ""))) for name in ("id", "answer")),
+        ):
+            check_text(f"{place}: {name}", text)
+        context = _context(place, row.get("context") or [])
+        rows.append({**row, "question": question, "id": str(row.get("id", number)), "context": context})
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):
