@@ -150,14 +150,11 @@ def _turns(turns: Any) -> tuple[list[tuple[str, str]], Mapping[str, Any]]:
 
 def _completion(row: Mapping[str, Any]) -> Fields:
     prompt, completion = row["prompt"], row["completion"]
-    if isinstance(prompt, list) or isinstance(completion, list):
-        both = [*_as_turns(prompt, "user"), *_as_turns(completion, "assistant")]
-        return _chat({**row, "messages": both})
-    return _solution(row, "prompt", "completion", None)
-
-
-def _as_turns(value: Any, role: str) -> list[Any]:
-    return value if isinstance(value, list) else [{"role": role, "content": value}]
+    if not isinstance(prompt, list) and not isinstance(completion, list):
+        return _solution(row, "prompt", "completion", None)
+    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    said = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+    return _chat({**row, "messages": [*asked, *said]})
 
 
 def _program(row: Mapping[str, Any]) -> Fields:
@@ -185,12 +182,9 @@ def _checked(question: str, solution: programs.Solution, given: Any, row: Mappin
 
 def _common(row: Mapping[str, Any]) -> Fields:
     question = _first(row, QUESTION)
-    rest = [name for name in ANSWER if name != question]
-    answer = _first(row, rest)
-    steps = next(
-        (name for name in REASONING if row.get(name) is not None and name not in (question, answer)), None
-    )
-    fields = _solution(row, question, answer, steps)
+    answer = _first(row, [name for name in ANSWER if name != question])
+    chains = (name for name in REASONING if row.get(name) is not None and name not in (question, answer))
+    fields = _solution(row, question, answer, next(chains, None))
     # Alpaca's: an instruction, and what it is about.
     if question == "instruction" and isinstance(row.get("input"), str) and row["input"].strip():
         fields = replace(fields, question=f"{fields.question}\n\n{row['input'].strip()}")
@@ -208,7 +202,7 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
     if steps is None:
         return replace(answered({"content": given}, {}), question=asked, key=_key(row))
     chain = row.get(steps)
-    fields = Fields(asked, (), _final(given), _key(row), row.get("answer_type"))
+    fields = Fields(asked, (), _parted(given)[1], _key(row), row.get("answer_type"))
     if isinstance(chain, str):
         # The column of reasoning may end in the answer once more.
         before, mark, _ = chain.rpartition("####")
@@ -218,33 +212,25 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
 
 def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
     """The chain and the answer of a message; its question is left blank."""
-    content = str(message.get("content", message.get("value", "")))
-    for name in ("reasoning_content", "reasoning", "thinking"):
+    chain, answer = _parted(str(message.get("content", message.get("value", ""))))
+    for name in ("thinking", "reasoning", "reasoning_content"):
         own = message.get(name) or row.get(name)
-        if isinstance(own, str) and own.strip():
-            return Fields("", cut(own), _final(content))
-    thought = THINK.match(content)
+        chain = own if isinstance(own, str) and own.strip() else chain
+    return Fields("", cut(chain), answer)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """The reasoning in a text, "" where there is none, and the answer behind it or in its last box."""
+    thought = THINK.match(text)
     if thought:
-        return Fields("", cut(thought[1]), _final(thought[2]))
-    before, mark, behind = content.rpartition("####")
+        return thought[1], _parted(thought[2])[1]
+    before, mark, behind = text.rpartition("####")
     if mark:
-        return Fields("", cut(before), filled(behind, "answer"))
-    boxed = extract_boxed(content)
-    if boxed is not None:
-        chain = cut(content)
-        # The answer alone, in its box, is no reasoning.
-        alone = content.strip().strip("$. ").startswith("\\boxed")
-        return Fields("", () if alone else chain, boxed)
-    return Fields("", (), filled(content, "answer"))
-
-
-def _final(text: str) -> str:
-    """The answer in a text behind the reasoning: behind `####`, in the last box, or all of it."""
-    _, mark, behind = text.rpartition("####")
-    if mark:
-        return filled(behind, "answer")
+        return before, filled(behind, "answer")
     boxed = extract_boxed(text)
-    return filled(text if boxed is None else boxed, "answer")
+    # The answer alone, in its box, is no reasoning.
+    alone = boxed is None or text.strip().strip("$. ").startswith("\\boxed")
+    return "" if alone else text, filled(text if boxed is None else boxed, "answer")
 
 
 def _key(row: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 
 from colar.data.judge import comparer
@@ -108,12 +107,8 @@ def extract_boxed(solution: str) -> str | None:
 
 def math_spans(text: str) -> list[str]:
     r"""The texts between `$...$`, `\(...\)` or `\[...\]`."""
-    spans = []
-    for dollars, round_ones, square_ones in _MATHS.findall(text):
-        # A group a kind of delimiter; two of the three are empty.
-        inner = dollars or round_ones or square_ones
-        spans.append(inner.strip())
-    return spans
+    # A group a kind of delimiter; two of the three are empty.
+    return ["".join(groups).strip() for groups in _MATHS.findall(text)]
 
 
 def formula(text: str) -> str | None:
@@ -136,11 +131,7 @@ def formula(text: str) -> str | None:
 
 def plain(expression: str) -> str:
     r"""One spelling for looks that do not matter: `\dfrac`, `\left(`, `\text{}`, spaces, dollars, a final full stop."""
-    text = expression.strip()
-    spans = math_spans(text)
-    if len(spans) == 1 and _MATHS.fullmatch(text.rstrip(".")):
-        text = spans[0]
-    text = _WORDS.sub(r" \1 ", text)
+    text = _WORDS.sub(r" \1 ", _undelimited(expression.strip()))
     # In the order of the table: spaces go last, when nothing else can leave one behind.
     for pattern, replacement in _LOOKS:
         text = pattern.sub(replacement, text)
@@ -163,10 +154,12 @@ def same_maths(gold: str, answer: str) -> bool:
     if formula(gold) is None or formula(answer) is None:
         return False  # math-verify would take the last one
     gold, answer = _undelimited(gold), _undelimited(answer)
-    expected, stated = measured(gold, answer), measured(answer, gold)
-    if not expected.compatible(stated) or _ordered(expected.expression) != _ordered(stated.expression):
+    (gold, unit, bases), (answer, other_unit, other_bases) = measured(gold, answer), measured(answer, gold)
+    # One of the two may have none.
+    if (unit and other_unit and unit != other_unit) or (bases and other_bases and bases != other_bases):
         return False
-    gold, answer = expected.expression, stated.expression
+    if _ordered(gold) != _ordered(answer):
+        return False
     spelled, other = plain(gold), plain(answer)
     if spelled == other:
         return True
@@ -232,32 +225,15 @@ def _braced(text: str, start: int) -> str | None:
 # --- units and bases --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """An answer without its unit and its bases, each in one spelling; "" and () where it has none."""
-
-    expression: str
-    unit: str
-    bases: tuple[str, ...]
-
-    def compatible(self, other: Quantity) -> bool:
-        """Units and bases are the same, or one of the two answers has none."""
-        units = not self.unit or not other.unit or self.unit == other.unit
-        bases = not self.bases or not other.bases or self.bases == other.bases
-        return units and bases
-
-
-def measured(answer: str, other: str) -> Quantity:
-    """Split an answer in LaTeX into its value, its unit and its bases.
+def measured(answer: str, other: str) -> tuple[str, str, tuple[str, ...]]:
+    """An answer in LaTeX without its unit and its bases, and these, each in one spelling; "" and () for none.
 
     The letter of "5 m" is a unit where the `other` answer has one in words; else it is a variable.
     """
     text = answer
     unit = ""
-    dollars = _DOLLARS.match(text)
-    if dollars:
-        text = dollars[1] + text[dollars.end() :]
-        unit = "$"
+    if dollars := _DOLLARS.match(text):
+        text, unit = dollars[1] + text[dollars.end() :], "$"
     degrees = _DEGREES.search(text)
     behind = _BEHIND.search(text)
     letter = _LETTER.search(text) if re.search(_TEXT, other) else None
@@ -268,10 +244,9 @@ def measured(answer: str, other: str) -> Quantity:
     elif behind:
         name = behind["boxed"] or behind["short"] or behind["words"]
         if not _NO_UNIT.match(name.strip()):
-            text = text[: behind.start()]
-            unit = _canonical(name, behind["power"] or "")
+            text, unit = text[: behind.start()], _canonical(name, behind["power"] or "")
     bases = tuple(number or braced or word for number, braced, word in _BASE.findall(text))
-    return Quantity(_BASE.sub("", text).strip(), unit, bases)
+    return _BASE.sub("", text).strip(), unit, bases
 
 
 def _canonical(name: str, power: str) -> str:
