@@ -114,20 +114,21 @@ class Origin:
     result: int | None = None
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The origins of every operand (by step, then by operand), and the values of the question that may change."""
-
-    origins: list[list[list[Origin]]]
-    free: list[Fraction]
+Origins = list[list[list[Origin]]]
+"""The candidates of every operand, by step, then by operand."""
 
 
-def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> Trace:
-    """Trace every operand. `NotAProgram` where one comes from nowhere, or where no number may change."""
+def trace(
+    question: str, mentions: Sequence[Mention], steps: Sequence[Step]
+) -> tuple[Origins, list[Fraction]]:
+    """The origins of every operand, and the values of the question that may change.
+
+    `NotAProgram` where an operand comes from nowhere, or where no number may change.
+    """
     if len(mentions) > _MOST_NUMBERS:
         raise NotAProgram("too many numbers")
     cued = cued_constants(question, mentions)
-    origins: list[list[list[Origin]]] = []
+    origins: Origins = []
     for index, step in enumerate(steps):
         before = _flat(origins)
         found: list[list[Origin]] = []
@@ -143,7 +144,7 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
     free = sorted(used - frozen)
     if not free:
         raise NotAProgram("no number may change")
-    return Trace(origins, free)
+    return origins, free
 
 
 def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
@@ -161,7 +162,7 @@ def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
     return cued
 
 
-def _check_silent(origins: list[list[list[Origin]]]) -> None:
+def _check_silent(origins: Origins) -> None:
     """Reject a chain that leaves a result unused and has a constant behind it: 60 minutes may have become that 1."""
     used = {origin.result for candidates in _flat(origins) for origin in candidates}
     for index in range(len(origins) - 1):
@@ -236,7 +237,7 @@ def _frozen(
     question: str,
     mentions: Sequence[Mention],
     steps: Sequence[Step],
-    origins: list[list[list[Origin]]],
+    origins: Origins,
     cued: set[Fraction],
 ) -> set[Fraction]:
     """The values that stay what they are, of those that the chain uses: see the module's docstring.
