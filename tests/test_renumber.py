@@ -66,7 +66,8 @@ IDS = [f"{index}-{example.steps[0]}" for index, example in enumerate(ROWS)]
         ("twice or thrice", [("twice", 2, "times"), ("thrice", 3, "times")]),
         ("one of them, half of it, a third, a dozen, double", []),
         ("$20/hour", [("20", 20, "money")]),
-        ("2 1/2 cups, two and a half, 2½", []),
+        ("2 1/2 cups, two and a half, 2½", [("2 1/2", "5/2", "fixed"), ("two and a half", "5/2", "fixed"),
+                                            ("2½", "5/2", "fixed")]),
     ],
 )  # fmt: skip
 def test_numbers_are_found(question, found):

@@ -256,7 +256,8 @@ def _frozen(
             numbers = {origin.number for origin in candidates if origin.number is not None}
             used |= numbers
             uses.update(value for value in numbers if Origin(number=value) in candidates)
-            if any(origin.number is None and origin.result is None for origin in candidates):
+            is_constant = any(origin.number is None and origin.result is None for origin in candidates)
+            if is_constant:
                 if numbers:
                     frozen |= numbers
                 elif operand not in cued:
@@ -265,7 +266,7 @@ def _frozen(
                         raise NotAProgram("an operand may follow from a result")
                     uncued.add(operand)
                 constants.add(operand)
-            frozen |= _leaving(operand, mentions)
+            frozen |= _leaving(operand, mentions, is_constant)
     overused = {value for value in named if value <= _FEW and uses[value] > named[value]}
     pairs = itertools.combinations(constants - {1, 100} | overused, 2)
     frozen |= overused | {one + other for one, other in pairs}
@@ -279,10 +280,10 @@ def _frozen(
     return frozen | _giving(outside, named, apart=True)
 
 
-def _leaving(operand: Fraction, mentions: Sequence[Mention]) -> set[Fraction]:
-    """The fractions of which the operand may be the rest, or the whole and the rest.
+def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) -> set[Fraction]:
+    """The fractions and percentages of which the operand may be the rest, or the whole and the rest.
 
-    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question.
+    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question. After 40% and 50% it is 10.
     """
     leaving = set()
     for mention in mentions:
@@ -290,6 +291,10 @@ def _leaving(operand: Fraction, mentions: Sequence[Mention]) -> set[Fraction]:
         rests = {bottom - top, bottom + top} - {top, bottom}
         if mention.kind == "fraction" and operand in rests:
             leaving.add(mention.value)
+    percentages = [mention.value for mention in mentions if mention.kind == "percent"]
+    rest = 100 - sum(percentages)
+    if is_constant and len(percentages) > 1 and operand in (rest, rest / 100):
+        leaving.update(percentages)
     return leaving
 
 
