@@ -18,7 +18,7 @@ from fuzzing import ODD, changed, command, damaged, failure, odd
 from serving import DECODING, QUESTION, colar_model
 
 import colar
-from colar import recipe
+from colar import recipe, settings
 from colar.data import formats, sources
 from colar.methods import pretrained, registry
 from colar.model import backbones, checkpoint
@@ -87,7 +87,9 @@ class Recipe(Surface):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.start = checkpoints(folder)["full"]
-        self.defaults = {key: default for key, default, _ in recipe.all_keys() if not key.startswith("grpo")}
+        self.defaults = {
+            key: default for key, default, _ in settings.keys(recipe.Recipe) if not key.startswith("grpo")
+        }
         self.keys = list(self.defaults)
 
     def draw(self, random: Random) -> Any:

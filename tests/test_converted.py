@@ -139,7 +139,7 @@ def test_options_of_colar_that_were_off_are_dropped(tmp_path: Path) -> None:
     _, again = pretrained.load(old_folder(tmp_path / "old", lm, method, config))
     assert again.name == "colar"
     assert again.config.compression_factors == (1, 2, 3)
-    with pytest.raises(ValueError, match="unknown key 'nonsense'"):
+    with pytest.raises(ValueError, match="unknown key 'method.nonsense'"):
         pretrained.load(old_folder(tmp_path / "newer", lm, method, {"nonsense": 1}))
 
 

@@ -648,7 +648,7 @@ def test_a_recipe_adds_renumbered_rows_to_the_rows_it_takes(folder, capsys):
 
 
 def test_mixed_in_rows_are_renumbered_by_their_own_key(folder):
-    mixed = {"source": str(folder), "renumber": 1}
+    mixed = recipe.MixedRows(str(folder), renumber=1)
     rows, _ = recipe.load_examples(recipe.DataConfig(train_size=3, validation_size=0, mixed_in=(mixed,)))
     assert sum("~" in example.id for example in rows) == 5
 
@@ -689,19 +689,16 @@ def test_a_new_row_that_validation_asks_is_dropped(folder):
             {"renumber": 1, "source": "gsm8k-aug", "train_split": "test"},
             "is for training rows, got split test",
         ),
-        (
-            {"mixed_in": ({"source": "math", "renumber": 2},)},
-            "data.mixed_in: renumber is for sources whose steps",
-        ),
-        (
-            {"mixed_in": ({"source": "gsm8k-aug", "renumber": "x"},)},
-            "data.mixed_in: renumber must be a whole number",
-        ),
     ],
 )
 def test_wrong_values_are_named(values, words):
     with pytest.raises(ValueError, match=words):
         recipe.DataConfig(**values)
+
+
+def test_a_source_that_is_mixed_in_and_cannot_be_renumbered_is_named():
+    with pytest.raises(ValueError, match=r"data\.mixed_in: renumber is for sources whose steps"):
+        recipe.MixedRows("math", renumber=2)
 
 
 def test_a_file_without_equations_is_named(tmp_path):

@@ -1,10 +1,11 @@
 """The page that a run leaves in its folder."""
 
+import sys
+
 import pytest
 from inside_data import data_of
 
 from colar import files, recipe
-from colar.recipe import run_page
 from colar.training.run_folder import RunFolder
 
 SETTINGS = [
@@ -61,7 +62,7 @@ def test_a_page_that_fails_loses_no_run(tiny, tmp_path, monkeypatch, capsys):
     def fail(*args, **kwargs):
         raise RuntimeError("no layers found")
 
-    monkeypatch.setattr(run_page, "inspect_system", fail)
+    monkeypatch.setattr(sys.modules["colar.recipe.run"], "inspect_system", fail)
     result = recipe.run(recipe.load(tiny, SETTINGS))
     assert (result.best / "colar.json").exists()
     said = capsys.readouterr().err

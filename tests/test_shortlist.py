@@ -232,10 +232,17 @@ def made(family: str = "llama", live: bool = True, **config: Any) -> tuple[Laten
             {"shortlist_ids": [1]},
             "shortlist_ids is given, but method.shortlist is false",
         ),
-        ({"shortlist": 3}, "shortlist must be a bool, got 3"),
+        ({"shortlist": 3}, "shortlist must be true or false, got 3"),
         *(
             ({"shortlist": True, "shortlist_ids": ids}, "in ascending order, each once")
-            for ids in ([], [2, 1], [1, 1], [-1, 2], [1.5], ["a"], [True])
+            for ids in ([], [2, 1], [1, 1], [-1, 2])
+        ),
+        *(
+            (
+                {"shortlist": True, "shortlist_ids": [wrong]},
+                r"shortlist_ids\[0\] must be a whole number, got ",
+            )
+            for wrong in (1.5, "a", True)
         ),
     ],
 )

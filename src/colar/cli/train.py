@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress, recipes
+from colar import files, progress, recipes, settings
 from colar.cli.shared import collector_off, columns_of, judge_option, quiet_libraries
 
 AUTO = "auto"
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
 
     quiet_libraries()
     if args.keys:
-        _print_keys(recipe.all_keys())
+        _print_keys(settings.keys(recipe.Recipe))
         return
     # What argparse did not know are overrides: the recipe's own parser knows its keys.
     output: Path | None

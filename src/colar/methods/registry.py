@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from colar.checks import did_you_mean, is_whole
+from colar import settings
+from colar.checks import did_you_mean
 from colar.methods import converted
 from colar.methods.base import Method
 from colar.methods.coconut import Coconut
@@ -32,7 +33,7 @@ def build(name: str, config: Mapping[str, Any] | None = None) -> Method:
         )
     converted.check_recipe(name, config or {})
     cls = METHODS[name]
-    return cls(typed(cls.Config, config or {}, f"method ({name})"))
+    return cls(settings.built(cls.Config, config or {}, "method."))
 
 
 def rebuild(saved: Mapping[str, Any], where: object) -> Method:
@@ -55,7 +56,7 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
         if key not in allowed:
             takes = f"takes {', '.join(allowed)}" if allowed else "takes none"
             raise ValueError(f"method {method.name} has no {key}; it {takes}")
-    return typed(method.Params, values, f"{method.name} request")
+    return settings.built(method.Params, values)
 
 
 def check_param(name: str, value: Any) -> None:
@@ -65,7 +66,7 @@ def check_param(name: str, value: Any) -> None:
         if name not in {f.name for f in dataclasses.fields(method.Params)}:
             continue
         try:
-            typed(method.Params, {name: value}, f"{method.name} request")
+            settings.built(method.Params, {name: value})
         except ValueError as error:
             refused = error
         else:
@@ -85,34 +86,3 @@ def param_types() -> dict[str, type]:
     for method in METHODS.values():
         types.update(get_type_hints(method.Params))
     return types
-
-
-def typed(cls: type[Any], values: Mapping[str, Any], what: str) -> Any:
-    """A dataclass from JSON-like values. ValueError names an unknown key, or one whose value has the wrong type."""
-    hints = get_type_hints(cls)
-    arguments = {}
-    for key, value in values.items():
-        if key not in hints:
-            raise ValueError(
-                f"{what}: unknown key {key!r}{did_you_mean(key, hints)}; keys: {', '.join(hints) or 'none'}"
-            )
-        if not _fits(value, hints[key]):
-            raise ValueError(f"{what}: {key} must be a {hints[key].__name__}, got {value!r}")
-        if hints[key] in (int, int | None) and _fits(value, int):
-            # 6.0 fits, and a size must be an int.
-            value = int(value)
-        # JSON and YAML have lists where a frozen dataclass has tuples.
-        arguments[key] = tuple(value) if isinstance(value, list) else value
-    return cls(**arguments)
-
-
-def _fits(value: Any, expected: Any) -> bool:
-    """True if a value may stand for a field of this type; types that are no plain number or bool check themselves."""
-    is_bool = isinstance(value, bool)
-    if expected is bool:
-        return is_bool
-    if expected is float:
-        return isinstance(value, int | float) and not is_bool
-    if expected is int:
-        return is_whole(value)
-    return True

@@ -4,27 +4,25 @@ overrides.
     colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
-`schema` has the keys, `parsing` reads and checks them, `rows` loads the data, `run` runs it all, and `ownership` keeps
-two runs out of one folder.
+`schema` has the keys, `parsing` reads and checks them, `examples` loads the data, `start` the model, `run` trains, and
+`ownership` keeps two runs out of one folder.
 """
 
 from colar.recipe.examples import load_examples
 from colar.recipe.ownership import claim
-from colar.recipe.parsing import Stage, all_keys, build_method, check_grpo, load, load_stages
-from colar.recipe.run import check_start, load_model, make_validate, run, run_stages
-from colar.recipe.schema import DataConfig, ModelConfig, Recipe, ValidationConfig, to_json
+from colar.recipe.parsing import Stage, load, load_stages
+from colar.recipe.run import run, run_stages
+from colar.recipe.schema import DataConfig, MixedRows, ModelConfig, Recipe
+from colar.recipe.start import build_method, load_model
 from colar.recipe.train import finish, folder_of, plan, train
 
 __all__ = [
     "DataConfig",
+    "MixedRows",
     "ModelConfig",
     "Recipe",
     "Stage",
-    "ValidationConfig",
-    "all_keys",
     "build_method",
-    "check_grpo",
-    "check_start",
     "claim",
     "finish",
     "folder_of",
@@ -32,10 +30,8 @@ __all__ = [
     "load_examples",
     "load_model",
     "load_stages",
-    "make_validate",
     "plan",
     "run",
     "run_stages",
-    "to_json",
     "train",
 ]

@@ -11,7 +11,6 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
 from colar.data.example import Example
-from colar.evaluation.evaluate import fitting_questions
-from colar.methods import registry
-from colar.recipe.examples import load_examples
-from colar.recipe.run import check_start, load_model, make_validate
+from colar.evaluation.evaluate import score
+from colar.recipe.run import load
 from colar.recipe.schema import Recipe
+from colar.recipe.start import start_method
 from colar.training import preflight, sft
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, without_dropout
@@ -55,11 +53,8 @@ class UpdateSeconds(TrainerCallback):  # type: ignore[misc]
 def check(recipe: Recipe) -> Table:
     """Measure a recipe on this machine, as a table for a terminal. ValueError for what is wrong with it."""
     recipe.training.check_installed()
-    check_start(recipe)
-    examples, held_out = load_examples(recipe.data)
-    lm, method = load_model(recipe)
-    params = [registry.make_params(method, values) for values in recipe.validation.params]
-    held_out = fitting_questions(lm, method, held_out, params, recipe.validation.limits)
+    method = start_method(recipe)
+    lm, examples, held_out = load(recipe, method)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         run = RunFolder(Path(folder))
         trainer: LatentTrainer
@@ -76,11 +71,8 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
     lm = trainer.objective.lm
     curriculum = trainer.curriculum()
     per_epoch, max_steps = curriculum.steps_per_epoch, curriculum.max_steps
-    table = Table(
-        title=f"{lm.name} on {trainer.args.world_size} x {lm.device}", title_justify="left", box=None
-    )
-    for header in ("", "", ""):
-        table.add_column(header)
+    title = f"{lm.name} on {trainer.args.world_size} x {lm.device}"
+    table = Table("", "", "", title=title, title_justify="left", box=None)
     trained = sum(weight.numel() for weight in trainer.objective.parameters() if weight.requires_grad)
     total = sum(weight.numel() for weight in trainer.objective.parameters())
     table.add_row("parameters", f"{total / 1e6:,.1f} M", f"{trained / 1e6:,.2f} M of them trained")
@@ -124,18 +116,18 @@ def _update_seconds(trainer: LatentTrainer, started: float) -> tuple[float, str]
 
 def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> None:
     """Time the first batch of the validation questions."""
-    size = recipe.validation.limits.batch_size
-    validate: Callable[..., dict[str, float]] | None = make_validate(recipe, held_out[:size])
-    if validate is None:
+    settings = recipe.validation
+    first = held_out[: settings.limits.batch_size]
+    if not first:
         return
-    lm = trainer.objective.lm
+    lm, method = trainer.objective.lm, trainer.objective.method
     lm.eval()
     started = time.perf_counter()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), lm.merged():
-        validate(lm, trainer.objective.method)
-    seconds = (time.perf_counter() - started) * math.ceil(len(held_out) / size)
-    note = f"{len(held_out):,} questions; timed on {min(size, len(held_out))}"
-    table.add_row("a validation", clock(seconds), note)
+        score(lm, method, first, settings.asked(method), settings.decoding, settings.limits)
+    batches = math.ceil(len(held_out) / settings.limits.batch_size)
+    note = f"{len(held_out):,} questions; timed on {len(first)}"
+    table.add_row("a validation", clock((time.perf_counter() - started) * batches), note)
 
 
 def peak_memory(device: torch.device) -> tuple[int | None, int]:

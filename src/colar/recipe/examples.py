@@ -16,7 +16,7 @@ from colar.data.example import Example
 from colar.data.formats import collapsed
 from colar.data.judge import custom
 from colar.data.renumber import renumber
-from colar.recipe.schema import DataConfig
+from colar.recipe.schema import DataConfig, MixedRows
 
 VALIDATION = "validation"
 """The split that selects the checkpoint."""
@@ -34,11 +34,11 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
         data, data.source, data.train_split, train_rows, data.renumber, data.seed, held_out
     )
     for mixed in data.mixed_in:
-        source, split = mixed["source"], mixed.get("train_split", "train")
-        seed = mixed.get("seed", data.seed)
-        rows = _load(data, source, split, mixed.get("train_size"), seed, mixed.get("options", {}))
+        source, split = mixed.source, mixed.train_split
+        seed = data.seed if mixed.seed is None else mixed.seed
+        rows = _load(data, source, split, mixed.train_size, seed, mixed.options)
         rows = _apart(rows, train_rows, source, split)
-        new = _renumbered(data, source, split, rows, mixed.get("renumber", 0), seed, held_out)
+        new = _renumbered(data, source, split, rows, mixed.renumber, seed, held_out)
         train_rows += rows + new
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
@@ -158,13 +158,12 @@ def _validation_rows(data: DataConfig) -> list[Example]:
         )
     # The same file may be written in several ways.
     file = sources.own_file(source, VALIDATION)
-    trained = [(data.source, data.train_split)]
-    trained += [(mixed["source"], mixed.get("train_split", "train")) for mixed in data.mixed_in]
-    for other, split in trained:
-        if file is not None and file == sources.own_file(other, split):
+    trained: list[DataConfig | MixedRows] = [data, *data.mixed_in]
+    for each in trained:
+        if file is not None and file == sources.own_file(each.source, each.train_split):
             raise ValueError(
-                f"data.validation_source: {source} and {other} are one file, {file}, which would validate on its own "
-                "training rows: name another, or set data.validation_size 0"
+                f"data.validation_source: {source} and {each.source} are one file, {file}, which would validate on "
+                "its own training rows: name another, or set data.validation_size 0"
             )
     # The main source's options mean nothing to another one.
     options = data.options if same else {}

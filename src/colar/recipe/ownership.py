@@ -5,30 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from colar import files
+from colar import files, settings
 from colar.checks import check_same_run
-from colar.recipe.schema import Recipe, to_json
+from colar.recipe.schema import MixedRows, Recipe, to_json
 from colar.training.run_folder import RunFolder
 
 INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_source")
 """Keys that name a folder or a file of the user's, if they do not name one of ours or of the Hub."""
 PIECE, PIECES = 1 << 18, 64
 """Bytes of a piece of a file that are digested, and the number of pieces."""
-REMOVED = (
-    "grpo.top_p",
-    "grpo.reward_weights",
-    "grpo.dr_grpo_length",
-    "grpo.log_completions",
-    "grpo.factor_drawn_per",
-    "model.number_tokens",
-    "training.eval_on_start",
-    "training.reset_optimizer_at_stage",
-    "data.validation_split",
-)
-"""Keys that recipes once had: an older run folder may name them."""
+OPEN = ("method.", "data.options.", "data.mixed_in.")
+"""Beginnings of keys that are not the schema's."""
 RESUMABLE = (
     "output",
     "data_dir",
@@ -139,12 +130,15 @@ def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
     are gone.
     """
     flat = {**_flat(to_json(Recipe(output=""))), **_flat(tree)}
+    defaults = asdict(MixedRows(""))
     for number, entry in enumerate(flat.pop("data.mixed_in")):
-        flat.update(_flat({"data": {"mixed_in": {str(number): entry}}}))
+        flat |= _flat({f"data.mixed_in.{number}": {**defaults, **entry}})
+    known = {key for key, _, _ in settings.keys(Recipe)}
     return {
         key: value
         for key, value in flat.items()
-        if key.rpartition(".")[2] not in RESUMABLE and key not in REMOVED
+        if key in known or key.startswith(OPEN)
+        if key.rpartition(".")[2] not in RESUMABLE
     }
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from colar.checks import check_choice, check_holds, check_number, is_whole
+from colar.checks import check_choice, check_number
 from colar.data.renumber import renumber
 from colar.engine.request import DECODINGS
 from colar.evaluation.evaluate import Limits
+from colar.methods import registry
+from colar.methods.base import Method
 from colar.model.backbones import DTYPES
 from colar.model.lora import LoraSettings
 from colar.template.template import TemplateConfig
@@ -65,7 +68,22 @@ class ModelConfig:
                 )
 
 
-MIXED_KEYS = {"source", "train_split", "train_size", "seed", "options", "renumber"}
+@dataclass(frozen=True)
+class MixedRows:
+    """Training rows of one more source."""
+
+    source: str
+    train_split: str = "train"
+    train_size: int | None = None
+    seed: int | None = None
+    """null: data.seed."""
+    options: dict[str, Any] = field(default_factory=dict)
+    renumber: int = 0
+
+    def __post_init__(self) -> None:
+        if self.train_size is not None:
+            check_number("data.mixed_in: train_size", self.train_size, 1, whole=True)
+        renumber.check("data.mixed_in: renumber", self.renumber, self.source, self.train_split)
 
 
 @dataclass(frozen=True)
@@ -98,39 +116,17 @@ class DataConfig:
     judge: str | None = None
     """module:function of a judge of your own, called as function(question, gold, answer): in validation and as GRPO's
     reward accuracy; null: answers are judged by their type."""
-    mixed_in: tuple[dict[str, Any], ...] = ()
+    mixed_in: tuple[MixedRows, ...] = ()
     """More training rows: {source, train_split, train_size, seed, options, renumber} each; only source is needed."""
     renumber: int = 0
     """New rows for each training row whose chain is equations: the same story and chain with other numbers."""
 
     def __post_init__(self) -> None:
-        if self.train_size is not None:
-            check_number("data.train_size", self.train_size, 1, whole=True)
-        if self.validation_size is not None:
-            check_number("data.validation_size", self.validation_size, 0, whole=True)
-        check_number("data.train_skip", self.train_skip, 0, whole=True)
-        if self.max_reasoning_steps is not None:
-            check_number("data.max_reasoning_steps", self.max_reasoning_steps, 1, whole=True)
+        least = {"train_size": 1, "validation_size": 0, "train_skip": 0, "max_reasoning_steps": 1}
+        for name, low in least.items():
+            if getattr(self, name) is not None:
+                check_number(f"data.{name}", getattr(self, name), low, whole=True)
         renumber.check("data.renumber", self.renumber, self.source, self.train_split)
-        for entry in self.mixed_in:
-            _check_mixed(entry)
-
-
-def _check_mixed(entry: dict[str, Any]) -> None:
-    """Reject an entry of data.mixed_in with an unknown key, or with a value of another kind than its key's."""
-    if "source" not in entry or set(entry) - MIXED_KEYS:
-        raise ValueError(
-            f"data.mixed_in: an entry has a source and no keys but {', '.join(sorted(MIXED_KEYS))}, got {entry}"
-        )
-    kinds = {"source": (str, "text"), "train_split": (str, "text"), "options": (dict, "keys and values")}
-    for key, (kind, name) in kinds.items():
-        if key in entry:
-            check_holds(f"data.mixed_in: {key}", isinstance(entry[key], kind), entry[key], name)
-    if entry.get("train_size") is not None:
-        check_number("data.mixed_in: train_size", entry["train_size"], 1, whole=True)
-    check_holds("data.mixed_in: seed", is_whole(entry.get("seed", 0)), entry.get("seed"), "a whole number")
-    split = entry.get("train_split", "train")
-    renumber.check("data.mixed_in: renumber", entry.get("renumber", 0), entry["source"], split)
 
 
 @dataclass(frozen=True)
@@ -151,6 +147,10 @@ class ValidationConfig:
         check_choice("validation.decoding", self.decoding, list(DECODINGS))
         if not self.params:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
+
+    def asked(self, method: Method) -> list[Any]:
+        """`params` as the method has them. ValueError for a value that it lacks."""
+        return [registry.make_params(method, values) for values in self.params]
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,5 @@ class Recipe:
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
     """The recipe as JSON values (tuples as lists)."""
-    return {key: plain(value) for key, value in dataclasses.asdict(recipe).items()}
-
-
-def plain(value: Any) -> Any:
-    """Tuples as lists, at any depth."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+    tree: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    return tree

@@ -7,7 +7,7 @@ checkpoints/          Trainer's resume state, of the last steps that were saved;
 logs/                 TensorBoard
 history.json          everything logged, one row a log
 completions.jsonl     outputs to read, where a run samples (GRPO)
-inside.html, .json    what the model thinks (`recipe/run_page.py`)
+inside.html, .json    what the model thinks (`recipe/run.py`)
 recipe.json           the recipe, and inputs.json: digests of what it names (`recipe/ownership.py`)
 finished.json         steps and seconds of a run that has ended; removed when it goes on
 .lock                 held by the process that trains here
