@@ -285,7 +285,7 @@ def _run(
     """Operands and result of every step; None where candidates disagree or a result changes its kind."""
     chain: list[tuple[list[Fraction], Fraction]] = []
     for step, of_step in zip(plan.steps, plan.origins, strict=True):
-        operands = []
+        operands: list[Fraction] = []
         for operand, candidates in zip(step.operands, of_step, strict=True):
             found = {_value(origin, operand, values, chain) for origin in candidates}
             if len(found) > 1:
