@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from colar import files, recipes
 from colar.cli import main
-from colar.cli.shared import named, options
+from colar.cli.options import source_options
+from colar.cli.shared import named
 from colar.evaluation import answer_files
 from colar.evaluation.folder import name_sources
 from colar.methods import pretrained, registry
@@ -86,7 +87,7 @@ MISTAKES = [
     (["evaluate", "{cot}", "--data", "{empty}", "{out}/empty.jsonl", "--output", "{out}"], 2, "two data sets of --data have one name"),
     (["generate", "no/such/folder/here", "q"], 2, "there is no such folder"),
     (["evaluate", "{cot}", "--limit", "2", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
-    (["evaluate", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "none of the methods (cot) has it"),
+    (["evaluate", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "method cot has no compression_factor; it takes none"),
     (["evaluate", "{cot}", "{cot}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name"),
     (["evaluate", "{cot}", "--data", "arithmetc", "--output", "{out}"], 2, "did you mean 'arithmetic'?"),
     (["evaluate", "{cot}", "--data", "arithmetic", "arithmetic=arithmetic", "--output", "{out}"], 2, "write NAME=... for one"),
@@ -98,8 +99,8 @@ MISTAKES = [
     (["evaluate", "{cot}", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "none of the methods (cot) thinks in any"),
     (["evaluate", "no/such/folder/here", "--limit", "2", "--control", "zeroed", "--output", "{out}"], 2, "there is no such folder"),
     (["evaluate", "{cot}", "--limit", "2", "--options", "max_number", "--output", "{out}"], 2, "--options takes KEY=VALUE"),
-    (["inspect", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}/a.html"], 2, "--compression_factor: none of the methods (cot) has it"),
-    (["inspect", "{colar}", "{cot}", "--limit", "2", "--ratio", "0.5", "--output", "{out}/a.html"], 2, "--ratio: none of the methods (colar, cot) has it"),
+    (["inspect", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}/a.html"], 2, "method cot has no compression_factor; it takes none"),
+    (["inspect", "{colar}", "{cot}", "--limit", "2", "--ratio", "0.5", "--output", "{out}/a.html"], 2, "method colar has no ratio; it takes compression_factor; method cot has no ratio; it takes none"),
     (["inspect", "{cot}", "no/such/folder/here", "--limit", "2", "--output", "{out}/a.html"], 2, "there is no such folder"),
     (["inspect", "{cot}", "{cot}", "--limit", "2", "--output", "{out}/a.html"], 2, "two checkpoints have one name (cot)"),
     (["generate", "{cot}", "q", "--backbone", "no/such/folder"], 2, "--backbone is for adapters, and {cot} holds all weights"),
@@ -454,13 +455,13 @@ def test_a_folder_of_files_has_one_name_however_it_is_written(tmp_path, monkeypa
 
 
 def test_options_of_sources_are_read_as_strictly_as_recipes():
-    assert options(["steps=[1, 2]", "word='no'"], "arithmetic") == {"steps": [1, 2], "word": "no"}
+    assert source_options(["steps=[1, 2]", "word='no'"], "arithmetic") == {"steps": [1, 2], "word": "no"}
     for pair, words in (
         ("x={a: 1, a: 2}", "the key 'a' is there twice"),
         ("steps=[1", "the value is not valid YAML"),
     ):
         with pytest.raises(ValueError, match=f"--options {re.escape(pair)}: .*{re.escape(words)}"):
-            options([pair], "arithmetic")
+            source_options([pair], "arithmetic")
 
 
 def test_one_source_under_several_names_with_options_each(checkpoints, tmp_path):

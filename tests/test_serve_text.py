@@ -18,12 +18,8 @@ from colar.methods import registry
 from colar.methods.base import EFFORTS, efforts_over
 from colar.serve.answer import Sample, pieces
 from colar.serve.app import read_keys
-from colar.serve.schema import (
-    ChatRequest,
-    CompletionRequest,
-    ResponseRequest,
-    first_mistake,
-)
+from colar.serve.errors import first_mistake
+from colar.serve.schema import ChatRequest, CompletionRequest, ResponseRequest
 from colar.serve.served import ask
 from colar.serve.text import BROKEN, AnswerText, Nearest, TokenText, token_bytes
 

@@ -27,7 +27,8 @@ from colar.cli import (
     serve,
     train,
 )
-from colar.cli.shared import Parser, collector_off
+from colar.cli.options import Parser
+from colar.cli.shared import collector_off
 
 
 def main(argv: Sequence[str] | None = None) -> int:

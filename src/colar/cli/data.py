@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from colar import files
-from colar.cli.shared import columns_of, data_options, judge_option, own_options
+from colar.cli.options import columns_of, data_options, judge_option, own_options
 
 if TYPE_CHECKING:
     from colar.data.example import Example

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from colar import files
-from colar.cli.shared import (
+from colar import files, progress
+from colar.cli.options import (
     DECODING_HELP,
     batching_options,
-    check_anyone_has_params,
-    check_backbone,
-    check_params,
     checkpoint_options,
-    data_of_runs,
     data_options,
     judge_option,
     limit_options,
     limits_of,
-    load,
     model_options,
-    named,
-    options,
-    param_grid,
     params_options,
+    source_options,
+)
+from colar.cli.shared import (
+    check_backbone,
+    data_of_runs,
+    load,
+    named,
+    param_grids,
     say_trained_on,
     settle_limits,
-    write_report,
 )
 
 
@@ -132,7 +132,6 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     from colar.evaluation.folder import claim, name_checkpoints
     from colar.model import checkpoint
 
-    check_params(args)
     paths = [named(text)[1] for text in args.checkpoints]
     args.data = args.data or [data_of_runs(paths)]
     settle_limits(args, paths)
@@ -157,20 +156,19 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     # Before any model is loaded: a wrong folder then costs a second, not a minute.
     folders = {str(name): checkpoint.resolve(path) for name, path in checkpoints.items()}
     check_backbone(folders.values(), args)
+    params = param_grids(folders, args)
     # No process reads records before they are known to be of this evaluation.
     processes.from_main(lambda: claim(output, settings, datasets, folders))
 
     models = []
+    grid = []
     for name, path in checkpoints.items():
         lm, method, _ = load(path, args)
         models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
-    check_anyone_has_params([model.method for model in models], args)
+        grid += evaluate.make_grid(models[-1], datasets, params[str(name)], args.decoding, args.seeds)
     if args.control:
         models = controls.require_latent(models)
-    grid = []
-    for model in models:
-        params = param_grid(model.method, args)
-        grid += evaluate.make_grid(model, datasets, params, args.decoding, args.seeds)
+        grid = [point for point in grid if point.model in models]
 
     records = output / "records.jsonl"
     if args.control:
@@ -178,7 +176,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     else:
         evaluate.evaluate(grid, datasets, records, limits)
     if PartialState().is_main_process:
-        write_report([records], output)
+        _write_report([records], output)
 
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             limit=args.limit,
             seed=args.data_seed,
             skip_malformed=args.skip_malformed,
-            options=options(args.options, source, name),
+            options=source_options(args.options, source, name),
         )
         datasets[name] = custom.applied(examples, args.judge)
     return datasets
@@ -214,10 +212,37 @@ def run_report(args: argparse.Namespace) -> None:
 
     records = find_records(args.records)
     output = files.require_writable(args.output)
-    write_report(
+    _write_report(
         records,
         output,
         title=args.title,
         nearest=args.nearest,
         pairs=[(system, baseline) for system, baseline in args.pair],
     )
+
+
+def _write_report(
+    records: list[Path],
+    output: Path,
+    title: str | None = None,
+    nearest: str | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
+    from rich.console import Console
+
+    from colar.evaluation import report, tables
+    from colar.evaluation.records import RecordFiles
+
+    made = report.write(
+        output,
+        RecordFiles(records),
+        title=title,
+        provenance=files.provenance() | report.settings_of(records),
+        nearest=nearest,
+        pairs=pairs,
+    )
+    console = Console()
+    console.print(tables.render_console(made, console.width))
+    written = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
+    progress.say(f"wrote {', '.join(str(path) for path in written if path.is_file())}")

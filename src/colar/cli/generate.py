@@ -10,21 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.shared import (
+from colar.cli.options import (
     DECODING_HELP,
     batching_options,
-    check_backbone,
-    check_params,
-    collector_off,
     limit_options,
     limits_of,
-    load,
     model_options,
-    param_grid,
     params_options,
-    quiet_libraries,
-    settle_limits,
 )
+from colar.cli.shared import check_backbone, collector_off, load, param_grids, quiet_libraries, settle_limits
 
 STANDS_OUT = 0.6
 WIDTH = 80
@@ -86,10 +80,8 @@ def run(args: argparse.Namespace) -> None:
     with collector_off():
         from colar.engine.engine import Engine
         from colar.evaluation import answer_files
-        from colar.methods import registry
         from colar.model import checkpoint
 
-    check_params(args)
     folder = checkpoint.resolve(args.checkpoint)
     settle_limits(args, [folder])
     decoding = _decoding(args)
@@ -101,9 +93,7 @@ def run(args: argparse.Namespace) -> None:
         answer_files.check_output(args.output, args.input)
     quiet_libraries()
     check_backbone([folder], args)
-    # The method without its weights, which take seconds to load, tells which values it has.
-    described = registry.rebuild(checkpoint.read_info(folder)["method"], folder)
-    grid = param_grid(described, args, strict=True)
+    [grid] = param_grids({args.checkpoint: folder}, args).values()
     lm, method, _ = load(str(folder), args)
     requests = answer_files.make_requests(rows, grid, decoding, args.seed, args.show_latents, args.system)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from colar import checks, files, progress
-from colar.cli.shared import (
-    check_anyone_has_params,
-    check_backbone,
-    check_params,
+from colar.cli.options import (
     checkpoint_options,
-    data_of_runs,
     data_options,
     judge_option,
     limit_options,
     limits_of,
-    load,
     model_options,
-    named_all,
     own_options,
-    param_grid,
     params_options,
+)
+from colar.cli.shared import (
+    check_backbone,
+    data_of_runs,
+    load,
+    named_all,
+    param_grids,
     say_trained_on,
     settle_limits,
 )
@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> None:
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
     checks.check_holds("--look", args.look >= 1, args.look, "1 or more")
     files.require_writable(output.parent)
-    check_params(args)
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
     examples = sources.load(
@@ -134,15 +133,12 @@ def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
     ValueError for what is wrong with any of them, before the first is loaded.
     """
     from colar.look.inspect import key_of
-    from colar.methods import registry
     from colar.model import checkpoint
 
     folders = {name: checkpoint.resolve(path) for name, path in named_all(args.checkpoints).items()}
-    # The method without its weights, which take seconds to load, tells which values it has.
-    methods = [registry.rebuild(checkpoint.read_info(each)["method"], each) for each in folders.values()]
-    check_anyone_has_params(methods, args)
     check_backbone(folders.values(), args)
+    grids = param_grids(folders, args)
     for name, folder in folders.items():
         lm, method, _ = load(str(folder), args)
-        for params in param_grid(method, args):
+        for params in grids[name]:
             yield key_of(name, params), lm, method, params

@@ -9,19 +9,15 @@ from functools import partial
 from typing import Any
 
 from colar import checks, progress
-from colar.cli.shared import (
+from colar.cli.options import (
     DECODING_HELP,
     batching_options,
-    check_backbone,
     checkpoint_options,
-    collector_off,
     limit_options,
     limits_of,
-    load,
     model_options,
-    named_all,
-    settle_limits,
 )
+from colar.cli.shared import check_backbone, collector_off, load, named_all, settle_limits
 
 
 def add_parser(commands: Any) -> None:

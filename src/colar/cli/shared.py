@@ -1,42 +1,19 @@
-"""Shared by several commands: the parser, common options, loading a checkpoint, writing a report."""
+"""Shared by the commands that load checkpoints: their names, limits, data, values, and the weights themselves."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import gc
 import itertools
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from colar import files, progress, yaml_files
-
-DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
-
-
-class Formatter(argparse.HelpFormatter):
-    """Adds the default value to an option's help, where there is one to show."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        # By identity: 0 equals False, and is a default to show.
-        shows = not any(action.default is nothing for nothing in (None, False, argparse.SUPPRESS))
-        has_default = shows and action.default != []
-        if action.option_strings and has_default:
-            return f"{action.help} (default: %(default)s)"
-        return action.help
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse that accepts full option names only."""
-
-    # An abbreviation that is understood today means two things when another option comes.
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
-
+from colar import files, progress
+from colar.cli.options import LIMITS
 
 HARMLESS = (
     # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
@@ -73,64 +50,6 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def checkpoint_options(parser: Parser) -> None:
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="[NAME=]CHECKPOINT",
-        help="folder or Hub id, perhaps with a name for it",
-    )
-
-
-def data_options(parser: Parser) -> None:
-    parser.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
-    parser.add_argument("--data_seed", type=int, default=0, help="seed of a generated source")
-    parser.add_argument(
-        "--options",
-        nargs="*",
-        default=[],
-        metavar="[SOURCE.]KEY=VALUE",
-        help="options of a source that has some, e.g. arithmetic.max_number=30",
-    )
-    parser.add_argument("--skip_malformed", action="store_true", help="skip malformed rows")
-
-
-def judge_option(parser: Any) -> None:
-    parser.add_argument(
-        "--judge",
-        metavar="MODULE:FUNCTION",
-        help="judge of your own, called as function(question, gold, answer) (default: by the kind of answer)",
-    )
-
-
-def model_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
-    )
-    parser.add_argument(
-        "--backbone",
-        help="folder or Hub id of an adapter's backbone, if not the one that its checkpoint names",
-    )
-    parser.add_argument("--device", help="cpu, cuda, ... (default: the GPU if there is one)")
-
-
-LIMITS = ("max_latents", "max_completion_length")
-"""Limits of a request: options of every command that generates, and fields of `Decoding` and `Limits`."""
-
-
-def limit_options(parser: Parser, max_completion_length: int) -> None:
-    """The options of LIMITS; the default for answers is the command's own."""
-    defaults = {"max_latents": 128, "max_completion_length": max_completion_length}
-    meanings = {
-        "max_latents": "maximum number of thoughts",
-        "max_completion_length": "maximum tokens of an answer",
-    }
-    for name in LIMITS:
-        text = f"{meanings[name]} (default: the checkpoint's own, or else {defaults[name]})"
-        parser.add_argument(f"--{name}", type=int, help=text)
-    parser.set_defaults(default_limits=defaults)
-
-
 def settle_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
     """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
     from colar.model import checkpoint
@@ -164,88 +83,6 @@ def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str
                 progress.say(
                     f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"
                 )
-
-
-def limits_of(args: argparse.Namespace) -> dict[str, int]:
-    """The values of LIMITS, by name."""
-    return {name: getattr(args, name) for name in LIMITS}
-
-
-def batching_options(parser: Parser) -> None:
-    parser.add_argument("--batch_size", type=int, default=32, help="requests computed together")
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the decode step: takes about a minute, faster from some thousand steps on",
-    )
-    parser.add_argument(
-        "--cuda_graphs",
-        action="store_true",
-        help="record decode steps as CUDA graphs: several times faster on a GPU (not with --compile)",
-    )
-
-
-def params_options(parser: Parser) -> None:
-    """An option for each per-request value that some method has."""
-    from colar.methods import registry
-
-    # Several values make several rows of a table: accuracy at c = 1, 2 and 5 is one command.
-    for name, kind in registry.param_types().items():
-        parser.add_argument(
-            f"--{name}",
-            type=truth if kind is bool else number,
-            nargs="+",
-            metavar="true|false" if kind is bool else None,
-            help="one or several values, for methods that have this parameter",
-        )
-
-
-def number(text: str) -> float:
-    """A number of the command line, as int where it is whole."""
-    # argparse names this function in its error: "invalid number value: 'two'".
-    value = float(text)
-    return int(value) if value.is_integer() else value
-
-
-def truth(text: str) -> bool:
-    """true or false, as the command line says it."""
-    if text not in ("true", "false"):
-        raise ValueError(text)
-    return text == "true"
-
-
-def options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
-    """The options of one source, or of the source that has the name `called`, from the texts of --options.
-
-    KEY=VALUE is for every source, SOURCE.KEY=VALUE and NAME.KEY=VALUE for one. Values are YAML. Of two values for a
-    key the later one counts.
-    """
-    chosen = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
-        owner, dot, key = name.rpartition(".")
-        if not dot or owner in (source, called):
-            chosen[key] = yaml_files.yaml_value(f"--options {pair}", value)
-    return chosen
-
-
-def columns_of(text: str) -> dict[str, str]:
-    """The columns of --columns question=problem,steps=rationale,answer=result."""
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(key and column for key, _, column in pairs):
-        raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")
-    return {key.strip(): column.strip() for key, _, column in pairs}
-
-
-def own_options(pairs: list[str], source: str) -> dict[str, Any]:
-    """`options` of a command that reads one source: those of another would do nothing, and are an error."""
-    for pair in pairs:
-        owner = pair.partition("=")[0].rpartition(".")[0]
-        if owner not in ("", source):
-            raise ValueError(f"--options {pair}: the source is {source}, not {owner}")
-    return options(pairs, source)
 
 
 def named(text: str) -> tuple[str, str]:
@@ -307,15 +144,6 @@ def _device(args: argparse.Namespace) -> str:
     return device
 
 
-def check_params(args: argparse.Namespace) -> None:
-    """Reject per-request values that are out of range, before a model is loaded."""
-    from colar.methods import registry
-
-    for name in registry.param_names():
-        for value in getattr(args, name) or ():
-            registry.check_param(name, value)
-
-
 def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> None:
     """Reject --backbone where no checkpoint is an adapter: it would be read by none."""
     from colar.model import checkpoint
@@ -326,67 +154,37 @@ def check_backbone(folders: Iterable[str | Path], args: argparse.Namespace) -> N
         raise ValueError(f"--backbone is for adapters, and {given} holds all weights: leave it out")
 
 
-def check_anyone_has_params(methods: Sequence[Any], args: argparse.Namespace) -> None:
-    """A value that none of the methods has is a mistake; one that only some have fills their rows of the table."""
-    from colar.methods import registry
+def param_grids(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[str, list[Any]]:
+    """Of each checkpoint, by name: every combination of the given per-request values that its method has, or its own.
 
-    for name in registry.param_names():
-        if not getattr(args, name):
-            continue
-        if not any(name in method.Params.__dataclass_fields__ for method in methods):
-            given = ", ".join(method.name for method in methods)
-            raise ValueError(f"--{name}: none of the methods ({given}) has it")
-
-
-def param_grid(method: Any, args: argparse.Namespace, strict: bool = False) -> list[Any]:
-    """Every combination of the given per-request values that this method has; its defaults where none is given.
-
-    `strict` rejects a value that the method does not have: right for one checkpoint, while a table of several leaves
-    those cells out.
+    The weights, which take seconds to load, are not read. ValueError for a value that is out of range, or that none of
+    the methods has; one that only some have fills their rows of a table.
     """
     from colar.methods import registry
+    from colar.model import checkpoint
 
-    has = [field.name for field in dataclasses.fields(method.Params)]
-    names = []
-    for name in registry.param_names():
-        # In `strict` a name that the method lacks stays, for `make_params` to reject.
-        if getattr(args, name) and (strict or name in has):
-            names.append(name)
-
-    grid = []
-    # Without names there is one empty combination: the method's defaults.
-    for values in itertools.product(*(getattr(args, name) for name in names)):
-        chosen = dict(zip(names, values, strict=True))
-        grid.append(registry.make_params(method, chosen))
-    for params in grid:
-        warning = method.warning_for(params)
-        if warning:
-            progress.say(f"warning: {method.name}: {warning}")
-    return grid
-
-
-def write_report(
-    records: list[Path],
-    output: Path,
-    title: str | None = None,
-    nearest: str | None = None,
-    pairs: Sequence[tuple[str, str]] = (),
-) -> None:
-    """Fold records into a report in `output` and print its tables; the records' settings go into the provenance."""
-    from rich.console import Console
-
-    from colar.evaluation import report, tables
-    from colar.evaluation.records import RecordFiles
-
-    made = report.write(
-        output,
-        RecordFiles(records),
-        title=title,
-        provenance=files.provenance() | report.settings_of(records),
-        nearest=nearest,
-        pairs=pairs,
-    )
-    console = Console()
-    console.print(tables.render_console(made, console.width))
-    written = [output / name for name in ("report.md", "report.json", f"{report.PICTURE}.png")]
-    progress.say(f"wrote {', '.join(str(path) for path in written if path.is_file())}")
+    methods = {
+        name: registry.rebuild(checkpoint.read_info(folder)["method"], folder)
+        for name, folder in folders.items()
+    }
+    given = {name: getattr(args, name) for name in registry.param_names() if getattr(args, name)}
+    for name in given:
+        if name not in registry.param_names(*methods.values()):
+            has_none = (
+                f"method {method.name} has no {name}; it takes {', '.join(registry.param_names(method)) or 'none'}"
+                for method in methods.values()
+            )
+            raise ValueError("; ".join(dict.fromkeys(has_none)))
+    grids = {}
+    for key, method in methods.items():
+        names = [name for name in given if name in registry.param_names(method)]
+        # Without names there is one empty combination: the method's defaults.
+        combinations = itertools.product(*(given[name] for name in names))
+        grids[key] = [
+            registry.make_params(method, dict(zip(names, values, strict=True))) for values in combinations
+        ]
+        for params in grids[key]:
+            warning = method.warning_for(params)
+            if warning:
+                progress.say(f"warning: {method.name}: {warning}")
+    return grids

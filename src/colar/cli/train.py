@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, settings
-from colar.cli.shared import collector_off, columns_of, judge_option, quiet_libraries
+from colar.cli.options import columns_of, judge_option
+from colar.cli.shared import collector_off, quiet_libraries
 
 AUTO = "auto"
 OF_AUTO = ("model", "data", "test", "method", "grpo", "columns", "template", "judge")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from colar import settings
 from colar.checks import did_you_mean
@@ -51,7 +51,7 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
     """The method's per-request values; its `default_params` where there are none. ValueError for a key it does not have
     (a factor for CoT)."""
     values = values or method.default_params
-    allowed = [f.name for f in dataclasses.fields(method.Params)]
+    allowed = param_names(method)
     for key in values:
         if key not in allowed:
             takes = f"takes {', '.join(allowed)}" if allowed else "takes none"
@@ -59,30 +59,9 @@ def make_params(method: Method, values: Mapping[str, Any]) -> Any:
     return settings.built(method.Params, values)
 
 
-def check_param(name: str, value: Any) -> None:
-    """Reject a per-request value that none of the methods that have it would take: ValueError, before one is loaded."""
-    refused = None
-    for method in METHODS.values():
-        if name not in {f.name for f in dataclasses.fields(method.Params)}:
-            continue
-        try:
-            settings.built(method.Params, {name: value})
-        except ValueError as error:
-            refused = error
-        else:
-            return
-    if refused is not None:
-        raise refused
-
-
-def param_names() -> list[str]:
-    """Every per-request value that some method has."""
-    return list(param_types())
-
-
-def param_types() -> dict[str, type]:
-    """The type of each per-request value that some method has."""
-    types: dict[str, type] = {}
-    for method in METHODS.values():
-        types.update(get_type_hints(method.Params))
-    return types
+def param_names(*methods: Method) -> list[str]:
+    """The per-request values that some of the methods have; without any, those of all methods."""
+    found = {
+        f.name: None for method in methods or METHODS.values() for f in dataclasses.fields(method.Params)
+    }
+    return list(found)

@@ -18,7 +18,7 @@ from typing import Any
 
 from colar.engine.engine import QueueFull
 from colar.engine.request import Event
-from colar.serve.schema import ApiError
+from colar.serve.errors import ApiError
 from colar.serve.served import Ask
 from colar.serve.text import AnswerText, ThoughtReader, token_bytes
 from colar.template.template import Template

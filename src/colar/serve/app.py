@@ -1,9 +1,9 @@
-"""The application: paths, keys, errors, metrics, and the way of a request.
+"""The application: paths, keys, streams, and the way of a request.
 
 POST /v1/chat/completions   /v1/completions   /v1/responses        GET /v1/models   /v1/models/NAME
 GET  /health   /metrics   /   /static/NAME
 
-fields (schema.py) -> ask (served.py) -> pieces (answer.py, text.py) -> OpenAI's formats (formats.py)
+fields (schema.py, conversation.py) -> ask (served.py) -> pieces (answer.py, text.py) -> OpenAI's formats (formats.py)
 """
 
 from __future__ import annotations
@@ -12,48 +12,34 @@ import asyncio
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
-from starlette.exceptions import HTTPException
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from colar import __version__, files
-from colar.engine.engine import Engine
 from colar.look.page import viewer
 from colar.serve import formats
-from colar.serve.answer import Piece, Sample, pieces
+from colar.serve.answer import Piece, Sample
+from colar.serve.errors import HANDLERS, ApiError
+from colar.serve.metrics import LEFT, Metrics
 from colar.serve.schema import (
     MAX_BODY,
-    ApiError,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
     ResponseRequest,
-    first_mistake,
 )
-from colar.serve.served import Ask, Served, ask
+from colar.serve.served import Served, ask
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
-LEFT = 499
-"""The status in the metrics where the client has left (nginx's)."""
 PAGE = {path.name: path for path in [*(Path(__file__).parent / "page").iterdir(), *viewer.FILES]}
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -65,7 +51,6 @@ PAGE_HEADERS = {
 """The page needs nothing from other sites, and no other site may frame it."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """The second one keeps nginx from collecting events."""
-BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 Pieces = AsyncGenerator[Piece, None]
 T = TypeVar("T")
@@ -206,38 +191,6 @@ def _guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
     return check
 
 
-# Errors
-
-
-async def _api_error(request: Request, error: Any) -> Response:
-    response: Response = error.response()
-    return response
-
-
-async def _invalid(request: Request, error: Any) -> Response:
-    return first_mistake(error.errors()).response()
-
-
-async def _http_error(request: Request, error: Any) -> Response:
-    """A path, a method or a body that Starlette or FastAPI rejects."""
-    words = f"{request.method} {request.url.path}: {error.detail}"
-    code = "not_found" if error.status_code == 404 else None
-    return ApiError(error.status_code, words, code=code, headers=error.headers).response()
-
-
-async def _defect(request: Request, error: Any) -> Response:
-    """The client learns nothing of a defect of ours; uvicorn logs it with its traceback."""
-    return ApiError(500, "the server failed", code="engine_error", type="server_error").response()
-
-
-HANDLERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {
-    ApiError: _api_error,
-    RequestValidationError: _invalid,
-    HTTPException: _http_error,
-    Exception: _defect,
-}
-
-
 # Streams and clients that leave
 
 
@@ -294,74 +247,3 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
         leaving.cancel()
         # The caller closes the generator next, which must not run any more.
         await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-# Metrics
-
-
-class Metrics:
-    """The numbers of /metrics. No label comes from a client."""
-
-    def __init__(self, models: Sequence[Served]) -> None:
-        # Its own: the global registry refuses the metrics of a second server in one process.
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "colar_requests", "Requests that reached a model, by status (499: the client left)",
-            ["model", "status"], registry=self.registry,
-        )  # fmt: skip
-        self.seconds = Histogram(
-            "colar_request_seconds", "Seconds to the end of the answer",
-            ["model"], registry=self.registry, buckets=BUCKETS,
-        )  # fmt: skip
-        self.first = Histogram(
-            "colar_first_event_seconds", "Seconds to the first thought or token",
-            ["model"], registry=self.registry, buckets=BUCKETS,
-        )  # fmt: skip
-        self.tokens = Counter(
-            "colar_tokens",
-            "Tokens: prompt, reasoning (thoughts), answer",
-            ["model", "kind"],
-            registry=self.registry,
-        )
-        running = Gauge(
-            "colar_samples_running", "Samples that run in the engine", ["model"], registry=self.registry
-        )
-        waiting = Gauge(
-            "colar_samples_waiting", "Samples that wait for a slot", ["model"], registry=self.registry
-        )
-        for each in models:
-            engine = each.engine.engine
-            running.labels(each.name).set_function(partial(_running, engine))
-            waiting.labels(each.name).set_function(partial(_waiting, engine))
-
-    async def observed(self, made: Ask, samples: Sequence[Sample]) -> Pieces:
-        """The pieces of an ask, counted when it ends."""
-        name = made.served.name
-        started = time.perf_counter()
-        status = LEFT
-        begun = False
-        try:
-            async with contextlib.aclosing(pieces(made, samples)) as found:
-                async for piece in found:
-                    if not begun:
-                        self.first.labels(name).observe(time.perf_counter() - started)
-                        begun = True
-                    yield piece
-            status = 200
-        except ApiError as error:
-            status = error.status
-            raise
-        finally:
-            self.requests.labels(name, str(status)).inc()
-            self.seconds.labels(name).observe(time.perf_counter() - started)
-            self.tokens.labels(name, "prompt").inc(made.prompt_tokens)
-            self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
-            self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
-
-
-def _running(engine: Engine) -> int:
-    return len(engine.running)
-
-
-def _waiting(engine: Engine) -> int:
-    return len(engine.scheduler.waiting)

@@ -1,4 +1,4 @@
-"""The requests of the API, checked by pydantic, and the error object of those that are rejected (OpenAI's schema).
+"""The requests of the API, checked by pydantic.
 
 Values of a checkpoint's method (`compression_factor`, `ratio`, ...) are fields too: they differ from method to method
 and are found in `params`. OpenAI fields for features that this server does not have are accepted at their neutral
@@ -7,17 +7,17 @@ value only. docs/serve.md has the table.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from starlette.responses import Response
 
 from colar.checks import did_you_mean
 from colar.engine.request import INT64_MAX, INT64_MIN, MOST_TOP
 from colar.methods import registry
+from colar.serve.conversation import Message, Strict, context_of, question_of, texts, turns
+from colar.serve.errors import ApiError
 
 MAX_BODY = 2**20
 """Bytes of a request's body."""
@@ -25,106 +25,15 @@ MAX_CHOICES = 16
 """Samples of one question, questions of one request, and stop strings."""
 
 
-class ApiError(Exception):
-    """A response other than 2xx: the HTTP status, and the fields of OpenAI's error object."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        type: str = "invalid_request_error",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-        self.type = type
-        self.headers = dict(headers or {})
-
-    def body(self) -> str:
-        """JSON in ASCII: a name that a client sent may hold half of a surrogate pair."""
-        fields = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": fields})
-
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
-
-
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-PartType = Literal["text", "input_text", "output_text"]
 Empty = Annotated[list[Any], Field(max_length=0)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 
 
-class Strict(BaseModel):
-    """Rejects unknown fields, numbers in place of texts, and NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-# A value of two forms is brought into the long one before it is checked. The errors of a union would name pydantic's
-# branches: `messages.0.content.list[TextPart].0`.
-
-
-class TextPart(Strict):
-    """A part of a message. Only text is supported."""
-
-    type: PartType
-    text: str
-
-
-def _parts(content: Any) -> Any:
-    """A message's content as a list of parts."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise ValueError("must be a text, or a list of text parts")
-    for part in content:
-        if isinstance(part, dict) and part.get("type", "text") not in get_args(PartType):
-            raise ValueError("only text parts are supported")
-    return content
-
-
-class Message(Strict):
-    """One turn of a conversation."""
-
-    role: Literal["user", "assistant", "system", "developer", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)] = []
-    name: str | None = None
-    type: Literal["message"] | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.content)
-
-
-def _texts(given: Any) -> Any:
-    """One text or several, as a list."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and all(isinstance(each, str) for each in given):
-        return given
-    raise ValueError("must be a text, or a list of texts")
-
-
-def _turns(given: Any) -> Any:
-    """A text as the one message of a user."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if isinstance(given, list):
-        return given
-    raise ValueError("must be a text, or a list of messages")
-
-
-Prompts = Annotated[list[str], BeforeValidator(_texts), Field(min_length=1, max_length=MAX_CHOICES)]
+Prompts = Annotated[list[str], BeforeValidator(texts), Field(min_length=1, max_length=MAX_CHOICES)]
 Stops = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]],
-    BeforeValidator(_texts),
+    BeforeValidator(texts),
     Field(max_length=MAX_CHOICES),
 ]
 
@@ -139,7 +48,7 @@ OURS = (
 """Fields that may also lie in `chat_template_kwargs`, as a method's values may."""
 
 
-class GenerationRequest(Strict, ABC):
+class GenerationRequest(Strict, BaseModel, ABC):
     """The fields of all three endpoints."""
 
     # Extra fields are the values of a method: `_flatten` has rejected all others.
@@ -288,11 +197,11 @@ class ChatRequest(Sampled):
 
     @property
     def questions(self) -> Sequence[str]:
-        return [_question(self.messages, "messages")]
+        return [question_of(self.messages, "messages")]
 
     @property
     def context(self) -> tuple[tuple[str, str], ...]:
-        return _context(self.messages, "messages")
+        return context_of(self.messages, "messages")
 
     @property
     def max_answer(self) -> int | None:
@@ -344,7 +253,7 @@ class ResponseRequest(GenerationRequest):
     """POST /v1/responses."""
 
     question_field: ClassVar[str] = "input"
-    input: Annotated[list[Message], BeforeValidator(_turns)]
+    input: Annotated[list[Message], BeforeValidator(turns)]
     instructions: str = ""
     max_output_tokens: int | None = Field(default=None, ge=1)
     reasoning: Reasoning = Reasoning()
@@ -362,12 +271,12 @@ class ResponseRequest(GenerationRequest):
 
     @property
     def questions(self) -> Sequence[str]:
-        return [_question(self.input, "input")]
+        return [question_of(self.input, "input")]
 
     @property
     def context(self) -> tuple[tuple[str, str], ...]:
         instructions = (("system", self.instructions),) if self.instructions.strip() else ()
-        return (*instructions, *_context(self.input, "input"))
+        return (*instructions, *context_of(self.input, "input"))
 
     @property
     def max_answer(self) -> int | None:
@@ -376,40 +285,3 @@ class ResponseRequest(GenerationRequest):
     @property
     def effort(self) -> Effort | None:
         return self.reasoning.effort if self.reasoning_effort is None else self.reasoning_effort
-
-
-def _question(messages: Sequence[Message], field: str) -> str:
-    """The question of a conversation: its last message, a user's. ApiError 400 for anything else."""
-    if not messages or messages[-1].role != "user":
-        raise ApiError(400, f"{field}: the last message must be of role user", field)
-    return messages[-1].text
-
-
-def _context(messages: Sequence[Message], field: str) -> tuple[tuple[str, str], ...]:
-    """The turns before the question, without empty ones. ApiError 400 for a tool's."""
-    turns = []
-    for message in messages[:-1]:
-        if message.role == "tool":
-            raise ApiError(400, f"{field}: these models have no place for a tool message", field)
-        # OpenAI's newer name of the same.
-        role = "system" if message.role == "developer" else message.role
-        if message.text.strip():
-            turns.append((role, message.text))
-    return tuple(turns)
-
-
-def first_mistake(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """One line for the first of pydantic's errors, with the name of the field."""
-    mistake = errors[0]
-    kind = mistake["type"]
-    if kind == "json_invalid":
-        return ApiError(400, f"the body must be JSON: {mistake['ctx']['error']}")
-    # FastAPI's places begin with "body".
-    place = ".".join(str(part) for part in mistake["loc"][1:])
-    if kind == "extra_forbidden":
-        return ApiError(400, f"unknown field {place!r}", place, "unknown_parameter")
-    if kind == "missing":
-        return ApiError(400, f"{place or 'the body'} is missing", place or None, "missing_required_parameter")
-    # Our own checks' words without pydantic's "Value error, ".
-    words = mistake["ctx"]["error"] if kind == "value_error" else mistake["msg"]
-    return ApiError(400, f"{place}: {words}", place)

@@ -18,7 +18,8 @@ from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.serve.schema import ApiError, GenerationRequest
+from colar.serve.errors import ApiError
+from colar.serve.schema import GenerationRequest
 from colar.serve.text import Nearest
 
 DEFAULT_EFFORT = "medium"

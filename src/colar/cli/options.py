@@ -1,0 +1,162 @@
+"""Options that several commands have, and their values."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from colar import yaml_files
+
+DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
+
+
+class Formatter(argparse.HelpFormatter):
+    """Adds the default value to an option's help, where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        # By identity: 0 equals False, and is a default to show.
+        shows = not any(action.default is nothing for nothing in (None, False, argparse.SUPPRESS))
+        has_default = shows and action.default != []
+        if action.option_strings and has_default:
+            return f"{action.help} (default: %(default)s)"
+        return action.help
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that accepts full option names only."""
+
+    # An abbreviation that is understood today means two things when another option comes.
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
+
+
+def checkpoint_options(parser: Parser) -> None:
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="[NAME=]CHECKPOINT",
+        help="folder or Hub id, perhaps with a name for it",
+    )
+
+
+def data_options(parser: Parser) -> None:
+    parser.add_argument("--data_dir", help="folder with upstream files (else $COLAR_DATA_DIR, else the Hub)")
+    parser.add_argument("--data_seed", type=int, default=0, help="seed of a generated source")
+    parser.add_argument(
+        "--options",
+        nargs="*",
+        default=[],
+        metavar="[SOURCE.]KEY=VALUE",
+        help="options of a source that has some, e.g. arithmetic.max_number=30",
+    )
+    parser.add_argument("--skip_malformed", action="store_true", help="skip malformed rows")
+
+
+def judge_option(parser: Any) -> None:
+    parser.add_argument(
+        "--judge",
+        metavar="MODULE:FUNCTION",
+        help="judge of your own, called as function(question, gold, answer) (default: by the kind of answer)",
+    )
+
+
+def model_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
+    )
+    parser.add_argument(
+        "--backbone",
+        help="folder or Hub id of an adapter's backbone, if not the one that its checkpoint names",
+    )
+    parser.add_argument("--device", help="cpu, cuda, ... (default: the GPU if there is one)")
+
+
+LIMITS = ("max_latents", "max_completion_length")
+"""Limits of a request: options of every command that generates, and fields of `Decoding` and `Limits`."""
+
+
+def limit_options(parser: Parser, max_completion_length: int) -> None:
+    """The options of LIMITS; the default for answers is the command's own."""
+    defaults = {"max_latents": 128, "max_completion_length": max_completion_length}
+    meanings = {
+        "max_latents": "maximum number of thoughts",
+        "max_completion_length": "maximum tokens of an answer",
+    }
+    for name in LIMITS:
+        text = f"{meanings[name]} (default: the checkpoint's own, or else {defaults[name]})"
+        parser.add_argument(f"--{name}", type=int, help=text)
+    parser.set_defaults(default_limits=defaults)
+
+
+def limits_of(args: argparse.Namespace) -> dict[str, int]:
+    """The values of LIMITS, by name."""
+    return {name: getattr(args, name) for name in LIMITS}
+
+
+def batching_options(parser: Parser) -> None:
+    parser.add_argument("--batch_size", type=int, default=32, help="requests computed together")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the decode step: takes about a minute, faster from some thousand steps on",
+    )
+    parser.add_argument(
+        "--cuda_graphs",
+        action="store_true",
+        help="record decode steps as CUDA graphs: several times faster on a GPU (not with --compile)",
+    )
+
+
+def params_options(parser: Parser) -> None:
+    """An option for each per-request value that some method has."""
+    from colar.methods import registry
+
+    # Several values make several rows of a table: accuracy at c = 1, 2 and 5 is one command.
+    for name in registry.param_names():
+        parser.add_argument(
+            f"--{name}",
+            type=number,
+            nargs="+",
+            help="one or several values, for methods that have this parameter",
+        )
+
+
+def number(text: str) -> float:
+    """A number of the command line, as int where it is whole."""
+    # argparse names this function in its error: "invalid number value: 'two'".
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def source_options(pairs: list[str], source: str, called: str = "") -> dict[str, Any]:
+    """The options of one source, or of the source that has the name `called`, from the texts of --options.
+
+    KEY=VALUE is for every source, SOURCE.KEY=VALUE and NAME.KEY=VALUE for one. Values are YAML. Of two values for a
+    key the later one counts.
+    """
+    chosen = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
+        owner, dot, key = name.rpartition(".")
+        if not dot or owner in (source, called):
+            chosen[key] = yaml_files.yaml_value(f"--options {pair}", value)
+    return chosen
+
+
+def columns_of(text: str) -> dict[str, str]:
+    """The columns of --columns question=problem,steps=rationale,answer=result."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(key and column for key, _, column in pairs):
+        raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")
+    return {key.strip(): column.strip() for key, _, column in pairs}
+
+
+def own_options(pairs: list[str], source: str) -> dict[str, Any]:
+    """`source_options` of a command that reads one source: those of another would do nothing, and are an error."""
+    for pair in pairs:
+        owner = pair.partition("=")[0].rpartition(".")[0]
+        if owner not in ("", source):
+            raise ValueError(f"--options {pair}: the source is {source}, not {owner}")
+    return source_options(pairs, source)

@@ -1,0 +1,87 @@
+"""The numbers of /metrics, for Prometheus. No label comes from a client."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from colar.engine.engine import Engine
+from colar.serve.answer import Piece, Sample, pieces
+from colar.serve.errors import ApiError
+from colar.serve.served import Ask, Served
+
+LEFT = 499
+"""The status of a request whose client has left (nginx's)."""
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """Counters, histograms and gauges over some models."""
+
+    def __init__(self, models: Sequence[Served]) -> None:
+        # Its own: the global registry refuses the metrics of a second server in one process.
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "colar_requests", "Requests that reached a model, by status (499: the client left)",
+            ["model", "status"], registry=self.registry,
+        )  # fmt: skip
+        self.seconds = Histogram(
+            "colar_request_seconds", "Seconds to the end of the answer",
+            ["model"], registry=self.registry, buckets=BUCKETS,
+        )  # fmt: skip
+        self.first = Histogram(
+            "colar_first_event_seconds", "Seconds to the first thought or token",
+            ["model"], registry=self.registry, buckets=BUCKETS,
+        )  # fmt: skip
+        self.tokens = Counter(
+            "colar_tokens",
+            "Tokens: prompt, reasoning (thoughts), answer",
+            ["model", "kind"],
+            registry=self.registry,
+        )
+        running = Gauge(
+            "colar_samples_running", "Samples that run in the engine", ["model"], registry=self.registry
+        )
+        waiting = Gauge(
+            "colar_samples_waiting", "Samples that wait for a slot", ["model"], registry=self.registry
+        )
+        for each in models:
+            engine = each.engine.engine
+            running.labels(each.name).set_function(partial(_running, engine))
+            waiting.labels(each.name).set_function(partial(_waiting, engine))
+
+    async def observed(self, made: Ask, samples: Sequence[Sample]) -> AsyncGenerator[Piece, None]:
+        """The pieces of an ask, counted when it ends."""
+        name = made.served.name
+        started = time.perf_counter()
+        status = LEFT
+        begun = False
+        try:
+            async with contextlib.aclosing(pieces(made, samples)) as found:
+                async for piece in found:
+                    if not begun:
+                        self.first.labels(name).observe(time.perf_counter() - started)
+                        begun = True
+                    yield piece
+            status = 200
+        except ApiError as error:
+            status = error.status
+            raise
+        finally:
+            self.requests.labels(name, str(status)).inc()
+            self.seconds.labels(name).observe(time.perf_counter() - started)
+            self.tokens.labels(name, "prompt").inc(made.prompt_tokens)
+            self.tokens.labels(name, "reasoning").inc(sum(sample.n_thoughts for sample in samples))
+            self.tokens.labels(name, "answer").inc(sum(sample.n_tokens for sample in samples))
+
+
+def _running(engine: Engine) -> int:
+    return len(engine.running)
+
+
+def _waiting(engine: Engine) -> int:
+    return len(engine.scheduler.waiting)
