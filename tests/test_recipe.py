@@ -711,6 +711,16 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
     mixed = replace(data, mixed_in=(recipe.MixedRows(f"{tmp_path}/more"),))
     recipe.load_examples(mixed)
     assert "validation: 4 of 5 questions are also trained on" in capsys.readouterr().err
+    # In another conversation it is another question.
+    turns = [["user", "one?"], ["assistant", "1"]]
+    rows = [
+        {"question": "and then?", "answer": "2", "context": turns},
+        {"question": "and then?", "answer": "3"},
+    ]
+    for name, row in zip(("train", "validation"), rows, strict=True):
+        files.write_jsonl(tmp_path / "chats" / f"{name}.jsonl", [row])
+    recipe.load_examples(recipe.DataConfig(source=f"{tmp_path}/chats"))
+    assert "also trained on" not in capsys.readouterr().err
     # The first rows alone validate, and without validation nothing is asked twice.
     recipe.load_examples(replace(data, validation_size=1))
     recipe.load_examples(replace(data, validation_size=0))

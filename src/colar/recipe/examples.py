@@ -58,14 +58,18 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     return custom.applied(train_rows, data.judge), custom.applied(held_out, data.judge)
 
 
+def _asked(example: Example) -> tuple[str, ...]:
+    """The question of an example and the turns before it, spaces and case aside."""
+    return (*(collapsed(text) for _, text in example.context), collapsed(example.question))
+
+
 def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None:
     """Say how many validation questions are also trained on, under any id; log nothing if there are none.
 
     Ids name their split or file, so two copies of a question have two. A generated source's splits share no question.
     """
-    asked = {collapsed(example.question) for example in held_out}
-    trained = asked.intersection(collapsed(example.question) for example in train_rows)
-    both = [example.id for example in held_out if collapsed(example.question) in trained]
+    trained = {_asked(example) for example in train_rows}
+    both = [example.id for example in held_out if _asked(example) in trained]
     if both:
         progress.say(
             f"validation: {len(both)} of {len(held_out)} questions are also trained on, {both[0]!r} for one; accuracy "

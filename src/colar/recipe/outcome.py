@@ -43,6 +43,8 @@ WITHIN = 0.01
 """Accuracy that the default speed may lose to CoT: a point."""
 LEARNT = 0.05
 """Accuracy of CoT below which other speeds are not compared with it."""
+NARROW = 2.0
+"""Points of half an interval below which a decimal is shown."""
 TOO_WIDE = 0.05
 """Half of a 95% interval from which rows are too few to choose by."""
 
@@ -196,7 +198,8 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
     It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
     """
     cot, _, own, apart = _parts(made)
-    accuracy = f"CoT answers {100 * cot.accuracy:.1f}% of {cot.n} held-out questions"
+    percent = _points(cot.accuracy, cot.accuracy_se).partition(" ")[0]
+    accuracy = f"CoT answers {percent}% of {cot.n} held-out questions"
     [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
     if cot.accuracy < LEARNT:
         return dict(SPEEDS[0]), f"{accuracy}: it has hardly learnt, and no speed can be chosen by it."
@@ -220,14 +223,13 @@ def _beside(row: ReportRow, cot: ReportRow, apart: Mapping[System, Difference]) 
     """`c = 2 answers 0.4 ± 1.1 points less, with 58% of the thoughts and 66% of the time`."""
     difference = apart[row.system]
     side = "less" if difference.difference < 0 else "more"
-    half = Z95 * (difference.se or 0.0)
     cost = (
         f"{row.length / cot.length:.0%} of the thoughts and "
         f"{row.seconds_per_question / cot.seconds_per_question:.0%} of the time"
         if cot.length
         else f"{row.length:.1f} thoughts"
     )
-    gap = f"{abs(100 * difference.difference):.1f} ± {100 * half:.1f} points {side}"
+    gap = f"{_points(abs(difference.difference), difference.se or 0.0)} points {side}"
     return f"{speed_name(row.system.params)} answers {gap}, with {cost}"
 
 
@@ -289,9 +291,9 @@ def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, An
         rows.append(
             [
                 _name(row) + mark,
-                text_table.accuracy_of(row),
-                text_table.points(difference),
-                text_table.number(row.length),
+                _points(row.accuracy, row.accuracy_se),
+                _apart(difference),
+                f"{row.length:.2g}",
                 _milliseconds(seconds.get(_key(row.system))),
                 _milliseconds(row.seconds_per_question),
             ]
@@ -305,6 +307,21 @@ def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, An
     return text_table.TextTable(f"Speeds of {own[0].system.method}", head, rows, notes)
 
 
+def _points(share: float, se: float | None) -> str:
+    """A share in % with 1.96 standard errors: `84 ± 7`; with a decimal where the interval is narrow, `52.4 ± 1.1`."""
+    half = 100 * Z95 * (se or 0.0)
+    digits = 0 if half >= NARROW else 1
+    return f"{100 * share:.{digits}f} ± {half:.{digits}f}"
+
+
+def _apart(row: Difference | None) -> str:
+    """A difference in points with its sign, and a star where its interval leaves out 0."""
+    if row is None:
+        return text_table.BLANK
+    star = " *" if row.interval is not None and (row.interval[0] > 0 or row.interval[1] < 0) else ""
+    return f"{'-' if row.difference < 0 else '+'}{_points(abs(row.difference), row.se)}{star}"
+
+
 def _name(row: ReportRow) -> str:
     if row.system.method == "cot":
         return row.system.label or "CoT"
@@ -312,4 +329,6 @@ def _name(row: ReportRow) -> str:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return text_table.BLANK if seconds is None else f"{1000 * seconds:.3g}"
+    if seconds is None:
+        return text_table.BLANK
+    return f"{1000 * seconds:.2g}" if seconds < 0.01 else f"{1000 * seconds:.0f}"

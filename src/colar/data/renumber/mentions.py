@@ -14,9 +14,9 @@
 | fixed | see below | never another |
 
 Fixed are 0 and 1 (so that no plural becomes a singular), ordinals, clock times, ratios, ranges and scores (3:2,
-37-23), years, dates, names (mp3, Room 12), 100% and more, facts of calendar and measures (7 days, 12 inches), what
-bodies and vehicles have (4 wheels), compounds ("two hundred five"), odd spellings (007, 4/8), "all 14", and "the three"
-where no other number is 3. Mixed numbers ("2 1/2"), "one", "half", "a third", "double" and "a dozen" are no mentions.
+37-23), years, dates, names (mp3, Room 12), mixed numbers, 100% and more, facts of calendar and measures (7 days, 12
+inches), what bodies and vehicles have (4 wheels), compounds ("two hundred five"), odd spellings (007, 4/8), "all 14",
+and "the three" where no other number is 3. "one", "half", "a third", "double" and "a dozen" are no mentions at all.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ PARTS = {3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eigh
 
 _WORDS: dict[str, int] = {word: number for number, word in enumerate(SMALL)}
 _WORDS |= {word: 10 * number for number, word in enumerate(TENS, start=2)}
+_GLYPHS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "⅓": " 1/3", "⅔": " 2/3"}
+_NAMED_PARTS = {"half": Fraction(1, 2), "quarter": Fraction(1, 4), "third": Fraction(1, 3)}
 _PART_VALUES = {name: bottom for bottom, name in PARTS.items()} | {"quarter": 4}
 
 _MIXED = r"\d+(?: | and |-)\d+/\d+|\d*[½¼¾⅓⅔]|(?:\d+|[a-z]+) and (?:a|one)[ -](?:half|quarter|third)"
@@ -120,8 +122,8 @@ class Mention:
 
 def find(question: str) -> list[Mention]:
     """Find every number of the question, in order, fixed ones included."""
-    matches = [match for match in _NUMBER.finditer(question) if match.lastgroup != "mixed"]
-    found = [_mention(question, match) for match in matches if not re.search(r"/0+(?:ths?)?$", match[0])]
+    mentions = (_mention(question, match) for match in _NUMBER.finditer(question))
+    found = [mention for mention in mentions if mention is not None]
     # A second pass: whether "the three" has another 3 beside it takes all numbers.
     return [_fixed_if_alone(question, mention, found) for mention in found]
 
@@ -252,13 +254,15 @@ def _fractions(mention: Mention) -> list[Fraction]:
 # --- what a number is --------------------------------------------------------------------------------------
 
 
-def _mention(question: str, match: re.Match[str]) -> Mention:
-    """The number that was found, with its kind."""
+def _mention(question: str, match: re.Match[str]) -> Mention | None:
+    """The number that was found, with its kind; None where it is no number after all ("salt and a half", 3/0)."""
     before, behind = question[: match.start()], question[match.end() :]
     group = match.lastgroup or ""
+    value = _value(group, match[0].lower())
+    if value is None:
+        return None
     scale = _SCALE.match(behind) if group in ("integer", "word") else None
     noun = _UNIT.match(behind[scale.end() :] if scale else behind)
-    value = _value(group, match[0].lower())
     mention = Mention(
         match.start(),
         match.end(),
@@ -271,7 +275,7 @@ def _mention(question: str, match: re.Match[str]) -> Mention:
     return replace(mention, kind="fixed") if _is_fixed(mention, before, behind) else mention
 
 
-def _value(group: str, text: str) -> Fraction:
+def _value(group: str, text: str) -> Fraction | None:
     if group == "times":
         return Fraction(2 if text == "twice" else 3)
     if group == "word":
@@ -279,12 +283,32 @@ def _value(group: str, text: str) -> Fraction:
     if group == "part":
         top, part = re.split(r"[ -]", text)
         return Fraction(_WORDS[top], _PART_VALUES[part.removesuffix("s")])
-    return Fraction(text.replace(",", "").removesuffix("s").removesuffix("th"))
+    if group == "mixed":
+        return _mixed_value(text)
+    top, slash, bottom = text.removesuffix("s").removesuffix("th").replace(",", "").partition("/")
+    return None if slash and not int(bottom) else Fraction(top + slash + bottom)
+
+
+def _mixed_value(text: str) -> Fraction | None:
+    """ "2 1/2", "2½", "two and a half"; None for "salt and a half"."""
+    for glyph, spelled in _GLYPHS.items():
+        text = text.replace(glyph, spelled)
+    total = Fraction(0)
+    for part in re.split(r"[ -]+", text.strip()):
+        if part in _NAMED_PARTS:
+            total += _NAMED_PARTS[part]
+        elif part in _WORDS and part != "one":
+            total += _WORDS[part]
+        elif re.fullmatch(r"\d+(?:/[1-9]\d*)?", part):
+            total += Fraction(part)
+        elif part not in ("and", "a", "one"):
+            return None
+    return total
 
 
 def _kind(group: str, before: str, behind: str, value: Fraction) -> str:
     if group != "integer":
-        return "fraction" if group == "part" else group
+        return {"part": "fraction", "mixed": "fixed"}.get(group, group)
     if _PERCENT.match(behind):
         return "percent" if value < 100 else "fixed"
     if _CURRENCY_BEFORE.search(before) or _CURRENCY_BEHIND.match(behind):

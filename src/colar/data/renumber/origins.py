@@ -114,20 +114,21 @@ class Origin:
     result: int | None = None
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The origins of every operand (by step, then by operand), and the values of the question that may change."""
-
-    origins: list[list[list[Origin]]]
-    free: list[Fraction]
+Origins = list[list[list[Origin]]]
+"""The candidates of every operand, by step, then by operand."""
 
 
-def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> Trace:
-    """Trace every operand. `NotAProgram` where one comes from nowhere, or where no number may change."""
+def trace(
+    question: str, mentions: Sequence[Mention], steps: Sequence[Step]
+) -> tuple[Origins, list[Fraction]]:
+    """The origins of every operand, and the values of the question that may change.
+
+    `NotAProgram` where an operand comes from nowhere, or where no number may change.
+    """
     if len(mentions) > _MOST_NUMBERS:
         raise NotAProgram("too many numbers")
     cued = cued_constants(question, mentions)
-    origins: list[list[list[Origin]]] = []
+    origins: Origins = []
     for index, step in enumerate(steps):
         before = _flat(origins)
         found: list[list[Origin]] = []
@@ -143,7 +144,7 @@ def trace(question: str, mentions: Sequence[Mention], steps: Sequence[Step]) -> 
     free = sorted(used - frozen)
     if not free:
         raise NotAProgram("no number may change")
-    return Trace(origins, free)
+    return origins, free
 
 
 def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
@@ -161,7 +162,7 @@ def cued_constants(question: str, mentions: Sequence[Mention]) -> set[Fraction]:
     return cued
 
 
-def _check_silent(origins: list[list[list[Origin]]]) -> None:
+def _check_silent(origins: Origins) -> None:
     """Reject a chain that leaves a result unused and has a constant behind it: 60 minutes may have become that 1."""
     used = {origin.result for candidates in _flat(origins) for origin in candidates}
     for index in range(len(origins) - 1):
@@ -236,7 +237,7 @@ def _frozen(
     question: str,
     mentions: Sequence[Mention],
     steps: Sequence[Step],
-    origins: list[list[list[Origin]]],
+    origins: Origins,
     cued: set[Fraction],
 ) -> set[Fraction]:
     """The values that stay what they are, of those that the chain uses: see the module's docstring.
@@ -255,7 +256,8 @@ def _frozen(
             numbers = {origin.number for origin in candidates if origin.number is not None}
             used |= numbers
             uses.update(value for value in numbers if Origin(number=value) in candidates)
-            if any(origin.number is None and origin.result is None for origin in candidates):
+            is_constant = any(origin.number is None and origin.result is None for origin in candidates)
+            if is_constant:
                 if numbers:
                     frozen |= numbers
                 elif operand not in cued:
@@ -264,7 +266,7 @@ def _frozen(
                         raise NotAProgram("an operand may follow from a result")
                     uncued.add(operand)
                 constants.add(operand)
-            frozen |= _leaving(operand, mentions)
+            frozen |= _leaving(operand, mentions, is_constant)
     overused = {value for value in named if value <= _FEW and uses[value] > named[value]}
     pairs = itertools.combinations(constants - {1, 100} | overused, 2)
     frozen |= overused | {one + other for one, other in pairs}
@@ -278,10 +280,10 @@ def _frozen(
     return frozen | _giving(outside, named, apart=True)
 
 
-def _leaving(operand: Fraction, mentions: Sequence[Mention]) -> set[Fraction]:
-    """The fractions of which the operand may be the rest, or the whole and the rest.
+def _leaving(operand: Fraction, mentions: Sequence[Mention], is_constant: bool) -> set[Fraction]:
+    """The fractions and percentages of which the operand may be the rest, or the whole and the rest.
 
-    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question.
+    After 1/3 is gone 2/3 are left, and 1/3 more is 4/3: neither 2 nor 4 is in the question. After 40% and 50% it is 10.
     """
     leaving = set()
     for mention in mentions:
@@ -289,6 +291,10 @@ def _leaving(operand: Fraction, mentions: Sequence[Mention]) -> set[Fraction]:
         rests = {bottom - top, bottom + top} - {top, bottom}
         if mention.kind == "fraction" and operand in rests:
             leaving.add(mention.value)
+    percentages = [mention.value for mention in mentions if mention.kind == "percent"]
+    rest = 100 - sum(percentages)
+    if is_constant and len(percentages) > 1 and operand in (rest, rest / 100):
+        leaving.update(percentages)
     return leaving
 
 

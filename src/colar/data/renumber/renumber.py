@@ -44,7 +44,7 @@ from colar.data.judge.quantity import MAX_DIGITS
 from colar.data.renumber import mentions as numbers_of
 from colar.data.renumber import origins, program
 from colar.data.renumber.mentions import Mention
-from colar.data.renumber.origins import Origin, Trace
+from colar.data.renumber.origins import Origin, Origins
 from colar.data.renumber.program import NotAProgram, Step, digits_like
 
 TRIES = 400
@@ -128,7 +128,7 @@ def versions_of(example: Example, versions: int, seed: int) -> list[Example]:
     plan = plan_of(example)
     asked = {example.question}
     choices = {}
-    for value in plan.trace.free:
+    for value in plan.free:
         # What every number of that value allows.
         allowed = [set(numbers_of.options(mention)) for mention in plan.mentions if mention.value == value]
         choices[value] = sorted(set.intersection(*allowed))
@@ -201,7 +201,9 @@ class RowProgram:
     example: Example
     mentions: list[Mention]
     steps: list[Step]
-    trace: Trace
+    origins: Origins
+    free: list[Fraction]
+    """The values that may change."""
     ranked: list[list[Fraction]]
     """The values of each kind of number, in order of size."""
     counted: list[Fraction]
@@ -232,8 +234,8 @@ def plan_of(example: Example) -> RowProgram:
     if digits_like(answer, example.answer) != example.answer:
         raise NotAProgram("a number is oddly spelled")
     found = numbers_of.find(example.question)
-    trace = origins.trace(example.question, found, steps)
-    every = [origin for of_step in trace.origins for candidates in of_step for origin in candidates]
+    traced, free = origins.trace(example.question, found, steps)
+    every = [origin for of_step in traced for candidates in of_step for origin in candidates]
     numbers = {origin.number for origin in every}
     results = {origin.result for origin in every}
     counted = {
@@ -248,7 +250,7 @@ def plan_of(example: Example) -> RowProgram:
     for mention in found:
         kinds.setdefault(_order_kind(mention), set()).add(mention.value)
     ranked = [sorted(values) for values in kinds.values()]
-    return RowProgram(example, found, steps, trace, ranked, sorted(counted), unused, loose)
+    return RowProgram(example, found, steps, traced, free, ranked, sorted(counted), unused, loose)
 
 
 def rewrite(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> Example | None:
@@ -282,38 +284,30 @@ def _run(
 ) -> list[tuple[list[Fraction], Fraction]] | None:
     """Operands and result of every step; None where candidates disagree or a result changes its kind."""
     chain: list[tuple[list[Fraction], Fraction]] = []
-    results: list[Fraction] = []
-    for step, of_step in zip(plan.steps, plan.trace.origins, strict=True):
-        operands = []
+    for step, of_step in zip(plan.steps, plan.origins, strict=True):
+        operands: list[Fraction] = []
         for operand, candidates in zip(step.operands, of_step, strict=True):
-            value = _agreed(operand, candidates, values, results)
-            if value is None:
+            found = {_value(origin, operand, values, chain) for origin in candidates}
+            if len(found) > 1:
                 return None
-            operands.append(value)
+            operands += found
         result = program.run(step, operands)
         if result is None or not program.same_kind(step.result, result):
             return None
         chain.append((operands, result))
-        results.append(result)
     return chain
 
 
-def _agreed(
+def _value(
+    origin: Origin,
     operand: Fraction,
-    candidates: Sequence[Origin],
     values: Mapping[Fraction, Fraction],
-    results: Sequence[Fraction],
-) -> Fraction | None:
-    """The operand's new value, where all its candidates have the same."""
-    found = set()
-    for origin in candidates:
-        if origin.number is not None:
-            found.add(origin.form.of(values[origin.number]))
-        elif origin.result is not None:
-            found.add(origin.form.of(results[origin.result]))
-        else:
-            found.add(operand)
-    return found.pop() if len(found) == 1 else None
+    chain: Sequence[tuple[list[Fraction], Fraction]],
+) -> Fraction:
+    """The operand's new value by one of its candidates."""
+    if origin.number is not None:
+        return origin.form.of(values[origin.number])
+    return operand if origin.result is None else origin.form.of(chain[origin.result][1])
 
 
 def _in_order(plan: RowProgram, values: Mapping[Fraction, Fraction]) -> bool:
