@@ -11,9 +11,9 @@ from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
 from colar.evaluation import controls
 from colar.evaluation.controls import GivenThoughts, Thoughts
-from colar.look import causal
-from colar.look.causal import Prefixed
+from colar.look import effects
 from colar.look.chains import requests_of
+from colar.look.effects import Prefixed
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import ColarParams
 
@@ -47,14 +47,14 @@ def given(counts):
 
 def test_places_by_hand():
     counts = torch.tensor([1, 2, 5])
-    assert causal.positions(counts, "first").tolist() == [0, 0, 0]
-    assert causal.positions(counts, "middle").tolist() == [0, 1, 2]
-    assert causal.positions(counts, "last").tolist() == [0, 1, 4]
+    assert effects.positions(counts, "first").tolist() == [0, 0, 0]
+    assert effects.positions(counts, "middle").tolist() == [0, 1, 2]
+    assert effects.positions(counts, "last").tolist() == [0, 1, 4]
 
 
 def test_a_swap_takes_the_others_thought_of_that_place_and_nothing_else():
     thoughts, requests = given([3, 1])
-    found = causal.changed_thoughts(thoughts, requests, "swap", torch.tensor([2, 0]), seed=0).embeds_RKD
+    found = effects.changed_thoughts(thoughts, requests, "swap", torch.tensor([2, 0]), seed=0).embeds_RKD
     # The other chain has one thought alone: it is its last.
     assert found[0].tolist() == [[0, 0], [0, 1], [1, 0]]
     assert found[1, 0].tolist() == [0, 0]
@@ -63,7 +63,7 @@ def test_a_swap_takes_the_others_thought_of_that_place_and_nothing_else():
 
 def test_a_dropped_thought_leaves_the_others_in_their_order():
     thoughts, requests = given([3, 1, 3])
-    found = causal.changed_thoughts(thoughts, requests, "drop", torch.tensor([1, 0, 2]), seed=0)
+    found = effects.changed_thoughts(thoughts, requests, "drop", torch.tensor([1, 0, 2]), seed=0)
     assert found.counts_R.tolist() == [2, 0, 2]
     assert found.embeds_RKD[0, :2].tolist() == [[0, 0], [0, 2]]
     assert found.embeds_RKD[2, :2].tolist() == [[2, 0], [2, 1]]
@@ -106,8 +106,8 @@ def test_changed_thoughts_are_answered_as_the_plain_loop_answers_them(family, na
     assert len(own) > 2
     requests = [completion.request for completion in own]
     thoughts = controls.thoughts_of(lm, own)
-    at = causal.positions(thoughts.counts_R, "middle")
-    changed = causal.changed_thoughts(thoughts, requests, "swap", at, seed=0)
+    at = effects.positions(thoughts.counts_R, "middle")
+    changed = effects.changed_thoughts(thoughts, requests, "swap", at, seed=0)
     cut = Thoughts(changed.embeds_RKD, at + 1)
     for kind, fed in ((GivenThoughts, changed), (Prefixed, cut)):
         completions = Engine(lm, kind(method, requests, fed), 3).generate(requests)
@@ -122,7 +122,7 @@ def test_changed_thoughts_are_answered_as_the_plain_loop_answers_them(family, na
 def test_effects_of_a_random_model(name):
     lm, method = build("llama", name)
     completions = answered(lm, method)
-    found = causal.causal_tests(lm, method, EXAMPLES, completions)
+    found = effects.causal_tests(lm, method, EXAMPLES, completions)
     own = [(each, example) for each, example in zip(completions, EXAMPLES, strict=True) if each.length]
     assert 2 < found.n == len(own)
     assert len(found.effects) == 3 * 2 * 3
@@ -139,8 +139,8 @@ def test_effects_of_a_random_model(name):
     thoughts = controls.thoughts_of(lm, [each for each, _ in own])
     requests = [each.request for each, _ in own]
     for effect in (by_change["swap"] + by_change["drop"])[::3] if name == "colar" else []:
-        at = causal.positions(thoughts.counts_R, effect.position)
-        changed = causal.changed_thoughts(thoughts, requests, effect.change, at, seed=0)
+        at = effects.positions(thoughts.counts_R, effect.position)
+        changed = effects.changed_thoughts(thoughts, requests, effect.change, at, seed=0)
         think_on = effect.then == "rethought"
         differ = []
         for r, (each, _) in enumerate(own):
@@ -156,7 +156,7 @@ def test_effects_of_a_random_model(name):
 def test_a_model_that_never_thinks_has_no_effects_and_one_question_has_no_swap():
     lm, method = build()
     none = dataclasses.replace(LIMITS, max_latents=0)
-    found = causal.causal_tests(lm, method, EXAMPLES, answered(lm, method, limits=none))
+    found = effects.causal_tests(lm, method, EXAMPLES, answered(lm, method, limits=none))
     assert (found.n, found.effects) == (0, [])
-    found = causal.causal_tests(lm, method, EXAMPLES[:1], answered(lm, method, EXAMPLES[:1]))
+    found = effects.causal_tests(lm, method, EXAMPLES[:1], answered(lm, method, EXAMPLES[:1]))
     assert {effect.change for effect in found.effects} == {"none", "drop"}

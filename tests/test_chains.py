@@ -13,7 +13,7 @@ from sequential import made
 import colar
 from colar.engine.engine import Engine
 from colar.engine.request import Completion, Decoding, Request
-from colar.look import chains, cost, diagnosis
+from colar.look import chains, effects
 from colar.look import inspect as inspection
 from colar.look.reference_chain import Token, reference_groups, reference_rows
 from colar.look.thought import NEIGHBOURS
@@ -88,7 +88,7 @@ def test_a_variant_by_hand():
     examples = [colar.Example(str(i), "q", (), answer) for i, answer in enumerate("7791")]
     completions = [completion(text, n, n / 10) for text, n in zip(answers, (1, 2, 3, 6), strict=True)]
     completions[3] = completion("no idea", 6, 0.6)
-    found = cost.outcome_of(examples, completions)
+    found = effects.outcome_of(examples, completions)
     assert found.right == [True, True, True, False]
     assert (found.n, found.accuracy.mean, found.length.mean) == (4, 0.75, 3.0)
     # sd of 1, 2, 3, 6 is sqrt(14 / 3).
@@ -102,7 +102,7 @@ def test_a_variant_by_hand():
 
 def test_a_difference_is_paired():
     examples = [colar.Example(str(i), "q", (), "1") for i in range(4)]
-    found = cost.difference(examples, [True, True, True, False], [False, False, True, False])
+    found = effects.difference(examples, [True, True, True, False], [False, False, True, False])
     # Differences 1, 1, 0, 0: their standard error is sqrt(1 / 3) / 2.
     half = 1.959964 * math.sqrt(1 / 3) / 2
     assert (found.mean, found.interval) == (0.5, pytest.approx((0.5 - half, 0.5 + half)))
@@ -125,7 +125,7 @@ def test_chains_are_what_the_engine_says(model):
             assert chain.reference_length is None
             assert all(thought["mark"] is None for thought in chain.thoughts)
             continue
-        assert chain.cause in diagnosis.CAUSES
+        assert chain.cause in chains.CAUSES
         marks = [thought["mark"] for thought in chain.thoughts]
         assert marks.count("wrong") <= 1
         if chain.cause == "stopped early":
@@ -173,21 +173,21 @@ def test_controls_of_a_system(model):
     lm, method = model
     requests = chains.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
-    found = cost.cost_of(lm, method, EXAMPLES, requests, completions)
+    found = effects.cost_of(lm, method, EXAMPLES, requests, completions)
     assert list(found.outcomes) == (
         ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
     )
     assert found.outcomes["none"].length.mean == 0
     for kind, variant in found.outcomes.items():
-        if kind in cost.REPLACED:
+        if kind in effects.REPLACED:
             assert variant.length == found.outcomes["own"].length
         if kind != "own":
             own = found.outcomes["own"].accuracy.mean
             assert found.differences[kind].mean == pytest.approx(own - variant.accuracy.mean)
-    alone = cost.cost_of(lm, method, EXAMPLES, requests, completions, kinds=())
+    alone = effects.cost_of(lm, method, EXAMPLES, requests, completions, kinds=())
     assert list(alone.outcomes) == ["own"]
     # One question has no other to take thoughts from.
-    one = cost.cost_of(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
+    one = effects.cost_of(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
     assert "shuffled" not in one.outcomes
 
 
@@ -244,7 +244,7 @@ def test_a_notebook_asks_in_its_own_words():
     for system in shown.systems:
         unknown, known = system.numbers["answers"]
         assert (unknown["right"], unknown["cause"]) == (None, None)
-        assert known["cause"] in diagnosis.CAUSES
+        assert known["cause"] in chains.CAUSES
     shown = colar.inspect(lm, method, ["What is 2 + 3?"], limits=LIMITS, compression_factors=(2,))
     assert 'section id="causes"' not in shown.page()
     with pytest.raises(ValueError, match="at least one question"):

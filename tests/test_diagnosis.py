@@ -11,8 +11,8 @@ from colar.data.example import Example
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, NonFiniteError, Request
 from colar.evaluation.controls import GivenThoughts
-from colar.look import chains, diagnosis, thought
-from colar.look.diagnosis import classify, missing
+from colar.look import chains, thought
+from colar.look.chains import classify, missing
 from colar.look.reference_chain import (
     Token,
     groups_thought,
@@ -104,7 +104,7 @@ PLAN, RESULT = Token(1, "operand"), Token(2, "result")
 )
 def test_a_wrong_answer_is_put_down_to_its_first_wrong_latent(read, parsed, correct, kind):
     assert classify([[PLAN], [RESULT]], read, parsed, correct) == kind
-    assert kind in diagnosis.CAUSES
+    assert kind in chains.CAUSES
 
 
 def test_a_group_with_an_operand_missing_is_a_wrong_plan():
@@ -132,10 +132,8 @@ def test_writing_is_judged_position_by_position():
     head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
     head.bias.data[said] = 1e4
     passes = list(reference_passes(lm, method, [CHAIN], method.Params()))
-    assert diagnosis.groups_written(passes[0], method.Params(), thought.directions(lm)) == row.chain.count(
-        said
-    )
-    found = diagnosis.diagnose(lm, method, passes, method.Params(), LIMITS)
+    assert chains.groups_written(passes[0], method.Params(), thought.directions(lm)) == row.chain.count(said)
+    found = chains.diagnose(lm, method, passes, method.Params(), LIMITS)
     assert (found.write, found.whole_chain, found.stop) == (row.chain.count(said) / len(row.chain), 0, 0)
 
 
@@ -160,7 +158,7 @@ def test_diagnosis_of_a_model_that_knows_its_problems():
 def all_right(lm, method, examples, params, limits):
     """It reads, writes, stops and answers all of them right, in groups of the reference's sizes."""
     passes = list(reference_passes(lm, method, examples, params))
-    assert diagnosis.diagnose(lm, method, passes, params, limits) == diagnosis.Diagnosis(
+    assert chains.diagnose(lm, method, passes, params, limits) == chains.Diagnosis(
         len(examples), 1.0, 1.0, 1.0, 1.0
     )
     completions = chains.answer_all(lm, method, chains.requests_of(examples, params, limits))
@@ -215,7 +213,7 @@ def test_a_long_question_and_anothers_long_chain_fit_into_the_context_one_by_one
     assert sum(longest) > lm.context_length
     limits = Decoding(max_latents=20, max_completion_length=4)
     passes = list(reference_passes(lm, method, asked, method.Params()))
-    assert len(diagnosis.read(lm, method, passes, method.Params(), limits)) == 2
+    assert len(chains.read(lm, method, passes, method.Params(), limits)) == 2
 
 
 def sizes_of(lm, example):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_serve import CHAIN, HOSTILE, PAGE, VIEWER, FakeServe, thoughts
 
-from colar.look.page import viewer
+from colar.look.page import VIEWER_SCRIPTS, VIEWER_STYLES
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api",
@@ -469,7 +469,7 @@ def test_the_real_server_is_asked_and_understood(browser, real, name):
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    files = sorted([*PAGE.iterdir(), *viewer.FILES])
+    files = sorted([*PAGE.iterdir(), *VIEWER_STYLES, *VIEWER_SCRIPTS])
     assert {"index.html", "page.css", "page.js", "frame.css", "theme.js", "viewer.css", "viewer.js"} <= {
         path.name for path in files
     }

@@ -14,7 +14,7 @@ cuts all questions at the same length instead.
     (control,) = controls.build(lm, method, ["shuffled"], requests)
     Engine(lm, control).generate(requests)
 
-`GivenThoughts` feeds any thoughts: `diagnosis.py` feeds those of the reference chain.
+`GivenThoughts` feeds any thoughts: `look/chains.py` feeds those of the reference chain.
 
 Shape suffixes: R requests, K thoughts, D width, B rows.
 """

@@ -1,22 +1,34 @@
-"""A model's own chains beside the reference's: each thought with the group that it should say, and what went wrong.
+"""A model's chains beside the reference's: what each thought says, and the first thing that goes wrong.
 
     reference   << 5 | * 5 | = 25 | >>          groups
     thoughts    << 5 | * 5 | = 35 | >>          read as their c nearest tokens, or as what the head chose
     marks       right  right  wrong  after
 
     right     says all tokens of its group
-    wrong     the chain's first thought that does not: `diagnosis.classify` goes by it
+    wrong     the chain's first thought that does not: the cause of a wrong answer goes by it
     after     comes after a wrong one, and differs too
     extra     comes behind the reference's end
     null      there is nothing to compare it with
 
-Groups that no thought has come to are `missing`. Shape suffixes: K thoughts, V vocabulary, D width.
+Groups that no thought has come to are `missing`. A latent says a group of tokens when all of them are among its c
+nearest embeddings (c rounded up); one that was chosen as tokens says these, each as often as it was chosen, in any
+order. A group is wrong by its `result` when only digits after an "=" are missing, by its `plan` otherwise; a chain that
+solves the problem in another way than the reference's counts as another plan.
+
+Each measurement of a model has one thing less to get wrong than the one below it:
+
+    read     the reference chain's own latents are fed; is the answer right?                    (reading alone)
+    write    after each right prefix, is the next latent the right one, and the stop in place?  (one step, no drift)
+    free     the model thinks for itself: its chains, and the cause of each wrong answer
+
+Shape suffixes: R requests, K thoughts, V vocabulary, D width.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -25,15 +37,33 @@ from colar import progress
 from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
-from colar.engine.request import Completion, Decoding, Request, fold
-from colar.look.diagnosis import classify, missing
-from colar.look.reference_chain import Token, groups_thought, reference_groups, reference_rows
-from colar.look.thought import ReadAs, directions, group_size, read_thoughts, said_by, says
+from colar.engine.request import GREEDY, Completion, Decoding, Request, fold
+from colar.evaluation.controls import GivenThoughts
+from colar.look.reference_chain import (
+    ReferencePass,
+    Token,
+    groups_thought,
+    reference_groups,
+    reference_rows,
+    reference_thoughts,
+)
+from colar.look.thought import (
+    ReadAs,
+    chosen_ids,
+    directions,
+    group_size,
+    nearest_ids,
+    read_thoughts,
+    said_by,
+    says,
+)
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 
 BATCH = 32
+"""Requests that run at once."""
+CAUSES = ("right", "unparsable", "stopped early", "stopped late", "wrong plan", "wrong result", "misread")
 PLAIN_CAUSES = ("right", "unparsable", "wrong")
 """Cause of an answer that has no reference chain."""
 
@@ -46,7 +76,7 @@ class Chain:
     answer: str
     right: bool
     cause: str
-    """One of `diagnosis.CAUSES`; of `PLAIN_CAUSES` where there is no chain to compare with."""
+    """One of `CAUSES`; of `PLAIN_CAUSES` where there is no chain to compare with."""
     length: int
     forward_passes: int
     seconds: float
@@ -174,3 +204,110 @@ def _reference(lm: LatentLM, group: Sequence[Token], read_as: ReadAs) -> list[di
     for token, said in zip(group, says([token.token_id for token in group], read_as), strict=True):
         found.append({"text": lm.template.token(token.token_id), "kind": token.kind, "said": said})
     return found
+
+
+# Causes
+
+
+def missing(group: Sequence[Token], read_as: ReadAs) -> list[Token]:
+    """The tokens of a group that a thought does not say."""
+    found = says([token.token_id for token in group], read_as)
+    return [token for token, is_said in zip(group, found, strict=True) if not is_said]
+
+
+def classify(groups: Sequence[Sequence[Token]], read: Sequence[ReadAs], parsed: bool, correct: bool) -> str:
+    """Put an answer down to the first thing that went wrong: one of `CAUSES`."""
+    if correct:
+        return "right"
+    if not parsed:
+        return "unparsable"
+    # Only the first: thoughts behind a wrong one may be right about it.
+    # The chains may differ in length, which is judged below.
+    for group, read_as in zip(groups, read, strict=False):
+        lost = missing(group, read_as)
+        if lost:
+            only_results = all(token.is_result for token in lost)
+            return "wrong result" if only_results else "wrong plan"
+    # All that was thought is right, as far as the reference goes.
+    if len(read) < len(groups):
+        return "stopped early"
+    if len(read) > len(groups):
+        return "stopped late"
+    return "misread"
+
+
+# With the reference's help
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Shares between 0 and 1: of `n` questions, or of their thoughts for `write`."""
+
+    n: int
+    read: float
+    """Answers that are right when the reference chain's own latents are fed."""
+    write: float
+    """Latents that are right after a right prefix."""
+    whole_chain: float
+    """Chains of which all latents are right."""
+    stop: float
+    """Chains that end in the right place."""
+
+
+def diagnose(
+    lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, limits: Decoding = GREEDY
+) -> Diagnosis:
+    """Measure `read` and `write` of examples by their passes; `free` is what `chains_of` has."""
+    n = len(passes)
+    right_answers = read(lm, method, passes, params, limits)
+    directions_VD = directions(lm)
+    right = groups = whole = stopped = 0
+    for each in passes:
+        right_here = groups_written(each, params, directions_VD)
+        right += right_here
+        groups += len(each.groups)
+        whole += right_here == len(each.groups)
+        stops = [False] * len(each.groups) + [True]
+        stopped += each.thought.done.tolist() == stops
+    return Diagnosis(n, sum(right_answers) / n, right / groups, whole / n, stopped / n)
+
+
+def read(
+    lm: LatentLM, method: Method, passes: Sequence[ReferencePass], params: Any, limits: Decoding
+) -> list[bool]:
+    """Feed the reference's thoughts: whether each answer is right."""
+    examples = [each.example for each in passes]
+    thoughts = reference_thoughts(lm, method, examples, params)
+    requests = []
+    for each, count in zip(passes, thoughts.counts_R.tolist(), strict=True):
+        # No chain is cut: the limit is meant for thoughts of the model's own. And none asks for more than it needs: a
+        # long question with another's long chain might not fit into the context.
+        decoding = replace(limits, max_latents=count + 1)
+        example = each.example
+        request = Request(
+            example.id, example.question, params, decoding, each.row.seed, context=example.context
+        )
+        requests.append(request)
+    engine = Engine(lm, GivenThoughts(method, requests, thoughts), BATCH)
+    right = []
+    for example, completion in zip(examples, engine.generate(requests), strict=True):
+        right.append(verdict(completion.text, example).correct)
+    return right
+
+
+def groups_written(each: ReferencePass, params: Any, directions_VD: Tensor) -> int:
+    """The groups of a chain that the method says after a right prefix."""
+    # The last position is the stop's: the embedding there is ignored.
+    nearest = nearest_ids(each.thought.embeds[:-1], group_size(params), directions_VD)
+    tokens = list(itertools.chain.from_iterable(each.groups))
+    start = 0
+    right = 0
+    for k, group in enumerate(each.groups):
+        ids = chosen_ids({name: column[k] for name, column in each.thought.info.items()})
+        # As many tokens of the chain as were chosen: a group may also end before one of low confidence.
+        wanted = group if ids is None else tokens[start : start + len(ids)]
+        if not missing(wanted, nearest[k] if ids is None else ids):
+            right += 1
+        # By the reference's group, not by what was chosen: the pass has fed the right prefix.
+        start += len(group)
+    return right

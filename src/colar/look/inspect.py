@@ -25,10 +25,8 @@ from colar.checks import check_holds
 from colar.data.example import Example
 from colar.engine.request import GREEDY, Completion, Decoding
 from colar.evaluation.report_rows import given
-from colar.look.causal import causal_tests
-from colar.look.chains import Chain, answer_all, chains_of, requests_of
-from colar.look.cost import CONTROLS, cost_of, difference
-from colar.look.diagnosis import diagnose
+from colar.look.chains import Chain, answer_all, chains_of, diagnose, requests_of
+from colar.look.effects import CONTROLS, causal_tests, cost_of, difference
 from colar.look.reference_chain import reference_passes, require_groups
 from colar.look.retrieval import own_ranks, reference_ranks, retrieval_accuracy, written_ranks
 from colar.look.thought import directions

@@ -25,7 +25,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.types import Receive, Scope, Send
 
 from colar import __version__, files
-from colar.look.page import viewer
+from colar.look.page import VIEWER_SCRIPTS, VIEWER_STYLES
 from colar.serve import formats
 from colar.serve.answer import Piece, Sample
 from colar.serve.errors import HANDLERS, ApiError
@@ -40,7 +40,9 @@ from colar.serve.schema import (
 from colar.serve.served import Served, ask
 
 KEYS_VARIABLE = "COLAR_API_KEYS"
-PAGE = {path.name: path for path in [*(Path(__file__).parent / "page").iterdir(), *viewer.FILES]}
+PAGE = {
+    path.name: path for path in (*(Path(__file__).parent / "page").iterdir(), *VIEWER_STYLES, *VIEWER_SCRIPTS)
+}
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

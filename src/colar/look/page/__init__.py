@@ -21,14 +21,16 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from colar.look.page import viewer
 from colar.look.page.figures import names_of
 from colar.look.page.opening import cost_section
 from colar.look.page.sections import CAUSES, SECTIONS
 
 FOLDER = Path(__file__).parent
-STYLES = (*viewer.STYLES, FOLDER / "page.css")
-SCRIPTS = (*viewer.SCRIPTS, FOLDER / "page.js")
+VIEWER_STYLES = (FOLDER / "viewer" / "frame.css", FOLDER / "viewer" / "viewer.css")
+VIEWER_SCRIPTS = (FOLDER / "viewer" / "viewer.js", FOLDER / "viewer" / "theme.js")
+"""The chain viewer, thoughts as chips of their tokens, and the switch for the theme: the server's page has them too."""
+STYLES = (*VIEWER_STYLES, FOLDER / "page.css")
+SCRIPTS = (*VIEWER_SCRIPTS, FOLDER / "page.js")
 
 
 def render(
