@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import test_grpo as reinforced
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from colar import recipe
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.methods import pretrained, registry
 from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.icot import Icot, IcotConfig
-from colar.model import backbones
+from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
 from colar.recipe.check import UPDATES, check
 from colar.training import preflight, run
 from colar.training.curriculum import MOST_STAGES, Curriculum
+from colar.training.objective import Objective
+from colar.training.rows import collate
 from colar.training.run_folder import RunFolder
 from colar.training.sft import TrainingConfig, make_trainer, train
 from colar.training.trainer import LatentTrainer
@@ -281,3 +288,43 @@ CLOCKS: list[tuple[float, str]] = [
 @pytest.mark.parametrize(("seconds", "text"), CLOCKS)
 def test_seconds_as_a_person_says_them(seconds: float, text: str) -> None:
     assert preflight.clock(seconds) == text
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a GPU would be sent, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_update_casts_no_input_of_an_adapter() -> None:
+    """Under autocast: the loss and the gradients are those with peft's casts, to the last bit."""
+    lm, method = made(lora=LoraSettings(r=4, lora_alpha=8, target_modules="all-linear"))
+    for name, weight in lm.named_parameters():
+        # The base in half precision, as under `model.dtype`.
+        weight.data = torch.randn(weight.shape) * 0.1 if "lora_" in name else weight.data.bfloat16()
+    rows = [method.encode(lm.template, row, Random(0), 0.0) for row in EXAMPLES[:4]]
+    objective = Objective(lm, method)
+
+    def update() -> tuple[float, list[Tensor], int]:
+        objective.zero_grad()
+        with Operations() as seen, torch.autocast("cpu", torch.bfloat16):
+            loss = objective(**collate(rows))["loss"]
+            loss.backward()
+        grads = [weight.grad.clone() for weight in lm.parameters() if weight.grad is not None]
+        return float(loss), grads, seen.counts["_to_copy"]
+
+    loss, grads, casts = update()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lora, "casts_left_to_autocast", lambda lm: contextlib.nullcontext())
+        plain_loss, plain_grads, plain_casts = update()
+    assert loss == plain_loss
+    assert all(torch.equal(own, plain) for own, plain in zip(grads, plain_grads, strict=True))
+    # Two casts of each adapted input forward, two of its gradient backward; the first layer reads embeddings.
+    linears = sum(isinstance(module, BaseTunerLayer) for module in lm.modules())
+    assert plain_casts - casts >= 3 * linears

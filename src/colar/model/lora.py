@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.helpers import disable_input_dtype_casting
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
 from transformers import PreTrainedModel
@@ -110,6 +112,17 @@ def _check_rows(lm: PreTrainedModel, template: Template, config: LoraConfig) -> 
                 f"it names {name}, of which the row of the added separator {template.config.separator!r} is trained: "
                 f"leave {name} out, or set template.separator to one token of the tokenizer"
             )
+
+
+def casts_left_to_autocast(lm: nn.Module) -> AbstractContextManager[None]:
+    """Inside autocast, leave the dtype of an adapter's input to it.
+
+    peft casts each input to the adapter's float32, and autocast casts it back: up to four operations more for each
+    adapted linear in an update, and the same numbers. Outside autocast peft's cast is needed.
+    """
+    device = next(lm.parameters()).device.type
+    inside: AbstractContextManager[None] = disable_input_dtype_casting(lm, torch.is_autocast_enabled(device))
+    return inside
 
 
 def adapted_weights(lm: PeftModel) -> list[nn.Parameter]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from colar.methods.base import Batch, Method
+from colar.model import lora
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 
@@ -43,7 +44,8 @@ class Objective(nn.Module):
         without the underscore.
         """
         counted_B = tensors.pop("counted", None)
-        terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
+        with lora.casts_left_to_autocast(self.lm.causal_lm):
+            terms = self.method.loss(self.lm, Batch.from_tensors(tensors))
         losses_B = sum(term for name, term in terms.items() if not name.startswith("_"))
         assert isinstance(losses_B, Tensor), "a method's loss has at least one term"
         # Not this batch's mean: its rows are a part of the update, and the parts must add up to the update's mean.

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from colar.methods.base import Method
 from colar.methods.rollouts import Rollouts, Scores
+from colar.model import lora
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo.config import GenerationPlan, GrpoConfig, Level, LossType, Scale
 from colar.training.objective import Objective
@@ -145,7 +146,8 @@ class GrpoObjective(Objective):
 
     def score(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of the outputs' actions, by the present weights."""
-        return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
+        with lora.casts_left_to_autocast(self.lm.causal_lm):
+            return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
 
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
         """The outputs' losses summed and divided by `num_items_in_batch`, the outputs of the update.
