@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import torch
-
 from colar.checks import check_choice, check_holds
 from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Request
@@ -22,6 +20,7 @@ from colar.look import thought
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 from colar.ops.noise import seed_from
 
 UNFINISHED = "\ufffd"
@@ -175,4 +174,4 @@ def load(
     lm, method = pretrained.load(path_or_id, dtype, backbone)
     # Nothing is trained here: a step then costs what a step of the backbone costs.
     lm.merge()
-    return Model(lm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), method, batch_size)
+    return Model(lm.to(device or devices.best()), method, batch_size)

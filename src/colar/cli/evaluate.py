@@ -163,7 +163,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     models = []
     grid = []
     for name, path in checkpoints.items():
-        lm, method, _ = load(path, args)
+        lm, method = load(path, args)
         models.append(evaluate.EvaluatedModel(name.model, lm, method, name.label, name.train_seed))
         grid += evaluate.make_grid(models[-1], datasets, params[str(name)], args.decoding, args.seeds)
     if args.control:

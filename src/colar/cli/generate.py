@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     quiet_libraries()
     check_backbone([folder], args)
     [grid] = param_grids({args.checkpoint: folder}, args).values()
-    lm, method, _ = load(str(folder), args)
+    lm, method = load(str(folder), args)
     requests = answer_files.make_requests(rows, grid, decoding, args.seed, args.show_latents, args.system)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.

@@ -139,6 +139,6 @@ def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
     check_backbone(folders.values(), args)
     grids = param_grids(folders, args)
     for name, folder in folders.items():
-        lm, method, _ = load(str(folder), args)
+        lm, method = load(str(folder), args)
         for params in grids[name]:
             yield key_of(name, params), lm, method, params

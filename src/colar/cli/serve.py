@@ -94,7 +94,7 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     from colar.engine.request import DECODINGS
     from colar.serve.served import Served
 
-    lm, method, _ = load(path, args)
+    lm, method = load(path, args)
     # Of each model its own.
     own = argparse.Namespace(**vars(args))
     settle_limits(own, [path])

@@ -112,30 +112,29 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
 
 
 @collector_off()
-def load(path: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
-    """A checkpoint for inference, on its device, its adapter merged; and how it was trained."""
+def load(path: str, args: argparse.Namespace) -> tuple[Any, Any]:
+    """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
     from colar.methods import pretrained
-    from colar.model import checkpoint
     from colar.ops import devices
 
     quiet_libraries()
     device = _device(args)
-    folder = checkpoint.resolve(path)
-    run = checkpoint.read_info(folder)["run"]
-    lm, method = pretrained.load(folder, args.dtype, args.backbone)
+    lm, method = pretrained.load(path, args.dtype, args.backbone)
     # Nothing is trained here: a step then costs what a step of the backbone costs.
     lm.merge()
     lm = lm.to(device)
     if args.dtype == "bfloat16" and not devices.computes_bfloat16(lm.device):
         progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
-    return lm, method, run
+    return lm, method
 
 
 def _device(args: argparse.Namespace) -> str:
     """--device, or the GPU if there is one. ValueError where it is unknown, not built in, or not there."""
     import torch
 
-    device: str = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    from colar.ops import devices
+
+    device: str = args.device or devices.best()
     # A tensor tells: torch raises one error or another for each reason.
     try:
         torch.empty(0, device=device)

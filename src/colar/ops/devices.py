@@ -15,6 +15,11 @@ WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
 
 
+def best() -> str:
+    """The name of the GPU if there is one, else of the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def computes_bfloat16(device: torch.device) -> bool:
     """True if the device has bfloat16 arithmetic. A CPU without it computes it in software, many times slower."""
     if device.type != "cpu":

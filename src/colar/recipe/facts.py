@@ -102,7 +102,7 @@ class Reader:
 def facts_of(reader: Reader, examples: Sequence[Example], device: str | None = None) -> Facts:
     """Describe a backbone and the training rows."""
     questions, chains, answers = zip(*map(reader.tokens, examples), strict=True)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or devices.best()
     fast = devices.computes_bfloat16(torch.device(device))
     return Facts(
         model=reader.model,

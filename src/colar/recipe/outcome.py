@@ -25,6 +25,7 @@ from colar.evaluation.stats import Z95
 from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
+from colar.ops import devices
 
 SPEEDS = (
     {"compression_factor": 1},
@@ -107,7 +108,7 @@ def conclude(
     for name, folder, grids in (("cot", cot, [{}]), ("latents", last, None)):
         lm, method = pretrained.load(folder, dtype)
         lm.merge()
-        lm = lm.to(_device())
+        lm = lm.to(devices.best())
         asked = [registry.make_params(method, values) for values in (grids or speeds_of(method))]
         model = evaluate.EvaluatedModel("", lm, method)
         grid = evaluate.make_grid(model, [DATASET], asked, ["greedy"], [0])
@@ -138,12 +139,6 @@ def speeds_of(method: Any) -> list[dict[str, Any]]:
     """The per-request values of the table: the speeds, and a gated one where the method has a threshold."""
     names = method.Params.__dataclass_fields__
     return [*SPEEDS, GATED] if "confidence_threshold" in names else list(SPEEDS)
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _drop_stale_records(records: Path, folder: Path) -> None:

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from colar import processes, recipes, settings, yaml_files
 from colar.checks import check_known
 from colar.model.masks import MASKED
@@ -199,7 +197,7 @@ def _override(tree: dict[str, Any], key: str, text: str) -> None:
         value = None
     # A text has lost its quotes to the shell, and stays one.
     elif hint not in (str, str | None):
-        value = _value(key, text)
+        value = yaml_files.yaml_value(f"--{key} {text}", text)
     alone = {name: value}
     for part in reversed(above):
         alone = {part: alone}
@@ -210,16 +208,6 @@ def _override(tree: dict[str, Any], key: str, text: str) -> None:
         tree = tree[part]
     # Sections are merged; a mapping of the user's own (data.options) is replaced.
     tree[name] = yaml_files.laid_over(tree.get(name), value) if settings.section_of(hint) else value
-
-
-def _value(key: str, text: str) -> Any:
-    """A value of the command line as YAML has it; what is no YAML is a text."""
-    try:
-        return yaml_files.read_yaml(text)
-    except yaml_files.YamlRefused as error:
-        raise ValueError(f"--{key} {text}: {str(error).removeprefix('line 1: ')}") from error
-    except yaml.YAMLError:
-        return text
 
 
 def _check_unused(recipe: Recipe, overrides: Sequence[Override]) -> None:
