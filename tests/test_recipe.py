@@ -932,3 +932,14 @@ def test_a_density_that_is_asked_of_a_checkpoint_without_one_is_refused_before_r
             check(summed)
     assert not (tmp_path / "grpo" / "recipe.json").exists()
     assert recipe.run(recipe.load(tiny, [*first, "--grpo.latent_logprob", "mean"])).steps == 2
+
+
+def test_an_override_of_a_section_that_is_an_anchor_leaves_the_other(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "output: x\nmethod: {name: colar}\nvalidation:\n  params: [{compression_factor: 2}]\n"
+        "data: {options: &shared {steps: [2, 2]}, mixed_in: [{source: svamp, options: *shared}]}\n"
+    )
+    made = recipe.load(path, ["--data.options.steps", "[1, 1]"])
+    assert made.data.options == {"steps": [1, 1]}
+    assert made.data.mixed_in[0].options == {"steps": [2, 2]}

@@ -203,8 +203,8 @@ def _override(tree: dict[str, Any], key: str, text: str) -> None:
         alone = {part: alone}
     _check(f"--{key} {text}".rstrip(), alone)
     for part in above:
-        # A section that is null has its defaults below the key that is set.
-        tree[part] = tree.get(part) or {}
+        # A copy: two sections of a file may be one anchor. One that is null has its defaults below the key that is set.
+        tree[part] = dict(tree.get(part) or {})
         tree = tree[part]
     # Sections are merged; a mapping of the user's own (data.options) is replaced.
     tree[name] = yaml_files.laid_over(tree.get(name), value) if settings.section_of(hint) else value
