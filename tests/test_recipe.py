@@ -579,7 +579,7 @@ def test_a_path_in_other_words_is_the_same_run(tmp_path, monkeypatch, key, words
 
     def made(text):
         section, _, name = key.partition(".")
-        value = (recipe.MixedRows(text),) if name == "mixed_in" else text
+        value = (recipe.SourceRows(text),) if name == "mixed_in" else text
         settings = {"model": recipe.ModelConfig, "data": recipe.DataConfig}
         given = {section: settings[section](**{name: value})} if name else {}
         return recipe.Recipe(output=text if key == "output" else "run", **given)
@@ -679,7 +679,7 @@ def test_a_file_under_another_name_is_the_same_file(tmp_path):
     held_out = recipe.load_examples(folder)[1]
     assert [example.question for example in held_out] == ["another"]
     mixed = recipe.DataConfig(
-        train_size=2, mixed_in=(recipe.MixedRows(str(rows)),), validation_source=others[0], validation_size=1
+        train_size=2, mixed_in=(recipe.SourceRows(str(rows)),), validation_source=others[0], validation_size=1
     )
     with pytest.raises(ValueError, match="are one file"):
         recipe.load_examples(mixed)
@@ -708,7 +708,7 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys):
     assert told in capsys.readouterr().err
     # White space makes no other question, and rows that are mixed in are trained on, too.
     write_rows(tmp_path / "more" / "train.jsonl", "one  more")
-    mixed = replace(data, mixed_in=(recipe.MixedRows(f"{tmp_path}/more"),))
+    mixed = replace(data, mixed_in=(recipe.SourceRows(f"{tmp_path}/more"),))
     recipe.load_examples(mixed)
     assert "validation: 4 of 5 questions are also trained on" in capsys.readouterr().err
     # In another conversation it is another question.
@@ -741,7 +741,7 @@ def test_two_files_of_one_name_are_mixed(tmp_path):
     """Their rows have ids of their own; those of the first, and of a file alone, are as they always were."""
     first = write_rows(tmp_path / "a" / "train.jsonl", "one", "two")
     second = write_rows(tmp_path / "b" / "train.jsonl", "three", "three", "four")
-    data = recipe.DataConfig(source=str(first), validation_size=0, mixed_in=(recipe.MixedRows(str(second)),))
+    data = recipe.DataConfig(source=str(first), validation_size=0, mixed_in=(recipe.SourceRows(str(second)),))
     train_rows, _ = recipe.load_examples(data)
     assert [row.id for row in train_rows[:2]] == ["train/train/0", "train/train/1"]
     assert [row.id for row in train_rows[2:]] == [f"{second}/train:train/train/{i}" for i in range(3)]
@@ -752,7 +752,7 @@ def test_two_files_of_one_name_are_mixed(tmp_path):
     # The same file again, however it is written, has the same rows.
     for again in (str(first), f"{tmp_path}/b/../a/train.jsonl"):
         with pytest.raises(ValueError, match="some rows occur twice, 'train/train/0' for one"):
-            recipe.load_examples(replace(data, mixed_in=(recipe.MixedRows(again),)))
+            recipe.load_examples(replace(data, mixed_in=(recipe.SourceRows(again),)))
 
 
 def test_a_validation_question_beyond_the_context_is_found_before_the_first_step(tiny):
@@ -829,7 +829,7 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
     """Its own size, seed and options; validation stays with the main source."""
     own = tmp_path / "own.jsonl"
     own.write_text('{"id": "a", "question": "1+1?", "steps": ["<<1+1=2>>"], "answer": "2"}\n')
-    more = recipe.MixedRows("arithmetic", train_size=5, seed=9, options={"steps": [2, 2]})
+    more = recipe.SourceRows("arithmetic", train_size=5, seed=9, options={"steps": [2, 2]})
     data = recipe.DataConfig(
         source=str(own), validation_source="arithmetic", validation_size=3, mixed_in=(more,)
     )
@@ -839,7 +839,7 @@ def test_rows_of_another_source_are_mixed_in(tmp_path):
     assert max(len(example.steps) for example in recipe.load_examples(recipe.DataConfig())[0]) > 2
     with pytest.raises(ValueError, match="some rows occur twice"):
         recipe.load_examples(
-            recipe.DataConfig(train_size=5, mixed_in=(recipe.MixedRows("arithmetic", train_size=5),))
+            recipe.DataConfig(train_size=5, mixed_in=(recipe.SourceRows("arithmetic", train_size=5),))
         )
 
 

@@ -648,7 +648,7 @@ def test_a_recipe_adds_renumbered_rows_to_the_rows_it_takes(folder, capsys):
 
 
 def test_mixed_in_rows_are_renumbered_by_their_own_key(folder):
-    mixed = recipe.MixedRows(str(folder), renumber=1)
+    mixed = recipe.SourceRows(str(folder), renumber=1)
     rows, _ = recipe.load_examples(recipe.DataConfig(train_size=3, validation_size=0, mixed_in=(mixed,)))
     assert sum("~" in example.id for example in rows) == 5
 
@@ -698,7 +698,7 @@ def test_wrong_values_are_named(values, words):
 
 def test_a_source_that_is_mixed_in_and_cannot_be_renumbered_is_named():
     with pytest.raises(ValueError, match=r"data\.mixed_in: renumber is for sources whose steps"):
-        recipe.MixedRows("math", renumber=2)
+        recipe.SourceRows("math", renumber=2)
 
 
 def test_a_file_without_equations_is_named(tmp_path):

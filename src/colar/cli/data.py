@@ -123,10 +123,10 @@ def _show_own(args: argparse.Namespace) -> None:
 def _print_lengths(model: str, examples: list[Example]) -> None:
     """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
     from colar.cli.shared import quiet_libraries
-    from colar.recipe import auto
+    from colar.recipe import facts
 
     quiet_libraries()
-    reader = auto.Reader.of(model)
+    reader = facts.Reader.of(model)
     lengths = [reader.tokens(example)[1] for example in examples]
     lowest, highest = min(lengths), max(lengths)
     width = math.ceil((highest - lowest + 1) / BARS)
@@ -140,7 +140,7 @@ def _print_lengths(model: str, examples: list[Example]) -> None:
     if too_long:
         print(
             f"{len(too_long):,} of {len(examples):,} rows are too long to train on ({next(iter(too_long.values()))}): "
-            f"{auto.LONGER}"
+            f"{facts.LONGER}"
         )
 
 

@@ -12,15 +12,15 @@ from colar.recipe.examples import load_examples
 from colar.recipe.ownership import claim
 from colar.recipe.parsing import Stage, load, load_stages
 from colar.recipe.run import run, run_stages
-from colar.recipe.schema import DataConfig, MixedRows, ModelConfig, Recipe
+from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows
 from colar.recipe.start import build_method, load_model
 from colar.recipe.train import finish, folder_of, plan, train
 
 __all__ = [
     "DataConfig",
-    "MixedRows",
     "ModelConfig",
     "Recipe",
+    "SourceRows",
     "Stage",
     "build_method",
     "claim",

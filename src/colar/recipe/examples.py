@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from colar import progress
 from colar.data import sources
@@ -16,7 +15,7 @@ from colar.data.example import Example
 from colar.data.formats import collapsed
 from colar.data.judge import custom
 from colar.data.renumber import renumber
-from colar.recipe.schema import DataConfig, MixedRows
+from colar.recipe.schema import DataConfig, SourceRows
 
 VALIDATION = "validation"
 """The split that selects the checkpoint."""
@@ -29,17 +28,13 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     stderr how many validation questions are also trained on, if any.
     """
     held_out = _validation_rows(data)
-    train_rows = _first_source(data)
-    train_rows += _renumbered(
-        data, data.source, data.train_split, train_rows, data.renumber, data.seed, held_out
-    )
-    for mixed in data.mixed_in:
-        source, split = mixed.source, mixed.train_split
-        seed = data.seed if mixed.seed is None else mixed.seed
-        rows = _load(data, source, split, mixed.train_size, seed, mixed.options)
-        rows = _apart(rows, train_rows, source, split)
-        new = _renumbered(data, source, split, rows, mixed.renumber, seed, held_out)
-        train_rows += rows + new
+    limit = None if data.train_size is None else data.train_skip + data.train_size
+    first = SourceRows(data.source, data.train_split, limit, data.seed, data.options, data.renumber)
+    train_rows: list[Example] = []
+    for source in (first, *data.mixed_in):
+        rows = _load(data, source)
+        rows = _selected(data, rows) if source is first else _apart(rows, train_rows, source)
+        train_rows += rows + _renumbered(data, source, rows, held_out)
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
     if repeated:
@@ -77,19 +72,19 @@ def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None
         )
 
 
-def _apart(rows: list[Example], before: list[Example], source: str, split: str) -> list[Example]:
+def _apart(rows: list[Example], before: list[Example], source: SourceRows) -> list[Example]:
     """The rows of a source that is mixed in; of a user's file whose ids others have, by ids that name the file.
 
     Rows without an id are called after their file's stem, which two files may share. Rows that are really the same keep
     their ids: they occur twice.
     """
-    if sources.own_file(source, split) is None:
+    if sources.own_file(source.source, source.train_split) is None:
         return rows
     questions = {row.id: row.question for row in before}
     taken = [row for row in rows if row.id in questions]
     if not taken or any(questions[row.id] == row.question for row in taken):
         return rows
-    prefix = f"{source}/{split}:"
+    prefix = f"{source.source}/{source.train_split}:"
     apart = []
     for row in rows:
         cluster = prefix + row.cluster if row.cluster else ""
@@ -97,10 +92,8 @@ def _apart(rows: list[Example], before: list[Example], source: str, split: str) 
     return apart
 
 
-def _first_source(data: DataConfig) -> list[Example]:
-    """Rows train_skip to train_skip + train_size of the recipe's main source, without those of too many steps."""
-    limit = None if data.train_size is None else data.train_skip + data.train_size
-    rows = _load(data, data.source, data.train_split, limit, data.seed, data.options)
+def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
+    """The main source's rows from train_skip on, without those of too many steps."""
     if len(rows) <= data.train_skip:
         raise ValueError(
             f"data.train_skip is {data.train_skip}, but {data.source} has no more rows than that"
@@ -121,26 +114,22 @@ def _first_source(data: DataConfig) -> list[Example]:
 
 
 def _renumbered(
-    data: DataConfig,
-    source: str,
-    split: str,
-    rows: list[Example],
-    versions: int,
-    seed: int,
-    held_out: list[Example],
+    data: DataConfig, source: SourceRows, rows: list[Example], held_out: list[Example]
 ) -> list[Example]:
     """New rows made of `rows` by other numbers; none of them asks a question of validation or of a test set."""
-    if versions == 0:
+    if source.renumber == 0:
         return []
     questions = sources.held_out_questions(
-        source, split, data_dir=data.data_dir, skip_malformed=data.skip_malformed
+        source.source, source.train_split, data_dir=data.data_dir, skip_malformed=data.skip_malformed
     )
     # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
-    found = renumber.renumbered(rows, versions, seed, questions)
+    found = renumber.renumbered(rows, source.renumber, _seed(data, source), questions)
     renumber.say(found, len(rows))
     if found.alone.total() == len(rows):
-        raise ValueError(f"data.renumber: {source} has no row whose chain is equations that can be run again")
+        raise ValueError(
+            f"data.renumber: {source.source} has no row whose chain is equations that can be run again"
+        )
     return found.examples
 
 
@@ -162,7 +151,7 @@ def _validation_rows(data: DataConfig) -> list[Example]:
         )
     # The same file may be written in several ways.
     file = sources.own_file(source, VALIDATION)
-    trained: list[DataConfig | MixedRows] = [data, *data.mixed_in]
+    trained: list[DataConfig | SourceRows] = [data, *data.mixed_in]
     for each in trained:
         if file is not None and file == sources.own_file(each.source, each.train_split):
             raise ValueError(
@@ -171,19 +160,21 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             )
     # The main source's options mean nothing to another one.
     options = data.options if same else {}
-    return _load(data, source, VALIDATION, data.validation_size, data.seed, options)
+    return _load(data, SourceRows(source, VALIDATION, data.validation_size, data.seed, options))
 
 
-def _load(
-    data: DataConfig, source: str, split: str, limit: int | None, seed: int, options: dict[str, Any]
-) -> list[Example]:
-    """The first `limit` rows of a source, with what all sources of a recipe share."""
+def _load(data: DataConfig, source: SourceRows) -> list[Example]:
+    """The first rows of a source, with what all sources of a recipe share."""
     return sources.load(
-        source,
-        split,
+        source.source,
+        source.train_split,
         data_dir=Path(data.data_dir) if data.data_dir else None,
-        limit=limit,
-        seed=seed,
+        limit=source.train_size,
+        seed=_seed(data, source),
         skip_malformed=data.skip_malformed,
-        options=options,
+        options=source.options,
     )
+
+
+def _seed(data: DataConfig, source: SourceRows) -> int:
+    return data.seed if source.seed is None else source.seed

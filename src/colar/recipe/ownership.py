@@ -11,7 +11,7 @@ from typing import Any
 
 from colar import files, settings
 from colar.checks import check_same_run
-from colar.recipe.schema import MixedRows, Recipe, to_json
+from colar.recipe.schema import Recipe, SourceRows, to_json
 from colar.training.run_folder import RunFolder
 
 INPUTS = ("model.backbone", "model.init_from", "data.source", "data.validation_source")
@@ -130,7 +130,7 @@ def _comparable(tree: dict[str, Any]) -> dict[str, Any]:
     are gone.
     """
     flat = {**_flat(to_json(Recipe(output=""))), **_flat(tree)}
-    defaults = asdict(MixedRows(""))
+    defaults = asdict(SourceRows(""))
     for number, entry in enumerate(flat.pop("data.mixed_in")):
         flat |= _flat({f"data.mixed_in.{number}": {**defaults, **entry}})
     known = {key for key, _, _ in settings.keys(Recipe)}

@@ -69,8 +69,8 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class MixedRows:
-    """Training rows of one more source."""
+class SourceRows:
+    """Rows of one source."""
 
     source: str
     train_split: str = "train"
@@ -116,7 +116,7 @@ class DataConfig:
     judge: str | None = None
     """module:function of a judge of your own, called as function(question, gold, answer): in validation and as GRPO's
     reward accuracy; null: answers are judged by their type."""
-    mixed_in: tuple[MixedRows, ...] = ()
+    mixed_in: tuple[SourceRows, ...] = ()
     """More training rows: {source, train_split, train_size, seed, options, renumber} each; only source is needed."""
     renumber: int = 0
     """New rows for each training row whose chain is equations: the same story and chain with other numbers."""

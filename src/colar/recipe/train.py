@@ -21,7 +21,7 @@ from colar.data import own, sources
 from colar.data.example import leave_out
 from colar.data.judge import custom
 from colar.data.judge.custom import Judge
-from colar.recipe import auto, outcome, parsing
+from colar.recipe import auto, facts, outcome, parsing
 from colar.recipe.outcome import Outcome
 from colar.recipe.ownership import fingerprint
 from colar.recipe.parsing import Stage
@@ -116,16 +116,16 @@ def plan(
         if known == asked and (output / RECIPE).exists():
             return
         # What an earlier call left that trained nothing may have been a mistake: it is made anew.
-        reader = auto.Reader.of(model, template)
+        reader = facts.Reader.of(model, template)
         split = _split(data, test, columns, judged_by)
-        rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", auto.LONGER)}
-        facts = auto.facts_of(reader, rows["train"])
-        tree, why = auto.values(facts, str(output), method, grpo, judged_by)
+        rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", facts.LONGER)}
+        found = facts.facts_of(reader, rows["train"])
+        tree, why = auto.values(found, str(output), method, grpo, judged_by)
         limits = tree["validation"]["limits"]
         generated = limits["max_latents"] + limits["max_completion_length"]
         for name, held_out in (("validation", split.validation), ("test", split.test)):
             too_long = reader.too_long(held_out, generated)
-            rows[name] = leave_out(held_out, too_long, f"{name} questions", auto.LONGER)
+            rows[name] = leave_out(held_out, too_long, f"{name} questions", facts.LONGER)
         try:
             auto.write(output / RECIPE, tree, why)
             parsing.load_stages(output / RECIPE, overrides, only)
