@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.helpers import disable_input_dtype_casting
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
 from transformers import PreTrainedModel
@@ -114,15 +114,25 @@ def _check_rows(lm: PreTrainedModel, template: Template, config: LoraConfig) -> 
             )
 
 
-def casts_left_to_autocast(lm: nn.Module) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def casts_left_to_autocast(lm: nn.Module) -> Iterator[None]:
     """Inside autocast, leave the dtype of an adapter's input to it.
 
     peft casts each input to the adapter's float32, and autocast casts it back: up to four operations more for each
-    adapted linear in an update, and the same numbers. Outside autocast peft's cast is needed.
+    adapted linear in an update, and the same numbers. Outside autocast peft's cast is needed. (peft's own
+    `disable_input_dtype_casting` fails where rows of an embedding are trained.)
     """
-    device = next(lm.parameters()).device.type
-    inside: AbstractContextManager[None] = disable_input_dtype_casting(lm, torch.is_autocast_enabled(device))
-    return inside
+    inside = torch.is_autocast_enabled(next(lm.parameters()).device.type)
+    layers: list[Any] = [
+        module for module in lm.modules() if inside and getattr(module, "cast_input_dtype_enabled", False)
+    ]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.cast_input_dtype_enabled = True
 
 
 def adapted_weights(lm: PeftModel) -> list[nn.Parameter]:
