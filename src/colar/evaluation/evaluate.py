@@ -25,7 +25,7 @@ from colar.engine.engine import Engine
 from colar.engine.request import DECODINGS, Completion, Decoding, Request, TooLong, fold, prompt_ids
 from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
-from colar.evaluation.report_rows import Cell, System, cell_to_json, given, texts
+from colar.evaluation.report_rows import Cell, System, cell_to_json, given, system_name, texts
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.ops.noise import seed_from
@@ -163,7 +163,11 @@ def _answer_mine(asked: Sequence[Question], records: Path, limits: Limits) -> No
     for question in asked:
         by_model[question.point.model].append(question)
     path = folder.own_file(records)
-    with files.append_jsonl(path) as write, progress.bar("evaluate", len(asked)) as bar:
+    systems = {question.point.cell.system for question in asked}
+    # Of several systems the bar names the model that it has come to.
+    only = [f"evaluate {system_name(system, systems)}" for system in systems]
+    named = only[0] if len(only) == 1 else "evaluate"
+    with files.append_jsonl(path) as write, progress.bar(named, len(asked)) as bar:
         for model, questions in by_model.items():
             for record in answer(model, questions, limits):
                 write(record)

@@ -110,7 +110,7 @@ def conclude(
         lm.merge()
         lm = lm.to(devices.best())
         asked = [registry.make_params(method, values) for values in (grids or speeds_of(method))]
-        model = evaluate.EvaluatedModel("", lm, method)
+        model = evaluate.EvaluatedModel(method.name, lm, method)
         grid = evaluate.make_grid(model, [DATASET], asked, ["greedy"], [0])
         records.append(results / f"records-{name}.jsonl")
         processes.from_main(partial(_drop_stale_records, records[-1], folder))
@@ -294,7 +294,7 @@ def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, An
             ]
         )
     head = ["", "accuracy %", "to CoT", "thoughts", "ms alone", "ms batch"]
-    columns = "ms is the time of a question, alone and in a batch; passes are forward passes, the answer's included."
+    columns = "ms is the time of a question, alone and in a batch."
     bare_note = (
         f"{NO_CHAIN}: the model of CoT, cut before its first thought; it was not trained to answer so."
     )
