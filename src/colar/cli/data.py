@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from colar import files
 from colar.cli.options import columns_of, data_options, judge_option, own_options
+from colar.cli.shared import examples_of, quiet_libraries
 
 if TYPE_CHECKING:
     from colar.data.example import Example
@@ -79,16 +80,7 @@ def data_show(args: argparse.Namespace) -> None:
         return
     split = args.split or sources.splits_of(args.source)[0]
     renumber.check("--renumber", args.renumber, args.source, split)
-    examples = sources.load(
-        args.source,
-        split,
-        data_dir=args.data_dir,
-        limit=args.limit,
-        seed=args.data_seed,
-        skip_malformed=args.skip_malformed,
-        options=own_options(args.options, args.source),
-    )
-    for example in examples:
+    for example in examples_of(args, args.source, split, own_options(args.options, args.source)):
         if args.renumber:
             _print_versions(example, args.renumber, args.data_seed)
         else:
@@ -122,7 +114,6 @@ def _show_own(args: argparse.Namespace) -> None:
 
 def _print_lengths(model: str, examples: list[Example]) -> None:
     """Print a histogram of the tokens of each chain, and how many rows exceed the model's context."""
-    from colar.cli.shared import quiet_libraries
     from colar.recipe import facts
 
     quiet_libraries()

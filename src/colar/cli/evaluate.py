@@ -24,6 +24,7 @@ from colar.cli.options import (
 from colar.cli.shared import (
     check_backbone,
     data_of_runs,
+    examples_of,
     load,
     named,
     param_grids,
@@ -181,8 +182,6 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
 def _datasets(args: argparse.Namespace) -> dict[str, Any]:
     """The examples of each data set under the name that its rows have."""
-    from colar.data import sources
-    from colar.data.judge import custom
     from colar.evaluation.folder import name_sources
 
     named_sources = name_sources(args.data)
@@ -194,16 +193,7 @@ def _datasets(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--options {pair}: --data names no {owner} (it has {', '.join(sorted(known))})")
     datasets = {}
     for name, source in named_sources.items():
-        examples = sources.load(
-            source,
-            args.split,
-            data_dir=args.data_dir,
-            limit=args.limit,
-            seed=args.data_seed,
-            skip_malformed=args.skip_malformed,
-            options=source_options(args.options, source, name),
-        )
-        datasets[name] = custom.applied(examples, args.judge)
+        datasets[name] = examples_of(args, source, args.split, source_options(args.options, source, name))
     return datasets
 
 

@@ -22,6 +22,7 @@ from colar.cli.options import (
 from colar.cli.shared import (
     check_backbone,
     data_of_runs,
+    examples_of,
     load,
     named_all,
     param_grids,
@@ -70,8 +71,6 @@ def add_parser(commands: Any, method_options: bool) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from colar.data import sources
-    from colar.data.judge import custom
     from colar.engine.request import Decoding
     from colar.evaluation.text_table import TextTable, rich_table
     from colar.look.inspect import Inspection, inspect_system
@@ -84,16 +83,7 @@ def run(args: argparse.Namespace) -> None:
     files.require_writable(output.parent)
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
-    examples = sources.load(
-        args.data,
-        args.split,
-        data_dir=args.data_dir,
-        limit=args.limit,
-        seed=args.data_seed,
-        skip_malformed=args.skip_malformed,
-        options=own_options(args.options, args.data),
-    )
-    examples = custom.applied(examples, args.judge)
+    examples = examples_of(args, args.data, args.split, own_options(args.options, args.data))
     say_trained_on(args.data, examples, paths)
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
     settle_limits(args, paths)

@@ -72,6 +72,23 @@ def data_of_runs(checkpoints: Iterable[str]) -> str:
     return source
 
 
+def examples_of(args: argparse.Namespace, source: str, split: str, options: dict[str, Any]) -> list[Any]:
+    """The examples of a source as the data options say, with the judge of the command line."""
+    from colar.data import sources
+    from colar.data.judge import custom
+
+    examples = sources.load(
+        source,
+        split,
+        data_dir=args.data_dir,
+        limit=args.limit,
+        seed=args.data_seed,
+        skip_malformed=args.skip_malformed,
+        options=options,
+    )
+    return custom.applied(examples, args.judge)
+
+
 def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str]) -> None:
     """Say how many questions a run of `auto` was trained on."""
     for folder in checkpoints:
