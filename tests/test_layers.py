@@ -1,6 +1,7 @@
 """Layers: imports run one way, downward. Read off the syntax trees, imports inside functions included."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,16 @@ def test_a_fault_is_found(name, text, part):
 )
 def test_what_is_allowed_is_let_pass(name, text):
     assert faults(name, text) == []
+
+
+MAPPED = ("data", "engine", "evaluation", "look", "methods", "model", "recipe", "serve", "training")
+
+
+@pytest.mark.parametrize("package", MAPPED)
+def test_a_package_says_what_each_of_its_files_is_for(package):
+    """The docstring of a large package names every file and folder of it: a stranger knows where to open it."""
+    folder = SOURCE / "colar" / package
+    words = set(re.findall(r"\w+", ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))))
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert files | folders <= words

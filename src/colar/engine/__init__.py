@@ -1,1 +1,10 @@
-"""Requests in, completions out: the naive reference and the batched, cached engine."""
+"""Requests in, completions out. Read `reference` first: it is the same in sixty lines, without cache or batch.
+
+request        Request, Decoding, events, Completion
+engine         the loop: admit, prefill, step, report;  async_engine runs it in a thread, for servers
+scheduler      which request is next, within slots and a budget of positions
+prefill        admitted questions -> the cache;  running has the requests that think or answer, as columns
+step           the next input of every running row
+runner         forward passes into the cache;  graphs records them as CUDA graphs
+cache          keys and values in slots
+"""

@@ -1,1 +1,9 @@
-"""Looking into thoughts: read as tokens, replaced by others, put down to what went wrong."""
+"""Thoughts read as tokens, compared with the reference chain, replaced by others: `colar inspect`.
+
+thought          a thought as tokens, for the terminal, the pages and the server
+inspect          the measurements of systems;  page/ makes the HTML of them
+reference_chain  what a model should think
+chains           its own chain beside that, and the first thing that goes wrong
+retrieval        the tokens of a group, ranked by their cosine with the thought
+effects          answers with other thoughts, or with one thought changed
+"""

@@ -1,1 +1,8 @@
-"""Backbones, their checkpoints, and the language model with the modules of its method."""
+"""Backbones, their checkpoints, and the language model with the modules of its method.
+
+latent_lm      `LatentLM`: a causal LM that reads and writes embeddings
+backbones      a name -> model and tokenizer;  tiny has the toy ones
+lora, sharded  adapters; weights split between processes
+checkpoint     the files of a checkpoint;  weights writes and reads tensors, card the model card
+masks, vocabulary, chunks   attention masks, embeddings and LM head, logits some positions at a time
+"""

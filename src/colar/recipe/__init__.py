@@ -4,8 +4,11 @@ overrides.
     colar train tiny/colar --training.learning_rate 1e-3 --method.alpha 0.05
 
 An unknown key is an error that names the nearest right one; every value is checked before any work starts.
-`schema` has the keys, `parsing` reads and checks them, `examples` loads the data, `start` the model, `run` trains, and
-`ownership` keeps two runs out of one folder.
+
+    schema         the sections and keys;  parsing reads and checks them
+    examples, start   the rows of a recipe; its method and model
+    run            stages, one after another;  ownership keeps two runs out of one folder, check measures a recipe
+    train          `colar.train`: facts of a backbone and rows, auto makes a recipe of them, outcome measures its end
 """
 
 from colar.recipe.examples import load_examples

@@ -1,1 +1,8 @@
-"""`colar serve`: checkpoints behind the OpenAI API. Needs the extra `serve`."""
+"""`colar serve`: checkpoints behind the OpenAI API. Needs the extra `serve`.
+
+server         socket, logs, signals;  app has paths, keys and streams
+schema         requests, checked by pydantic;  conversation has their texts
+served         a request of the API as requests of the engine
+answer, text   pieces as they come, and their text
+formats        OpenAI's responses and events;  errors, metrics
+"""
