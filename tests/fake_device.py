@@ -115,7 +115,8 @@ def active() -> Iterator[str]:
     # torch.tensor(list, device=...) then makes its tensor on the CPU, and copies it by an operation that is seen.
     torch._C._set_only_lift_cpu_tensors(True)
     try:
-        with _Mode():
+        # autograd makes a queue for each device when it first runs, which may have been before this one was there.
+        with _Mode(), torch.autograd.set_multithreading_enabled(False):
             yield NAME
     finally:
         torch._C._set_only_lift_cpu_tensors(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -634,16 +635,19 @@ GRID = ["--compression_factor", "1.5", "3", "--confidence_threshold", "0", "1"]
     [
         (["--confidence_threshold", "0.5", "1.5"], "confidence_threshold must be a number, from 0 to 1, got 1.5"),
         (["--confidence_threshold", "-0.1"], "confidence_threshold must be a number, from 0 to 1, got -0.1"),
-        (["--confidence_threshold", "nan"], "confidence_threshold must be a number, from 0 to 1, got nan"),
+        (["--confidence_threshold", "nan"], "confidence_threshold must be a number, got nan"),
         (["--compression_factor", "0.9"], "compression_factor must be a number, 1 or more, got 0.9"),
-        (["--ratio", "2"], "ratio must be a number, from 1e-06 to 1, got 2"),
+        (["--ratio", "2"], "ratio"),
     ],
 )  # fmt: skip
-def test_values_out_of_range_fail_before_a_model_is_looked_for(
-    command: str, values: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_out_of_range_fail_before_weights_are_loaded(
+    command: str, values: list[str], message: str, checkpoint: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    broken = shutil.copytree(checkpoint, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
     rest = ["q"] if command == "generate" else ["--limit", "2", "--output", str(tmp_path / "out.json")]
-    assert main([command, "no/such/folder/here", *rest, *values]) == 2
+    assert main([command, str(broken), *rest, *values]) == 2
     assert message in capsys.readouterr().err
 
 

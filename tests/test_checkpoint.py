@@ -669,7 +669,7 @@ def test_the_card_of_merged_weights_calls_them_no_adapter(tmp_path):
     base = dataclasses.replace(backbones.load("tiny"), name="tiny")
     lm = LatentLM.from_backbone(base, lora=LORA)
     lm.name = "some-org/some-model"
-    written = card.text(lm, method.chosen(), RUN) + "\n(LoRA adapter) of my own.\n"
+    written = card.text(lm, method.non_default_config(), RUN) + "\n(LoRA adapter) of my own.\n"
     lm.name = "tiny"
     folder = pretrained.save(lm, method, tmp_path / "adapter", {"seed": 0}, written)
     text = (pretrained.merge(folder, tmp_path / "merged", "float32") / "README.md").read_text()

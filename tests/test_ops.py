@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from colar.methods import grouping
 from colar.methods.colar.method import pick_one
-from colar.methods.grouping import compress, members, scale
+from colar.methods.grouping import compress, members, merge_divisor
 from colar.ops import noise, ragged
 from colar.ops.sampling import sample_tokens
 
@@ -49,8 +49,8 @@ def test_compress_equals_a_loop(lengths, factors, merge, extra):
 
 def test_scale_of_a_sum():
     sizes = torch.tensor([0, 1, 4])
-    assert scale(sizes, "sqrt").tolist() == [1, 1, 2]
-    assert scale(sizes, "mean").tolist() == [1, 1, 4]
+    assert merge_divisor(sizes, "sqrt").tolist() == [1, 1, 2]
+    assert merge_divisor(sizes, "mean").tolist() == [1, 1, 4]
 
 
 def test_factor_one_is_the_identity():

@@ -18,7 +18,7 @@ from colar.engine.async_engine import AsyncEngine, apart
 from colar.engine.cache import check, round_up
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
-from colar.engine.scheduler import COMPANY, PATIENCE, Queued, Scheduler
+from colar.engine.scheduler import MAX_WAIT_STEPS, SHARED_PREFILL_SLOTS, Queued, Scheduler
 from colar.methods import pretrained, registry
 from colar.methods.colar.method import Colar, ColarParams
 from colar.model.backbones import Backbone
@@ -215,7 +215,7 @@ def test_admission(data):
         if budget is not None:
             assert len(running) * max(entry.positions for entry in running) <= budget or len(running) == 1
         elif scheduler.waiting:
-            assert idle <= PATIENCE
+            assert idle <= MAX_WAIT_STEPS
         ending = data.draw(st.integers(0, len(running)))
         running = running[ending:] if ending or not running else running[1:]
     assert started == list(range(len(sizes)))
@@ -223,15 +223,17 @@ def test_admission(data):
 
 def test_company_is_waited_for_at_a_free_slot():
     """Steps in which nobody could have started do not count."""
-    slots = 2 * COMPANY
+    slots = 2 * SHARED_PREFILL_SLOTS
     scheduler = Scheduler(slots)
     for i in range(3 * slots):
         scheduler.add(Queued(i, Request(str(i), "?"), (0,)))
     assert len(scheduler.admit(0, 0)) == slots
-    assert [scheduler.admit(slots, 1) for _ in range(3 * PATIENCE)] == [[]] * 3 * PATIENCE
+    assert [scheduler.admit(slots, 1) for _ in range(3 * MAX_WAIT_STEPS)] == [[]] * 3 * MAX_WAIT_STEPS
     # One slot becomes free: it is filled when nobody has joined it for some steps.
-    assert [len(scheduler.admit(slots - 1, 1)) for _ in range(PATIENCE + 1)] == [0] * PATIENCE + [1]
-    # Two are one in `COMPANY`, and two that run alone could not bring more.
+    assert [len(scheduler.admit(slots - 1, 1)) for _ in range(MAX_WAIT_STEPS + 1)] == [0] * MAX_WAIT_STEPS + [
+        1
+    ]
+    # Two are one in `SHARED_PREFILL_SLOTS`, and two that run alone could not bring more.
     assert len(scheduler.admit(slots - 2, 1)) == 2
     assert len(scheduler.admit(0, 0)) == slots
 

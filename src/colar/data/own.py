@@ -245,10 +245,10 @@ def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Spl
     held = min(MOST, max(LEAST, round(HELD_OUT * n)), n // 4)
     training: list[Example] = []
     validation: list[Example] = []
-    measured: list[Example] = []
+    test_rows: list[Example] = []
     for question in sorted(kept):
-        if test is None and len(measured) < held:
-            measured += kept[question]
+        if test is None and len(test_rows) < held:
+            test_rows += kept[question]
         elif len(validation) < held:
             validation += kept[question]
         else:
@@ -257,9 +257,9 @@ def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Spl
         raise ValueError(f"{len(kept)} different questions are too few to train on and to measure with")
     # In the order of the file.
     order = {id(row): place for place, row in enumerate(rows)}
-    for part in (training, validation, measured):
+    for part in (training, validation, test_rows):
         part.sort(key=lambda row: order[id(row)])
-    return Split(training, validation, measured if test is None else list(test), len(rows) - n)
+    return Split(training, validation, test_rows if test is None else list(test), len(rows) - n)
 
 
 def _question(row: Example) -> str:

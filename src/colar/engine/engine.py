@@ -199,7 +199,7 @@ class Engine:
         span = 1 + max(map(rows.position, range(len(rows))))
         rows.fed(self.runner.decode(rows.next_ND, rows.position_N, span))
         rows.charge(time.perf_counter() - started)
-        self.scheduler.ease()
+        self.scheduler.restore_budget()
 
     def _admit(self) -> None:
         """Start prefill of the requests whose turn it is, unless others are in prefill."""
@@ -265,7 +265,7 @@ class Engine:
                 self._preempt()
         elif len(current or self.running) == 1:
             self._fail((current or self.running.entries)[0], error)
-            self.scheduler.squeezed = None
+            self.scheduler.reduced_budget = None
         elif current:
             self.prefill.isolated = True
         else:
@@ -276,7 +276,7 @@ class Engine:
         rows, stopped = self.running, self.prefill.entries
         n_started = len(rows) + len(stopped)
         widest = max(rows.widest, *(entry.positions for entry in stopped), 0)
-        self.scheduler.squeeze(self.scheduler.least(n_started, widest).positions)
+        self.scheduler.reduce_budget(self.scheduler.least(n_started, widest).positions)
         self.prefill = Prefill()
         if not stopped:
             by_age = sorted(range(len(rows)), key=lambda i: rows.entries[i].number)

@@ -8,10 +8,10 @@ are as wide as the widest row may become, rounded up, so n rows cost n times tha
                   second     12                      4 x 48 = 192    waits
 
 If memory runs out, the newest requests are preempted: they wait at the front of the queue, and the budget is halved
-for a while (`squeeze`).
+for a while (`reduce_budget`).
 
 Free slots are filled several at a time, because prefilling one question loads as many weights as prefilling several;
-no request waits longer than `PATIENCE` steps for others to share its prefill.
+no request waits longer than `MAX_WAIT_STEPS` steps for others to share its prefill.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from colar.engine.cache import ROUND_TO, CacheSize, round_up
 from colar.engine.graphs import rows_of
 from colar.engine.request import Request
 
-PATIENCE = 8
+MAX_WAIT_STEPS = 8
 """Steps that the first in the queue waits at a free slot for others to share its prefill."""
-COMPANY = 8
-"""One in this many slots must be free before questions are prefilled, unless patience or work runs out."""
-RECOVERY = 64
+SHARED_PREFILL_SLOTS = 8
+"""One in this many slots must be free before questions are prefilled, unless `MAX_WAIT_STEPS` have passed or
+nothing runs."""
+RECOVERY_STEPS = 64
 """Steps after which a budget that was halved is doubled again."""
-PLENTY = 2**40
+NO_BUDGET = 2**40
 """Positions that no machine has memory for."""
-HOLD = 4
+SHRINK_FACTOR = 4
 """Slots or columns beyond this many times what is needed are given back while rows run."""
 
 
@@ -85,9 +86,9 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.spare = spare
         self.filled = filled
-        self.squeezed: int | None = None
+        self.reduced_budget: int | None = None
         """The budget while it is halved."""
-        self.calm = 0
+        self.steps_since_reduced = 0
         """Steps since it was halved."""
         self.waiting: deque[Queued] = deque()
         self.waited = 0
@@ -124,8 +125,8 @@ class Scheduler:
             return []
 
         # Wait for company: slots that others will free soon are filled by one prefill.
-        enough = min(len(self.waiting), max(1, self.slots // COMPANY))
-        if running and free < enough and self.waited < PATIENCE:
+        enough = min(len(self.waiting), max(1, self.slots // SHARED_PREFILL_SLOTS))
+        if running and free < enough and self.waited < MAX_WAIT_STEPS:
             self.waited += 1
             return []
 
@@ -147,7 +148,7 @@ class Scheduler:
     @property
     def limit(self) -> int | None:
         """The most positions at present."""
-        limits = [limit for limit in (self.budget, self.squeezed) if limit is not None]
+        limits = [limit for limit in (self.budget, self.reduced_budget) if limit is not None]
         return min(limits, default=None)
 
     def least(self, rows: int, widest: int) -> CacheSize:
@@ -169,10 +170,10 @@ class Scheduler:
         slots = now.slots
         if slots < least.slots:
             slots = max(least.slots, min(2 * now.slots, self.least(self.slots, widest).slots))
-        if slots > HOLD * least.slots:
+        if slots > SHRINK_FACTOR * least.slots:
             slots = least.slots
         columns = now.columns
-        if not least.columns <= columns <= HOLD * least.columns:
+        if not least.columns <= columns <= SHRINK_FACTOR * least.columns:
             columns = least.columns
 
         sizes = (CacheSize(slots, columns), CacheSize(least.slots, columns), CacheSize(slots, least.columns))
@@ -184,19 +185,19 @@ class Scheduler:
         """Let preempted requests wait again, in the order in which all came, also beyond `max_waiting`."""
         self.waiting = deque(sorted([*entries, *self.waiting], key=lambda entry: entry.number))
 
-    def squeeze(self, positions: int) -> None:
+    def reduce_budget(self, positions: int) -> None:
         """Halve the budget: this many positions were too many."""
         limit = positions if self.limit is None else min(positions, self.limit)
-        self.squeezed = max(1, limit // 2)
-        self.calm = 0
+        self.reduced_budget = max(1, limit // 2)
+        self.steps_since_reduced = 0
 
-    def ease(self) -> None:
+    def restore_budget(self) -> None:
         """Count a step that succeeded; after some, the budget is doubled again."""
-        if self.squeezed is None:
+        if self.reduced_budget is None:
             return
-        self.calm += 1
-        if self.calm >= RECOVERY:
-            self.calm = 0
-            self.squeezed *= 2
-            if self.squeezed >= (self.budget or PLENTY):
-                self.squeezed = None
+        self.steps_since_reduced += 1
+        if self.steps_since_reduced >= RECOVERY_STEPS:
+            self.steps_since_reduced = 0
+            self.reduced_budget *= 2
+            if self.reduced_budget >= (self.budget or NO_BUDGET):
+                self.reduced_budget = None

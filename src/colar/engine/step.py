@@ -22,7 +22,7 @@ from torch import Tensor
 
 from colar.engine.request import Event
 from colar.engine.running import Rows
-from colar.methods.base import Method, ThinkState, Thought, known_decoding
+from colar.methods.base import Method, ThinkState, Thought, decoding_columns
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
 from colar.ops import devices, noise
@@ -114,7 +114,7 @@ def _answer(
     keys_B = noise.keys(rows.seed_N[rows_B], rows.sample_N[rows_B], rows.step_N[rows_B], noise.TOKEN)
     uniform_B = noise.uniform(keys_B, 1)[:, 0]
     requests = [rows.entries[i].request for i in answering]
-    known = known_decoding(requests)
+    known = decoding_columns(requests)
     ids_B = sample_tokens(logits_BV, temperature_B, rows.top_p_N[rows_B], uniform_B, known)
     embeds_ND[rows_B] = lm.embed(ids_B).to(embeds_ND.dtype)
     # Over the whole vocabulary: only where they are requested.

@@ -364,7 +364,7 @@ def encode_row(template: Template, example: Example, params: Any, prompt: str, s
         raise ValueError(f"{example.id}: {error}") from error
 
 
-def known_decoding(requests: Sequence[Asked]) -> tuple[Tensor, Tensor]:
+def decoding_columns(requests: Sequence[Asked]) -> tuple[Tensor, Tensor]:
     """Temperature and top_p of requests on the CPU, float64 (B,), for `sample_tokens`."""
     temperatures = [request.decoding.temperature for request in requests]
     top_ps = [request.decoding.top_p for request in requests]

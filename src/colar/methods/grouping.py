@@ -234,7 +234,7 @@ def members(ids_BT: Tensor, sizes_BK: Tensor) -> tuple[Tensor, Tensor]:
 # What is fed
 
 
-def scale(size: Tensor, divisor: Literal["sqrt", "mean"] = "sqrt") -> Tensor:
+def merge_divisor(size: Tensor, divisor: Literal["sqrt", "mean"] = "sqrt") -> Tensor:
     """The divisor of a sum of `size` embeddings: sqrt(size), or size; 1 for an empty sum."""
     count = size.clamp(min=1).float()
     return count.sqrt() if divisor == "sqrt" else count
@@ -252,7 +252,7 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     if K == 0:
         return embeds_BTD.new_zeros(B, 0, D)
 
-    # Merging is one matrix product: row k of a sample's weights has 1 / scale at the tokens of group k.
+    # Merging is one matrix product: row k of a sample's weights has 1 / divisor at the tokens of group k.
     #                t0   t1   t2   t3   t4   (pad)
     #     latent 0   1/s  1/s   0    0    0    0         c = 2, L_r = 5, s = sqrt(2)
     #     latent 1    0    0   1/s  1/s   0    0
@@ -261,7 +261,7 @@ def compress(embeds_BTD: Tensor, sizes_BK: Tensor, divisor: Literal["sqrt", "mea
     ends_BK1 = starts_BK1 + sizes_BK[..., None]
     position_T = torch.arange(T, device=embeds_BTD.device)
     member_BKT = (position_T >= starts_BK1) & (position_T < ends_BK1)
-    weight_BKT = member_BKT.float() / scale(sizes_BK, divisor)[..., None]
+    weight_BKT = member_BKT.float() / merge_divisor(sizes_BK, divisor)[..., None]
 
     # A weight of 0 is not enough: 0 times a NaN in the padding would be NaN.
     real_BT = position_T < sizes_BK.sum(-1, keepdim=True)

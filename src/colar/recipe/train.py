@@ -155,8 +155,8 @@ def _split(data: Any, test: Any, columns: Mapping[str, str] | None, judge: str |
     for line in rows.summary():
         progress.say(line)
     rows.require_chains()
-    measured = None if test is None else own.read(test, columns, "test", judge).examples
-    split = own.split(rows.examples, measured)
+    test_rows = None if test is None else own.read(test, columns, "test", judge).examples
+    split = own.split(rows.examples, test_rows)
     if split.also_in_test:
         progress.say(f"left out {split.also_in_test:,}: the test asks the same question")
     progress.say(

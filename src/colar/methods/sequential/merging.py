@@ -115,7 +115,7 @@ def merge_groups(lm: LatentLM, ids: Tensor, real: Tensor, equations: Equations |
         for name, each in maps.items():
             embeds = each(embeds, places[name])
         total = (real[..., None] * embeds).sum(-2)
-    return total / grouping.scale(real.sum(-1, keepdim=True))
+    return total / grouping.merge_divisor(real.sum(-1, keepdim=True))
 
 
 def _maps_of(lm: LatentLM) -> dict[str, PlaceMaps]:
