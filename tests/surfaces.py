@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import shutil
+from abc import ABC, abstractmethod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,7 +30,7 @@ SHORT = ["--max_latents", "2", "--max_completion_length", "2"]
 METHODS = ("cot", "no_cot", "colar", "icot", "coconut", "distill", "pause", "tokenskip")
 
 
-class Surface:
+class Surface(ABC):
     """Something that a user gives."""
 
     seconds = 5.0
@@ -41,11 +42,13 @@ class Surface:
         self.online = huggingface_hub.constants.HF_HUB_OFFLINE
         huggingface_hub.constants.HF_HUB_OFFLINE = True
 
+    @abstractmethod
     def draw(self, random: Random) -> Any:
-        raise NotImplementedError
+        """A case."""
 
+    @abstractmethod
     def run(self, case: Any) -> None:
-        raise NotImplementedError
+        """Give the case to colar."""
 
     def failure(self, case: Any) -> str | None:
         """What is wrong with how a case ends."""

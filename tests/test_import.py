@@ -109,6 +109,16 @@ def feed_back(lm, embed, opening_ids, closing_id, project, n, eos_id, vocabulary
     return latents, answer(lm, embed, fed, eos_id, vocabulary)
 
 
+def codi_answers(lm, prj, tokenizer, before, n, vocabulary=None):
+    """What CODI's evaluation gives for each question, after n latents; its tokens follow the tokenizer's `before`."""
+    embed, eos_id = lm.get_input_embeddings(), tokenizer.eos_token_id
+    found = []
+    for question in QUESTIONS:
+        opening_ids = [*tokenizer.encode(question), before + 1]
+        found.append(feed_back(lm, embed, opening_ids, before + 2, prj, n, eos_id, vocabulary))
+    return found
+
+
 def coconut(folder, simcot=False):
     """A model with Coconut's tokens, its tokenizer, and the state dict that its code saves."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -191,21 +201,8 @@ def test_codi(stored, tmp_path, capsys, family, simcot):
     assert ("left out: decoder.* (SIM-CoT" in capsys.readouterr().err) == simcot
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    wanted = [
-        feed_back(
-            lm,
-            lm.get_input_embeddings(),
-            [*tokenizer.encode(question), before + 1],
-            before + 2,
-            prj,
-            6,
-            tokenizer.eos_token_id,
-            # Its evaluation leaves the last id out.
-            before + 2,
-        )
-        for question in QUESTIONS
-    ]
-    check(ours(*made, most=6), wanted)
+    # Its evaluation leaves the last id out.
+    check(ours(*made, most=6), codi_answers(lm, prj, tokenizer, before, 6, vocabulary=before + 2))
     assert files.read_json(tmp_path / "out" / "colar.json")["weights"] == "full"
 
 
@@ -224,19 +221,7 @@ def test_codi_in_shards_with_tied_weights_once_and_a_vocabulary_of_spare_rows(st
         save_file(shard, tmp_path / "codi" / f"model-0000{i}-of-00002.safetensors")
     made = imported(tmp_path / "codi", "--backbone", folder, "--output", tmp_path / "out", "--latents", 3)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    wanted = [
-        feed_back(
-            lm,
-            lm.get_input_embeddings(),
-            [*tokenizer.encode(question), before + 1],
-            before + 2,
-            prj,
-            3,
-            tokenizer.eos_token_id,
-        )
-        for question in QUESTIONS
-    ]
-    check(ours(*made), wanted)
+    check(ours(*made), codi_answers(lm, prj, tokenizer, before, 3))
 
 
 class LatentPolicy(nn.Module):

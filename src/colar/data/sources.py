@@ -234,7 +234,9 @@ def _is_coconut(path: Path) -> bool:
 def _in_layout(path: Path, skip: bool) -> list[Example]:
     """The rows of a user's file in another layout. A malformed row is an error, or, with `skip`, left out."""
     rows = own.read(path)
-    left_out = [f"{place}: {reason}" for reason, places in rows.left_out.items() for place in places]
+    left_out: list[str] = []
+    for reason, places in rows.left_out.items():
+        left_out += [f"{place}: {reason}" for place in places]
     if left_out and not skip:
         raise ValueError(left_out[0])
     _say_left_out(rows.name, left_out)

@@ -193,9 +193,10 @@ FORMATS = (*LAYOUTS, SIMCOT)
 
 def recognise(file: File, options: Options) -> tuple[str, str, Layout]:
     """The name, the repository and the layout of a file's format, by the names of its tensors."""
-    found = [
-        name for name, layout in LAYOUTS.items() if any(t.startswith(layout.model) for t in file.tensors)
-    ]
+    found = []
+    for name, layout in LAYOUTS.items():
+        if any(tensor.startswith(layout.model) for tensor in file.tensors):
+            found.append(name)
     allowed = (None, *found) if found == ["colar"] else (None, SIMCOT, *found)
     if len(found) != 1 or options.format not in allowed:
         wanted = f"not in the format {options.format}" if options.format else "in none of the formats"

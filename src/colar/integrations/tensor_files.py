@@ -29,9 +29,10 @@ class Container:
 
 # What omegaconf pickles, by name. A name can do no more than make an empty object of these types.
 KINDS = ("Any", "String", "Integer", "Float", "Boolean")
-NAMES = ("base.ContainerMetadata", "base.Metadata", "dictconfig.DictConfig", "listconfig.ListConfig")
+NAMES = ["base.ContainerMetadata", "base.Metadata", "dictconfig.DictConfig", "listconfig.ListConfig"]
+NAMES += [f"nodes.{kind}Node" for kind in KINDS]
 CONTAINERS: list[Any] = [
-    *((Container, f"omegaconf.{name}") for name in (*NAMES, *(f"nodes.{kind}Node" for kind in KINDS))),
+    *((Container, f"omegaconf.{name}") for name in NAMES),
     *((kind, f"builtins.{kind.__name__}") for kind in (dict, list, int, str, float, bool)),
     (collections.defaultdict, "collections.defaultdict"),
     (typing.Any, "typing.Any"),

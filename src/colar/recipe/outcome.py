@@ -80,10 +80,9 @@ class Outcome:
         import html
 
         head = "".join(f"<th>{html.escape(text)}</th>" for text in self.grid.head)
-        rows = [
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
-            for row in self.grid.rows
-        ]
+        rows = []
+        for row in self.grid.rows:
+            rows.append("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>")
         picture = ""
         if self.picture.exists():
             data = base64.b64encode(self.picture.read_bytes()).decode()
