@@ -155,6 +155,8 @@ def test_from_a_file_to_a_table_by_ones_own_judge(
     assert [record["correct"] for record in found] == [True, True]
     capsys.readouterr()
     assert main(asked) == 2
-    assert "holds another run (judge was 'always_mine:yes'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "was judged by always_mine:yes, here by the kind of answer: give --judge always_mine:yes" in said
+    assert "holds another run (judge was 'always_mine:yes'" in said
     assert main([*asked, "--judge", "always_mine:no"]) == 2
     assert "judge always_mine:no: AttributeError" in capsys.readouterr().err

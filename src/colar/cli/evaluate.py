@@ -28,6 +28,7 @@ from colar.cli.shared import (
     load,
     named,
     param_grids,
+    say_judged_by,
     say_trained_on,
     settle_limits,
 )
@@ -135,6 +136,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
     paths = [named(text)[1] for text in args.checkpoints]
     args.data = args.data or [data_of_runs(paths)]
+    say_judged_by(args.judge, paths)
     settle_limits(args, paths)
     limits = evaluate.Limits(
         **limits_of(args),

@@ -26,6 +26,7 @@ from colar.cli.shared import (
     load,
     named_all,
     param_grids,
+    say_judged_by,
     say_trained_on,
     settle_limits,
 )
@@ -83,6 +84,7 @@ def run(args: argparse.Namespace) -> None:
     files.require_writable(output.parent)
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
+    say_judged_by(args.judge, paths)
     examples = examples_of(args, args.data, args.split, own_options(args.options, args.data))
     say_trained_on(args.data, examples, paths)
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")

@@ -89,6 +89,18 @@ def examples_of(args: argparse.Namespace, source: str, split: str, options: dict
     return custom.applied(examples, args.judge)
 
 
+def say_judged_by(judge: str | None, checkpoints: Iterable[str]) -> None:
+    """Warn where a run of `auto` was judged by a function of the user's, and this command is not."""
+    for folder in checkpoints:
+        path = Path(folder) / "asked.json"
+        # It is named, and not called: a folder must not choose code that runs.
+        own = files.read_json(path).get("judge") if path.exists() else None
+        if own is not None and judge is None:
+            progress.say(
+                f"warning: {folder} was judged by {own}, here by the kind of answer: give --judge {own}"
+            )
+
+
 def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str]) -> None:
     """Say how many questions a run of `auto` was trained on."""
     for folder in checkpoints:
