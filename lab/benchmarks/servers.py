@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from work import ANSWER, FACTOR, Unending, load_model
+from work import ANSWER, FACTOR, Unending, best_device, load_model
 
 CHAIN = 100
 TOKENS = CHAIN + 1 + ANSWER
@@ -35,8 +35,11 @@ POSITIONS = 512
 """Most positions of a row: the longest question of GSM8K and a chain."""
 READY_SECONDS = 300.0
 COMPILED = "colar5-compiled"
+GRAPHS = ("colar5-graphs", "cot-graphs")
 THOUGHTS = {
     "cot": CHAIN,
+    "cot-graphs": CHAIN,
+    "colar5-graphs": CHAIN // FACTOR,
     "colar5": CHAIN // FACTOR,
     "colar5-hidden": CHAIN // FACTOR,
     COMPILED: CHAIN // FACTOR,
@@ -116,8 +119,8 @@ def what_is_wrong(system: str, said: bytes) -> str:
 
 
 @contextlib.contextmanager
-def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
-    """A server in a process of its own; its port, and the name of its model."""
+def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str, int]]:
+    """A server in a process of its own; its port, the name of its model, and the process."""
     model = model_folder(args.backbone) if system == "transformers" else "model"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -130,7 +133,7 @@ def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | threads)
         try:
             _wait(process, port, log_path)
-            yield port, model
+            yield port, model, process.pid
         finally:
             _end(process)
 
@@ -145,14 +148,15 @@ def _command(system: str, port: int, args: argparse.Namespace) -> list[str]:
 
 
 def _transformers(port: int, args: argparse.Namespace) -> list[str]:
-    program = str(Path(sys.executable).parent / "transformers")
+    # Its program may be anywhere: packages can lie in a folder of their own.
+    program = (sys.executable, "-c", "from transformers.cli.transformers import main; main()")
     # Without numbers its cache takes 60% of the machine's memory.
     block = 32
     cache = ["--cb-block-size", str(block), "--cb-num-blocks", str(SLOTS * POSITIONS // block)]
     cache += ["--cb-max-batch-tokens", "2048"]
-    options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", *cache]
+    options = ["--continuous-batching", "--device", best_device(), "--dtype", "bfloat16", *cache]
     return [
-        program,
+        *program,
         "serve",
         model_folder(args.backbone),
         "--host",
@@ -216,9 +220,11 @@ def engine(system: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
     from colar.engine.request import Decoding
 
     torch.set_num_threads(args.threads)
-    lm, method = load_model(args.backbone, "bfloat16", "cot" if system == "cot" else "colar")
+    name = "cot" if system.startswith("cot") else "colar"
+    lm, method = load_model(args.backbone, "bfloat16", name, best_device())
     decoding = Decoding(max_latents=THOUGHTS[system], max_completion_length=ANSWER)
-    return Engine(lm, Unending(method), SLOTS, compile=args.compile), method, decoding
+    made = Engine(lm, Unending(method), SLOTS, compile=args.compile, cuda_graphs=system in GRAPHS)
+    return made, method, decoding
 
 
 class Fixed(Unending):

@@ -61,6 +61,7 @@ class Passes(TrainerCallback):  # type: ignore[misc]
         self.ends: list[float] = []
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        shared.synchronize()
         self.ends.append(time.perf_counter())
 
 
@@ -73,7 +74,7 @@ def main() -> None:
     def said(run: dict[str, Any]) -> str:
         return f"{run['rows_per_second']:.2f} rows/s, {run['peak_memory_gib']:.1f} GiB"
 
-    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
+    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said, args.minutes)
     report = summarise(runs, args)
     summary = dict(report["ratios"])
     for name, found in report["systems"].items():
@@ -187,7 +188,9 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
     """Medians over the rounds, the ratios that matter, and everything that they come from."""
     systems = {}
     for name in args.systems:
-        mine = [run for run in runs if run["system"] == name]
+        mine = [run for run in runs if run["system"] == name and "error" not in run]
+        if not mine:
+            continue
         found = {}
         for key in ("rows_per_second", "fed_per_row", "peak_memory_gib"):
             found[key] = median(run[key] for run in mine)

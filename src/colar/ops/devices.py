@@ -6,10 +6,12 @@ all that was asked of it is done, and then the GPU waits for Python. Sending num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 
 WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
@@ -59,3 +61,23 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def numbers(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 numbers that Python knows, on the device, without waiting for its work."""
     return send(torch.tensor(values, dtype=torch.int64), device)
+
+
+def kernels(profiled: Any) -> list[tuple[str, float, float]]:
+    """What a device did under `torch.profiler.profile`: name, begin and end in seconds of each kernel and copy."""
+    found = []
+    for event in profiled.events():
+        # An annotation spans the kernels below it.
+        if event.device_type != DeviceType.CPU and not event.is_user_annotation:
+            found.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    return found
+
+
+def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the intervals (begin, end) runs: kernels of several streams overlap."""
+    busy = 0.0
+    latest = float("-inf")
+    for begin, end in sorted(intervals):
+        busy += max(0.0, end - max(begin, latest))
+        latest = max(latest, end)
+    return busy
