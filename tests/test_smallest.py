@@ -52,6 +52,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "lab/benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
     "lab/benchmarks/servers.py": [""],
     "lab/benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
+    "lab/benchmarks/shapes.py": ["small {out}"],
     "lab/benchmarks/shared.py": [""],
     "lab/benchmarks/work.py": [""],
     "lab/benchmarks/soak.py": ["--requests 60 --minutes 0.1 --output {out}"],

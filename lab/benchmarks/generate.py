@@ -63,7 +63,9 @@ from colar.model.latent_lm import LatentLM
 
 SEQUENTIAL = ("sequential2", "sequential5", "sequential2-shortlist", "sequential5-shortlist")
 OURS = ("cot", "colar2", "colar5", "sequential2", "sequential5")
-ON_REQUEST = tuple(f"{name}{how}" for name in OURS for how in ("-eager", "-graphs") if name + how != "colar5-eager")
+ON_REQUEST = tuple(
+    f"{name}{how}" for name in OURS for how in ("-eager", "-graphs") if name + how != "colar5-eager"
+)
 LONG = (*ALL, "hf-cot-static", "colar5-eager", "colar2", *SEQUENTIAL, *ON_REQUEST)
 TOP_P = {"colar5-sampled": 1.0, "cot-sampled": 1.0, "colar5-nucleus": 0.9, "cot-nucleus": 0.9}
 """Systems that draw at temperature 1, and their top_p; all others are greedy."""
@@ -114,7 +116,9 @@ def main() -> None:
 
 def steps_of(run: dict[str, Any]) -> str:
     """Milliseconds of a step in each cell of a run."""
-    return ", ".join(f"{cell} {shared.shown(found['ms_per_step'])} ms" for cell, found in run["cells"].items())
+    return ", ".join(
+        f"{cell} {shared.shown(found['ms_per_step'])} ms" for cell, found in run["cells"].items()
+    )
 
 
 def _order(args: argparse.Namespace) -> list[str]:

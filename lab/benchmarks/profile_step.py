@@ -100,7 +100,7 @@ def measure(work: str, method: str, how: str, n: int, args: argparse.Namespace) 
 
 
 def of_gpu(kernels: list[tuple[str, float, float]], steps: int, ms_per_step: float) -> dict[str, Any]:
-    """Of one step: its kernels, the share in which the GPU is busy, and milliseconds of the kernels that take longest."""
+    """Of one step: its kernels, the share in which the GPU is busy, and the kernels that take longest."""
     busy = 1e3 * devices.busy_seconds((begin, end) for _, begin, end in kernels) / steps
     times: dict[str, float] = {}
     for name, begin, end in kernels:

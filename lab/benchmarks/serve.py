@@ -43,7 +43,7 @@ from typing import Any
 import servers
 import shared
 from rich.console import Console
-from servers import CHAIN, SLOTS, Times
+from servers import CHAIN, Times
 from work import ANSWER, FACTOR, load_questions
 
 from colar import progress
@@ -90,7 +90,7 @@ def setting(args: argparse.Namespace) -> dict[str, Any]:
         "precision": "bfloat16",
         "chain": CHAIN,
         "answer": ANSWER,
-        "slots": SLOTS,
+        "slots": args.slots,
         "seconds": args.seconds,
         "clients": args.clients,
         "threads": args.threads,
@@ -304,6 +304,7 @@ def _arguments() -> argparse.Namespace:
     parser = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=3))
     parser.set_defaults(systems=list(DEFAULT))
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS), help="clients at a time")
+    parser.add_argument("--slots", type=int, default=32, help="rows that each system may run at a time")
     parser.add_argument("--seconds", type=float, default=4, help="how long clients of a cell ask")
     parser.add_argument("--compile", action="store_true", help="compile our decode step")
     parser.add_argument(

@@ -29,8 +29,6 @@ from work import ANSWER, FACTOR, Unending, best_device, load_model
 CHAIN = 100
 TOKENS = CHAIN + 1 + ANSWER
 """What a system makes that thinks in tokens and knows nothing of thoughts: a chain, the separator, an answer."""
-SLOTS = 32
-"""Rows that each system may run at a time."""
 POSITIONS = 512
 """Most positions of a row: the longest question of GSM8K and a chain."""
 READY_SECONDS = 300.0
@@ -143,6 +141,7 @@ def _command(system: str, port: int, args: argparse.Namespace) -> list[str]:
         return _transformers(port, args)
     more = ["--compile"] if args.compile or system == COMPILED else []
     options = ["--server", system, "--port", str(port), "--threads", str(args.threads), *more]
+    options += ["--slots", str(args.slots)]
     serve = str(Path(__file__).with_name("serve.py"))
     return [sys.executable, serve, *options, "--backbone", args.backbone, "--output", args.output]
 
@@ -152,7 +151,7 @@ def _transformers(port: int, args: argparse.Namespace) -> list[str]:
     program = (sys.executable, "-c", "from transformers.cli.transformers import main; main()")
     # Without numbers its cache takes 60% of the machine's memory.
     block = 32
-    cache = ["--cb-block-size", str(block), "--cb-num-blocks", str(SLOTS * POSITIONS // block)]
+    cache = ["--cb-block-size", str(block), "--cb-num-blocks", str(args.slots * POSITIONS // block)]
     cache += ["--cb-max-batch-tokens", "2048"]
     options = ["--continuous-batching", "--device", best_device(), "--dtype", "bfloat16", *cache]
     return [
@@ -223,7 +222,7 @@ def engine(system: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
     name = "cot" if system.startswith("cot") else "colar"
     lm, method = load_model(args.backbone, "bfloat16", name, best_device())
     decoding = Decoding(max_latents=THOUGHTS[system], max_completion_length=ANSWER)
-    made = Engine(lm, Unending(method), SLOTS, compile=args.compile, cuda_graphs=system in GRAPHS)
+    made = Engine(lm, Unending(method), args.slots, compile=args.compile, cuda_graphs=system in GRAPHS)
     return made, method, decoding
 
 
@@ -263,8 +262,8 @@ def _serve_llama_cpp(args: argparse.Namespace) -> None:
     params.model_alias = {"model"}
     params.hostnames = ["127.0.0.1"]
     params.port = args.port
-    params.n_parallel = SLOTS
-    params.n_ctx = SLOTS * POSITIONS  # shared by all rows
+    params.n_parallel = args.slots
+    params.n_ctx = args.slots * POSITIONS  # shared by all rows
     params.cpuparams.n_threads = args.threads
     params.cpuparams_batch.n_threads = args.threads
     listening = xllamacpp.Server(params)  # without the name it would end here

@@ -226,7 +226,9 @@ def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]
         method["compression_factors"] = [settings["factor"]]
     made = recipe.Recipe(
         output="unused",
-        model=recipe.ModelConfig(backbone=args.backbone, attn_implementation=settings["attention"]),
+        model=recipe.ModelConfig(
+            backbone=args.backbone, attn_implementation=args.attention or settings["attention"]
+        ),
         method=method,
     )
     return recipe.load_model(made)
@@ -257,6 +259,7 @@ def _arguments() -> argparse.Namespace:
     parser = shared.add_model_options(shared.parser(__file__, __doc__, list(SYSTEMS), rounds=3))
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--attention", help="of all systems, in place of each one's: sdpa on a GPU")
     return parser.parse_args()
 
 

@@ -39,7 +39,10 @@ def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) ->
     made.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     made.add_argument("--rounds", type=int, default=rounds, help="runs of each system; medians are shown")
     made.add_argument(
-        "--minutes", type=float, default=math.inf, help="time for all runs: what is left then is named, and not run"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="time for all runs: what is left then is named, and not run",
     )
     made.add_argument("--threads", type=int, default=os.cpu_count())
     made.add_argument("--systems", nargs="+", choices=systems, default=list(systems))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
 
 WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
@@ -68,7 +67,7 @@ def kernels(profiled: Any) -> list[tuple[str, float, float]]:
     found = []
     for event in profiled.events():
         # An annotation spans the kernels below it.
-        if event.device_type != DeviceType.CPU and not event.is_user_annotation:
+        if event.device_type.name != "CPU" and not event.is_user_annotation:
             found.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
     return found
 
