@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))
-    engine = Engine(lm, method, batch_size, compile=args.compile, cuda_graphs=args.cuda_graphs)
+    engine = Engine(lm, method, batch_size, compile=args.compile, cuda_graphs=False if args.eager else None)
     if args.output:
         _write_answers(lm, engine, requests, expected, args)
     else:

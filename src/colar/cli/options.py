@@ -110,9 +110,9 @@ def batching_options(parser: Parser) -> None:
         help="compile the decode step: takes about a minute, faster from some thousand steps on",
     )
     parser.add_argument(
-        "--cuda_graphs",
+        "--eager",
         action="store_true",
-        help="record decode steps as CUDA graphs: several times faster on a GPU (not with --compile)",
+        help="run decode steps on a GPU without CUDA graphs, which make them several times faster",
     )
 
 
