@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints where, its exit codes, and its words for mistakes."""
 
+import dataclasses
 import importlib.util
 import io
 import json
@@ -16,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from colar import files, recipes
 from colar.cli import main
 from colar.cli.options import source_options
-from colar.cli.shared import named
+from colar.cli.shared import named, say_trained_on
+from colar.data.example import Example
 from colar.evaluation import answer_files
 from colar.evaluation.folder import name_sources
 from colar.methods import pretrained, registry
@@ -89,6 +91,8 @@ MISTAKES = [
     (["evaluate", "{cot}", "--limit", "2", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
     (["evaluate", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "method cot has no compression_factor; it takes none"),
     (["evaluate", "{cot}", "{cot}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name"),
+    (["evaluate", "{cot}", "--columns", "question=ask,answer=said", "--output", "{out}"], 2, "columns are named for a file of your own, and arithmetic is"),
+    (["evaluate", "{cot}", "--columns", "question", "--output", "{out}"], 2, "--columns takes KEY=COLUMN,KEY=COLUMN, got 'question'"),
     (["evaluate", "{cot}", "--data", "arithmetc", "--output", "{out}"], 2, "did you mean 'arithmetic'?"),
     (["evaluate", "{cot}", "--data", "arithmetic", "arithmetic=arithmetic", "--output", "{out}"], 2, "write NAME=... for one"),
     (["evaluate", "{cot}", "--data", "average=arithmetic", "--output", "{out}"], 2, "no data set of --data may be called 'average'"),
@@ -236,6 +240,37 @@ def test_generate_in_batches_resumes(checkpoints, questions, tmp_path, capsys):
         (row["id"], row["params"]["compression_factor"]): row["answer"] for _, row in files.read_jsonl(out)
     }
     assert again == whole
+
+
+def test_generate_keeps_the_expected_answer_beside_its_own(checkpoints, tmp_path):
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    rows = [{"question": "Ann has 2 pens. How many?", "answer": "2"}, {"question": "How many?"}]
+    files.write_jsonl(asked, rows)
+    assert (
+        main(["generate", str(checkpoints / "cot"), "--input", str(asked), "--output", str(out), *SHORT]) == 0
+    )
+    expected = {row["question"]: row.get("expected") for _, row in files.read_jsonl(out)}
+    assert expected == {"Ann has 2 pens. How many?": "2", "How many?": None}
+
+
+def test_evaluate_takes_a_file_whose_columns_are_named(checkpoints, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("ask,said,hint\nAnn has 2 pens. How many?,2,<<1+1=2>>\nTom has 5. How many?,5,\n")
+    words = ["--data", str(path), "--columns", "question=ask,answer=said", "--output", str(tmp_path / "out")]
+    assert main(["evaluate", str(checkpoints / "cot"), *words, *SHORT]) == 0
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
+    assert [(row["dataset"], row["n"]) for row in rows if row["dataset"] != "average"] == [("mine", 2)]
+
+
+def test_a_question_in_other_turns_is_another_one(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "data").mkdir(parents=True)
+    trained = Example("1", "And in total?", (), "5", "number", context=(("user", "2 and 3"),))
+    files.write_jsonl(run / "data" / "train.jsonl", [trained.as_row()])
+    same = dataclasses.replace(trained, id="2")
+    others = [dataclasses.replace(trained, context=turns) for turns in ((), (("user", "2 and 4"),))]
+    say_trained_on("mine", [same, *others], [str(run)])
+    assert "was trained on 1 of 3 questions of mine" in capsys.readouterr().err
 
 
 def test_generate_answers_a_question_that_has_changed(checkpoints, tmp_path, capsys):

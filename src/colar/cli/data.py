@@ -39,7 +39,6 @@ def _add_show(actions: Any) -> None:
     show.add_argument(
         "source", help=f"{SOURCE_HELP}; any file that `colar train auto` takes, or owner/name of the Hub"
     )
-    show.add_argument("--columns", help="question=problem,steps=rationale,answer=result: of your own file")
     judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
@@ -91,8 +90,7 @@ def _show_own(args: argparse.Namespace) -> None:
     """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
     from colar.data import own
 
-    columns = columns_of(args.columns) if args.columns else None
-    rows = own.read(args.source, columns, args.split or "train", args.judge)
+    rows = own.read(args.source, columns_of(args.columns), args.split or "train", args.judge)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -165,6 +163,7 @@ def data_prepare(args: argparse.Namespace) -> None:
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
         options=own_options(args.options, args.source),
+        columns=columns_of(args.columns),
     )
     for path in written:
         print(path)

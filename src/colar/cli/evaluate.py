@@ -142,7 +142,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
         **limits_of(args),
         batch_size=args.batch_size,
         compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
+        eager=args.eager,
     )
     datasets = _datasets(args)
     for dataset, examples in datasets.items():

@@ -106,6 +106,6 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         args.token_budget,
         args.max_waiting,
         compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
+        cuda_graphs=False if args.eager else None,
     )
     return Served(name, lm, method, engine, decoding)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import gc
 import itertools
+import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.options import LIMITS
+from colar.cli.options import LIMITS, columns_of
 
 HARMLESS = (
     # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
@@ -85,6 +86,7 @@ def examples_of(args: argparse.Namespace, source: str, split: str, options: dict
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
         options=options,
+        columns=columns_of(args.columns),
     )
     return custom.applied(examples, args.judge)
 
@@ -106,8 +108,11 @@ def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str
     for folder in checkpoints:
         path = Path(folder) / "data" / "train.jsonl"
         if path.exists():
-            trained = {row["question"] for _, row in files.read_jsonl(path)}
-            n = sum(example.question in trained for example in examples)
+            # With the turns before it: without them "And in total?" would be one question.
+            trained = {
+                (json.dumps(row.get("context", [])), row["question"]) for _, row in files.read_jsonl(path)
+            }
+            n = sum((json.dumps(example.context), example.question) in trained for example in examples)
             if n:
                 progress.say(
                     f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"

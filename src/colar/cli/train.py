@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, settings
-from colar.cli.options import columns_of, judge_option
+from colar.cli.options import columns_of, columns_option, judge_option
 from colar.cli.shared import collector_off, quiet_libraries
 
 AUTO = "auto"
@@ -58,9 +58,7 @@ def add_parser(commands: Any) -> None:
     own.add_argument(
         "--grpo", action="store_true", help="also learn by reinforcement, for answers that can be judged"
     )
-    own.add_argument(
-        "--columns", help="question=problem,steps=rationale,answer=result, where columns are not recognised"
-    )
+    columns_option(own)
     own.add_argument(
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
