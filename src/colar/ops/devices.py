@@ -63,7 +63,7 @@ def numbers(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def kernels(profiled: Any) -> list[tuple[str, float, float]]:
-    """What a device did under `torch.profiler.profile`: name, begin and end in seconds of each kernel and copy."""
+    """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
     found = []
     for event in profiled.events():
         # An annotation spans the kernels below it.
