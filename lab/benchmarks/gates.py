@@ -28,6 +28,7 @@ from typing import Any
 import shared
 import torch
 from rich.console import Console
+from work import best_device
 
 from colar.data import sources
 from colar.data.example import Example
@@ -69,7 +70,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     path = args.cot if system == "cot" else args.gated
     lm, method = pretrained.load(path, args.dtype)
     # As in every command that thinks: an adapter costs time at each step.
-    lm.merge()
+    lm.to(best_device()).merge()
     model = EvaluatedModel(system, lm, method)
     options = {"steps": [2, 4]} if args.source == "arithmetic" else {}
     examples = sources.load(
@@ -92,7 +93,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
             asked = examples[: args.limit_alone]
             voted(engine, model, params, asked[:2], limits)
             cells[f"{name}/votes{args.votes}"] = voted(engine, model, params, asked, limits)
-    return {"system": system, "cells": cells}
+    return {"system": system, "cells": cells, "peak_memory_gib": shared.peak_gib()}
 
 
 def _params(system: str, method: Any, args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
