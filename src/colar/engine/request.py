@@ -23,7 +23,7 @@ INT64_MAX = 2**63 - 1
 TEMPERATURES = (1e-6, 100)
 """Bounds of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32."""
 MOST_TOP = 20
-"""The most likeliest tokens per answer token, OpenAI's limit."""
+"""The largest `top_logprobs`, OpenAI's limit."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def evaluate(
         # Every N-th one: neighbours in the grid take about as long as each other.
         state = PartialState()
         _answer_mine(asked[state.process_index :: state.num_processes], records, limits)
-    folder.settle(records, [question.key for question in questions])
+    folder.merge_parts(records, [question.key for question in questions])
     return len(asked)
 
 
@@ -159,7 +159,7 @@ def _answer_mine(asked: Sequence[Question], records: Path, limits: Limits) -> No
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for question in asked:
         by_model[question.point.model].append(question)
-    path = folder.own_file(records)
+    path = folder.process_file(records)
     systems = {question.point.cell.system for question in asked}
     # Of several systems the bar names the model that it has come to.
     only = [f"evaluate {system_name(system, systems)}" for system in systems]

@@ -111,7 +111,7 @@ def make_trainer(
             "training.fsdp is for SFT: grpo samples from the model, of which no process would have all weights"
         )
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
-    funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
+    funcs = rewards.by_name(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     args = arguments(config, folder)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
