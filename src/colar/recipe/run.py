@@ -14,8 +14,8 @@ from accelerate import PartialState
 
 from colar import files, processes, progress
 from colar.data.example import Example
-from colar.engine.request import DECODINGS
-from colar.evaluation.evaluate import fitting_questions, score
+from colar.engine.request import DECODINGS, Decoding, fitting_questions
+from colar.evaluation.evaluate import score
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -72,8 +72,12 @@ def load(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[
     examples, held_out = load_examples(recipe.data)
     lm, _ = load_model(recipe, method)
     settings = recipe.validation
-    asked = settings.method_params(method)
-    return lm, examples, fitting_questions(lm, method, held_out, asked, settings.limits)
+    limits = settings.limits
+    decoding = Decoding(max_latents=limits.max_latents, max_completion_length=limits.max_completion_length)
+    remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
+    params = settings.method_params(method)
+    held_out = fitting_questions(lm, method, held_out, params, decoding, "validation questions", remedy)
+    return lm, examples, held_out
 
 
 def _train(
