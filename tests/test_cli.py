@@ -80,6 +80,7 @@ MISTAKES = [
     (["generate", "{colar}", " \n"], 2, "error: the question is empty"),
     (["generate", "{colar}", "--input", "{out}/none.jsonl"], 2, "error: --input must be a JSONL file, and there is none at {out}/none.jsonl"),
     (["generate", "{colar}", "--input", "{out}"], 2, "error: --input must be a JSONL file, and there is none at {out}"),
+    (["generate", "{colar}", "q", "--system", "Be brief."], 2, "has no place for a system message (template.format: plain)"),
     (["generate", "{colar}", "--input", "{halves}"], 2, "halves.jsonl:2: answer holds half of a surrogate pair, '\\ud83d'"),
     (["generate", "{colar}", "5 \udcff 3?"], 2, "the command line's '5 \\udcff 3?' holds half of a surrogate pair"),
     (["evaluate", "{cot}", "--label", "\udcff", "--limit", "2", "--output", "{out}"], 2, "holds half of a surrogate pair"),

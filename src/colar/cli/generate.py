@@ -84,6 +84,11 @@ def run(args: argparse.Namespace) -> None:
         from colar.model import checkpoint
 
     folder = checkpoint.resolve(args.checkpoint)
+    # The plain format is written without the key.
+    if args.system is not None and "format" not in files.read_json(folder / "template.json"):
+        raise ValueError(
+            f"--system: {args.checkpoint} has no place for a system message (template.format: plain)"
+        )
     fill_limits(args, [folder])
     decoding = _decoding(args)
     rows = [{"id": "question", "question": args.question, "context": ()}]
