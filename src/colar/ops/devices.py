@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,3 +68,23 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def numbers(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 numbers that Python knows, on the device, without waiting for its work."""
     return send(torch.tensor(values, dtype=torch.int64), device)
+
+
+def kernels(profiled: Any) -> list[tuple[str, float, float]]:
+    """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
+    found = []
+    for event in profiled.events():
+        # An annotation spans the kernels below it.
+        if event.device_type.name != "CPU" and not event.is_user_annotation:
+            found.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    return found
+
+
+def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the intervals (begin, end) runs: kernels of several streams overlap."""
+    busy = 0.0
+    latest = float("-inf")
+    for begin, end in sorted(intervals):
+        busy += max(0.0, end - max(begin, latest))
+        latest = max(latest, end)
+    return busy
