@@ -107,7 +107,7 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
     assert "positions, the model's context is 1024): choose a --model with a longer context" in said
     limits = parsing.load_stages(tmp_path / "recipe.yaml")[0].recipe.validation.limits
     assert limits.max_latents + limits.max_completion_length < 1024
-    with pytest.raises(ValueError, match=r"\d+ of \d+ training rows are too long: --model"):
+    with pytest.raises(ValueError, match=r"\d+ of \d+ training rows are too long: choose a --model"):
         prepare_run("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long")
 
 
@@ -192,7 +192,7 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
     made = Report({}, "cot", None, [cot, bare, *own], differences)
     default, sentence = outcome.choose(made)
     assert default == {"compression_factor": chosen}
-    assert sentence.startswith("CoT answers 80% of 100 held-out questions; ")
+    assert sentence.startswith("CoT answers 80% of 100 held-out questions")
     assert part in sentence
 
 
