@@ -110,9 +110,9 @@ def batching_options(parser: Parser) -> None:
         help="compile the decode step: takes about a minute, faster from some thousand steps on",
     )
     parser.add_argument(
-        "--cuda_graphs",
+        "--eager",
         action="store_true",
-        help="record decode steps as CUDA graphs: several times faster on a GPU (not with --compile)",
+        help="run decode steps on a GPU without CUDA graphs, which make them several times faster",
     )
 
 
@@ -164,7 +164,7 @@ def columns_of(text: str | None) -> dict[str, str] | None:
     return {key.strip(): column.strip() for key, _, column in pairs}
 
 
-def own_options(pairs: list[str], source: str) -> dict[str, Any]:
+def single_source_options(pairs: list[str], source: str) -> dict[str, Any]:
     """`source_options` of a command that reads one source: those of another would do nothing, and are an error."""
     for pair in pairs:
         owner = pair.partition("=")[0].rpartition(".")[0]
