@@ -96,8 +96,8 @@ else
   serve=(--clients 1 32 256 --slots 256 --seconds 2 --systems colar5-graphs cot-graphs engine transformers)
   decode=(--method sequential cot --how graphs eager --rows 32 256) update=(--how eager compiled --rows 256)
   keys=(--model.attn_implementation sdpa --training.per_device_train_batch_size 128 --training.device "$DEVICE"
-    --data.validation_size 100 --validation.limits.cuda_graphs true)
-  answers=(--limit 500 --batch_size 250 --cuda_graphs) most=1000000
+    --data.validation_size 100)
+  answers=(--limit 500 --batch_size 250) most=1000000
 fi
 source=arithmetic
 if [[ ${COLAR_DATA_DIR:-} ]]; then source=gsm8k-aug; fi

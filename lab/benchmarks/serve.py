@@ -9,7 +9,7 @@ SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `lab/benchmarks
     colar5-hidden   the same with include_reasoning false: nothing is read
     colar5-compiled as colar5, with --compile
     cot             colar serve, the chain in tokens
-    colar5-graphs, cot-graphs   the same with --cuda_graphs; on request (--systems), for a GPU
+    colar5-graphs, cot-graphs   the same with CUDA graphs; on request (--systems), for a GPU
     engine          the engine of colar5 alone, the same clients without HTTP: what HTTP costs
     transformers    `transformers serve` with continuous batching, the chain in tokens
     llama-cpp       llama.cpp's own server, the chain in tokens, continuous batching

@@ -6,6 +6,8 @@ all that was asked of it is done, and then the GPU waits for Python. Sending num
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,6 +29,12 @@ def computes_bfloat16(device: torch.device) -> bool:
     if device.type != "cpu":
         return True
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def can_compile(device: torch.device) -> bool:
+    """False on a CPU without a C++ compiler, which torch.compile needs there."""
+    compilers = [os.environ.get("CXX"), "g++", "clang++"]
+    return device.type != "cpu" or any(name and shutil.which(name) for name in compilers)
 
 
 def widest(device: torch.device) -> torch.dtype:
