@@ -334,7 +334,7 @@ def test_a_threshold_of_1_thinks_token_by_token() -> None:
             done = reference.complete(
                 lm, method, Request("x", example.question, params, GREEDY, keep_latents=True)
             )
-            fed = embed(lm, lm.template.question(example.question, method.prompt(params)))
+            fed = embed(lm, lm.template.question(example.question, method.speed_text(params)))
             chain: list[int] = []
             while len(chain) < GREEDY.max_latents:
                 token = int(lm.logits(lm.hidden(fed[None])[0, -1]).argmax())
@@ -431,7 +431,7 @@ def test_a_range_whose_ends_have_more_decimals_is_not_left() -> None:
     assert all(c in factors for c in [*drawn, *factors.offered()])
     assert factors.offered() == [1.004, 1.25, 1.5, 1.76, 2.006]
     for values in method.efforts().values():
-        assert method.warning_for(SequentialParams(**values)) is None
+        assert method.check_params(SequentialParams(**values)) is None
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_factors_that_make_no_sense_are_refused_by_name(given: Any) -> None:
 def test_values_that_cannot_work_are_refused(config: Any, params: Any, message: str) -> None:
     method = registry.build("sequential", {"compression_factors": [1, 2, 3], **config})
     with pytest.raises(ValueError, match=message):
-        method.warning_for(SequentialParams(**params))
+        method.check_params(SequentialParams(**params))
 
 
 LEFT_OUT = "compression_factor 1.5 was not trained"
@@ -475,7 +475,7 @@ UNGATED = "confidence_threshold 0.9: groups that end early were not trained"
 )  # fmt: skip
 def test_what_was_not_trained_is_said(config: Any, params: Any, expected: list[str]) -> None:
     method = registry.build("sequential", {"compression_factors": [1, 2, 3], **config})
-    said = method.warning_for(SequentialParams(**params))
+    said = method.check_params(SequentialParams(**params))
     if not expected:
         assert said is None
     for text in expected:
@@ -729,7 +729,18 @@ def test_inspect_tells_thresholds_apart(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "inside.json"
-    asked = ["inspect", f"m={checkpoint}", "--limit", "3", "--look", "1", *GRID, "--output", str(out), *SHORT]
+    asked = [
+        "inspect",
+        f"m={checkpoint}",
+        "--limit",
+        "3",
+        "--changed",
+        "1",
+        *GRID,
+        "--output",
+        str(out),
+        *SHORT,
+    ]
     assert main(asked) == 0
     systems = json.loads(out.read_text())["systems"]
     assert [each["params"] for each in systems] == [

@@ -57,7 +57,7 @@ def _count_down() -> None:
 
 def validate(lm: Any, method: Any) -> dict[str, float]:
     """By generation; the weights are what they were before it, bit for bit."""
-    return evaluate.score(lm, method, QUESTIONS, [registry.make_params(method, {})], "sampled", LIMITS)
+    return evaluate.validate(lm, method, QUESTIONS, [registry.make_params(method, {})], "sampled", LIMITS)
 
 
 def begin() -> None:

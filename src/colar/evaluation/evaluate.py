@@ -290,7 +290,7 @@ def fitting_questions(
     return leave_out(examples, too_long, "validation questions", remedy)
 
 
-def score(
+def validate(
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],

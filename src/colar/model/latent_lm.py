@@ -49,7 +49,7 @@ class LatentLM(nn.Module):
         self.fingerprint = backbone.fingerprint
         vocabulary.fit_vocabulary(backbone.lm, template)
         masks.check_inputs(backbone.lm, head_logits)
-        # Asked of the whole backbone, before its weights may be split between processes.
+        # RequestView of the whole backbone, before its weights may be split between processes.
         self._takes_trees = masks.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
@@ -270,6 +270,10 @@ class LatentLM(nn.Module):
             for weight in adapted_weights(self.lm):
                 weight.data = weight.data.clone()
             self.lm = self.lm.merge_and_unload()
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Switch dropout off inside the block, and restore the model's mode after it."""
+        return masks.evaluating(self)
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import DECODINGS
-from colar.evaluation.evaluate import fitting_questions, score
+from colar.evaluation import evaluate
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -73,7 +73,7 @@ def load(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[
     lm, _ = load_model(recipe, method)
     settings = recipe.validation
     asked = settings.asked(method)
-    return lm, examples, fitting_questions(lm, method, held_out, asked, settings.limits)
+    return lm, examples, evaluate.fitting_questions(lm, method, held_out, asked, settings.limits)
 
 
 def _train(
@@ -88,7 +88,7 @@ def _train(
     validate = None
     if held_out:
         validate = partial(
-            score,
+            evaluate.validate,
             examples=held_out,
             params=settings.asked(method),
             decoding=settings.decoding,
