@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from colar import files, recipes
 from colar.cli import main
 from colar.cli.options import source_options
-from colar.cli.shared import named, say_trained_on
+from colar.cli.shared import name_and_path, say_trained_on
 from colar.data.example import Example
 from colar.evaluation import answer_files
 from colar.evaluation.folder import name_sources
@@ -80,6 +80,7 @@ MISTAKES = [
     (["generate", "{colar}", " \n"], 2, "error: the question is empty"),
     (["generate", "{colar}", "--input", "{out}/none.jsonl"], 2, "error: --input must be a JSONL file, and there is none at {out}/none.jsonl"),
     (["generate", "{colar}", "--input", "{out}"], 2, "error: --input must be a JSONL file, and there is none at {out}"),
+    (["generate", "{colar}", "q", "--system", "Be brief."], 2, "has no place for a system message (template.format: plain)"),
     (["generate", "{colar}", "--input", "{halves}"], 2, "halves.jsonl:2: answer holds half of a surrogate pair, '\\ud83d'"),
     (["generate", "{colar}", "5 \udcff 3?"], 2, "the command line's '5 \\udcff 3?' holds half of a surrogate pair"),
     (["evaluate", "{cot}", "--label", "\udcff", "--limit", "2", "--output", "{out}"], 2, "holds half of a surrogate pair"),
@@ -151,16 +152,16 @@ def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
 def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in ("runs/lr=1e-4/best", str(tmp_path / "lr=1e-4" / "best"), "./lr=1e-4/best"):
-        assert named(text) == ("lr=1e-4", text)
-        assert named(f"mine={text}") == ("mine", text)
-    assert named("c=2=lr=1") == ("c", "2=lr=1")
+        assert name_and_path(text) == ("lr=1e-4", text)
+        assert name_and_path(f"mine={text}") == ("mine", text)
+    assert name_and_path("c=2=lr=1") == ("c", "2=lr=1")
     assert name_sources(["runs/n=2.jsonl", "a=runs/n=2.jsonl"]) == {
         "n=2": "runs/n=2.jsonl", "a": "runs/n=2.jsonl",
     }  # fmt: skip
     # Without a "/" it is a name, unless there is such a path.
-    assert named("lr=1e-4/best") == ("lr", "1e-4/best")
+    assert name_and_path("lr=1e-4/best") == ("lr", "1e-4/best")
     (tmp_path / "lr=1e-4" / "best").mkdir(parents=True)
-    assert named("lr=1e-4/best") == ("lr=1e-4", "lr=1e-4/best")
+    assert name_and_path("lr=1e-4/best") == ("lr=1e-4", "lr=1e-4/best")
     assert name_sources(["n=2.jsonl"]) == {"n": "2.jsonl"}
     (tmp_path / "n=2.jsonl").write_text("")
     assert name_sources(["n=2.jsonl"]) == {"n=2": "n=2.jsonl"}

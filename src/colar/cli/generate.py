@@ -18,7 +18,7 @@ from colar.cli.options import (
     model_options,
     params_options,
 )
-from colar.cli.shared import check_backbone, collector_off, load, param_grids, quiet_libraries, settle_limits
+from colar.cli.shared import check_backbone, collector_off, fill_limits, load, param_grids, quiet_libraries
 
 STANDS_OUT = 0.6
 WIDTH = 80
@@ -84,7 +84,12 @@ def run(args: argparse.Namespace) -> None:
         from colar.model import checkpoint
 
     folder = checkpoint.resolve(args.checkpoint)
-    settle_limits(args, [folder])
+    # The plain format is written without the key.
+    if args.system is not None and "format" not in files.read_json(folder / "template.json"):
+        raise ValueError(
+            f"--system: {args.checkpoint} has no place for a system message (template.format: plain)"
+        )
+    fill_limits(args, [folder])
     decoding = _decoding(args)
     rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:

@@ -164,7 +164,7 @@ def columns_of(text: str | None) -> dict[str, str] | None:
     return {key.strip(): column.strip() for key, _, column in pairs}
 
 
-def own_options(pairs: list[str], source: str) -> dict[str, Any]:
+def single_source_options(pairs: list[str], source: str) -> dict[str, Any]:
     """`source_options` of a command that reads one source: those of another would do nothing, and are an error."""
     for pair in pairs:
         owner = pair.partition("=")[0].rpartition(".")[0]

@@ -51,7 +51,7 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def settle_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
+def fill_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
     """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
     from colar.model import checkpoint
 
@@ -119,7 +119,7 @@ def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str
                 )
 
 
-def named(text: str) -> tuple[str, str]:
+def name_and_path(text: str) -> tuple[str, str]:
     """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
     from colar.evaluation.folder import split_name
 
@@ -136,7 +136,7 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
     """Checkpoints, folder or Hub id, by the name of each. ValueError where two have one name."""
     found: dict[str, str] = {}
     for text in texts:
-        name, path = named(text)
+        name, path = name_and_path(text)
         if name in found:
             raise ValueError(
                 f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
     output: Path | None
     if auto:
         output = files.require_writable(args.output)
-        stages = recipe.plan(
+        stages = recipe.prepare_run(
             args.model, args.data, output, **_given(args), overrides=args.overrides, only=args.stages
         )
     else:
@@ -129,7 +129,7 @@ def overrides(args: argparse.Namespace, rest: list[str]) -> list[str]:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `auto` that were given, as arguments of `recipe.plan`."""
+    """The options of `auto` that were given, as arguments of `recipe.prepare_run`."""
     given = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
     if args.columns:
         given["columns"] = columns_of(args.columns)

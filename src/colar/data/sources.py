@@ -38,9 +38,9 @@ __all__ = [
     "SOURCES",
     "held_out_questions",
     "load",
-    "own_file",
     "prepare",
     "splits_of",
+    "user_file",
 ]
 
 GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = MappingProxyType(
@@ -162,7 +162,7 @@ def held_out_questions(
     return questions
 
 
-def own_file(source: str, split: str) -> Path | None:
+def user_file(source: str, split: str) -> Path | None:
     """The file that a split of a user's file or folder is read from, by its real path; None for the table's sources."""
     if not _is_path(source):
         return None

@@ -70,7 +70,7 @@ def in_chunks(values_of: ValuesOf, hidden_XD: Tensor, columns: tuple[Tensor, ...
 
 def has_slopes(of_chunk: ValuesOf, tensors: tuple[Tensor, ...]) -> bool:
     """True where gradients reach nothing but the given tensors, and every value is one number."""
-    # RequestView of the function itself, on no positions: it costs nothing.
+    # Asked of the function itself, on no positions: it costs nothing.
     values = of_chunk(*(tensor[:0].detach() for tensor in tensors))
     others_trained = any(value.requires_grad for value in values)
     return not others_trained and all(value.dim() == 1 for value in values)

@@ -49,7 +49,7 @@ class LatentLM(nn.Module):
         self.fingerprint = backbone.fingerprint
         vocabulary.fit_vocabulary(backbone.lm, template)
         masks.check_inputs(backbone.lm, head_logits)
-        # RequestView of the whole backbone, before its weights may be split between processes.
+        # Asked of the whole backbone, before its weights may be split between processes.
         self._takes_trees = masks.trees_differ(backbone.lm) is None
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:

@@ -15,8 +15,6 @@ A curriculum's rows change from stage to stage: the longest batch is that of the
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,8 +48,7 @@ def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) 
 def _compile(lm: LatentLM) -> list[nn.Module]:
     layers = lm.decoder_layers()
     # torch would fail on this at the first update, with a traceback of its own.
-    compilers = [os.environ.get("CXX"), "g++", "clang++"]
-    if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
+    if not devices.can_compile(lm.device):
         raise ValueError("training.compile needs a C++ compiler on a CPU (g++ or clang++); or set it false")
     progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:
