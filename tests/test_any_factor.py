@@ -67,7 +67,7 @@ def naive_window(chain: list[int], start: int, most: int, separator: int) -> lis
 
 
 def naive_bounds(lm: LatentLM, row: Row) -> list[int]:
-    """How many tokens a group has that starts at each token: those before the first that is unsure."""
+    """How many tokens a group has that starts at each token: those before the first of low confidence."""
     chain = row.chain
     hidden = naive_hidden(lm, row, [1] * len(chain))
     bounds = []
@@ -301,7 +301,7 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
 
 
 def test_a_group_ends_before_a_token_that_is_below_the_threshold() -> None:
-    """The first thought with a threshold is that without one, up to the first unsure token behind its first place."""
+    """The first thought with a threshold is that without one, up to the first later token of low confidence."""
     lm, method = thinker()
     cut = set()
     for request in requests():
