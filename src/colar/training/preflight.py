@@ -1,4 +1,4 @@
-"""A model made ready for training: its layers compiled or recomputed, its longest batch measured before the first step.
+"""A model made ready for training: its layers fused, compiled or recomputed, its longest batch measured before step 1.
 
 Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer sees
 one (rows, positions, width) tensor, and all layers share one graph; its lengths are symbolic, so later batches need no
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from colar import progress
+from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.rows import RowSchedule, TrainingRows, collate, count_rows
@@ -32,12 +33,14 @@ from colar.training.trainer import LatentTrainer
 
 @contextlib.contextmanager
 def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) -> Iterator[None]:
-    """Compile or recompute the layers inside the block; the model is as before after it, its state dict throughout."""
+    """Fuse or compile, and recompute, the layers inside the block; the model is as before after it, its state dict
+    throughout."""
     if recomputed:
         _checkpointing(lm, "enable", {"use_reentrant": False})
     layers = _compile(lm) if compiled else []
     try:
-        yield
+        with contextlib.nullcontext() if compiled else fused(lm.causal_lm):
+            yield
     finally:
         for layer in layers:
             layer._compiled_call_impl = None
