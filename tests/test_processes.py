@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,34 @@ def test_what_processes_tell_each_other(tmp_path: Path) -> None:
     assert [seen["second"] for seen in found] == [(names[1], "no c"), (names[0], "no c"), (names[1], "no c")]
     assert [seen["both"] for seen in found] == [(names[0], "no b"), (names[1], "no b"), (names[1], "no b")]
     assert [seen["refused"][0] for seen in found] == [names[0], names[1], names[1]]
+
+
+TORCHRUN = """
+import gc, sys
+from pathlib import Path
+gc.disable()  # a fifth of the time of the imports
+from accelerate import PartialState
+from colar import processes
+processes.join(120)
+rank = PartialState().process_index
+found = processes.split("abc", lambda share: [letter.upper() for letter in share])
+Path(sys.argv[1], f"rank{rank}").write_text("".join(found))
+# As the command does. A group that nobody left may end its process by SIGABRT, one run in thirteen.
+processes.leave()
+"""
+
+
+def test_torchrun_starts_them(tmp_path: Path) -> None:
+    """By its own command: the processes of all other tests are started as torchrun does (launch.py)."""
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["ABC", "ABC"]
 
 
 def test_one_process_works_alone(tmp_path: Path) -> None:
