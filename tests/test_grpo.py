@@ -1284,4 +1284,4 @@ def test_methods_without_log_probs_and_twin_questions_are_refused(tmp_path: Path
     with pytest.raises(
         ValueError, match="unknown reward in grpo.reward_funcs: 'acuracy', did you mean 'accuracy'"
     ):
-        rewards.named(["acuracy"])
+        rewards.by_name(["acuracy"])

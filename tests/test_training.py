@@ -970,7 +970,7 @@ def test_rows_beyond_the_context_are_left_out_and_counted(
     trainer = made([far[0], *EXAMPLES, far[1]], [*EXAMPLES[:3], far[0]])
     said = capsys.readouterr().err
     assert f"left out 2 of {len(EXAMPLES) + 2} training rows that are too long (far/1: the row has" in said
-    assert "the model's context is 1024): model.backbone (--model) with a longer context takes them" in said
+    assert "the model's context is 1024): choose a model.backbone (--model) with a longer context" in said
     assert "left out 1 of 4 validation rows" in said
     assert trainer.schedule.digest == short.schedule.digest
     assert trainer.schedule.permutation(0) == short.schedule.permutation(0)
