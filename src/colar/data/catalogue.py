@@ -41,7 +41,7 @@ class Split:
 class Source:
     """One entry of the table. `order="key"`: sorted by the row's own id, or by the hash of its question.
 
-    `equations`: the published steps are equations alone, which `renumber.py` can run on other numbers.
+    `equations`: the published steps are equations alone, which `renumber/` can run on other numbers.
     """
 
     about: str

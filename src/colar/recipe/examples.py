@@ -125,7 +125,7 @@ def _renumbered(
     # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
     found = renumber.renumbered(rows, source.renumber, _seed(data, source), questions)
-    renumber.say(found, len(rows))
+    found.say(len(rows))
     if found.alone.total() == len(rows):
         raise ValueError(
             f"data.renumber: {source.source} has no row whose chain is equations that can be run again"
