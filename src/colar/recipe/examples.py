@@ -11,8 +11,7 @@ from pathlib import Path
 
 from colar import progress
 from colar.data import sources
-from colar.data.example import Example
-from colar.data.formats import collapsed
+from colar.data.example import Example, collapsed
 from colar.data.judge import custom
 from colar.data.renumber import renumber
 from colar.recipe.schema import DataConfig, SourceRows

@@ -72,10 +72,10 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
-_LABELS = "room|route|grade|day|week|month|year|chapter|page|number|bus|type|section|class|house|season|machine|top|under"
+_NAMED = "room|route|grade|day|week|month|year|chapter|page|number|bus|type|section|class|house|season|machine|top|under"
 # Right before a number that is part of a name, a range, a sum, a product, a date or a compound ("one hundred five").
 _FIXED_BEFORE = re.compile(
-    rf"[\w#+*^:×/–—-]$|[\d)]\s?[x×]\s?$|\b(?:{_MONTHS})\s$|\b(?i:{_LABELS})\s#?$|\b(?:hundred|thousand)\s$"
+    rf"[\w#+*^:×/–—-]$|[\d)]\s?[x×]\s?$|\b(?:{_MONTHS})\s$|\b(?i:{_NAMED})\s#?$|\b(?:hundred|thousand)\s$"
 )
 # Right behind an ordinal, a name (5k, the 90s), a clock time, a ratio, a range, a product, a mixed number.
 _FIXED_BEHIND = re.compile(

@@ -32,8 +32,7 @@ from fractions import Fraction
 from colar import progress
 from colar.checks import check_number
 from colar.data.catalogue import SOURCES
-from colar.data.example import Example
-from colar.data.formats import collapsed
+from colar.data.example import Example, collapsed
 from colar.data.renumber.equations import CannotRenumber
 from colar.data.renumber.mentions import options
 from colar.data.renumber.problem import Problem, problem_of
