@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from colar.data.judge.quantity import folded
 from colar.data.renumber.equations import digits_like, places_of
 
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
@@ -59,7 +60,7 @@ _MIXED_WORDS: dict[str, int | Fraction] = {
     **_WORDS, "a": 0, "and": 0, "one": 0, "half": Fraction(1, 2), "quarter": Fraction(1, 4), "third": Fraction(1, 3)
 }  # fmt: skip
 _ONES = "|".join(SMALL[1:10])
-_MIXED = r"\d+(?: | and |-)\d+/\d+|(?:\d+|[a-z]+) and (?:a|one)[ -](?:half|quarter|third)"
+_MIXED = r"\d+(?: | and |-)\d+/\d+|\d*[½¼¾⅓⅔]|(?:\d+|[a-z]+) and (?:a|one)[ -](?:half|quarter|third)"
 _FRACTION = r"(?<![\w./,:-])\d+/\d+(?![\d/.]\d)(?:ths?\b)?"
 _DIGITS = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?|(?<!\d)\.\d+"
 _PART = rf"(?:{_ONES})[ -](?:{'|'.join(_BOTTOMS)})s?"
@@ -72,12 +73,15 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
-_NAMED = "room|route|grade|day|week|month|year|chapter|page|number|bus|type|section|class|house|season|machine|top|under"
+_NAMED = (
+    "room|route|grade|day|week|month|year|chapter|page|number|bus|type|section|class|house|season|machine|top"
+    "|under"
+)
 # Right before a number that is part of a name, a range, a sum, a product, a date or a compound ("one hundred five").
 _FIXED_BEFORE = re.compile(
     rf"[\w#+*^:×/–—-]$|[\d)]\s?[x×]\s?$|\b(?:{_MONTHS})\s$|\b(?i:{_NAMED})\s#?$|\b(?:hundred|thousand)\s$"
 )
-# Right behind an ordinal, a name (5k, the 90s), a clock time, a ratio, a range, a product, a mixed number.
+# Right behind an ordinal, a name (5k, the 90s), a clock time, a ratio, a range, a product.
 _FIXED_BEHIND = re.compile(
     r"(?:st|nd|rd|th|k|s)\b|\s?(?:[ap]\.?m\b|o['’]?clock)|[:/–—-]\s?\d|\s?[x×*^+=]\s?[\d(]|[½¼¾⅓⅔]",
     re.IGNORECASE,
@@ -147,9 +151,9 @@ def _value(group: str, text: str) -> Fraction | None:
     if group == "part":
         top, part = re.split(r"[ -]", text)
         return Fraction(_WORDS[top], _BOTTOMS[part.removesuffix("s")])
-    if group == "mixed":  # "2 1/2", "two and a half"
+    if group == "mixed":  # "2 1/2", "2½", "two and a half"
         total = Fraction(0)
-        for part in re.split(r"[ -]+", text):
+        for part in re.split(r"[ -]+", folded(text).strip()):
             try:
                 total += _MIXED_WORDS[part] if part in _MIXED_WORDS else Fraction(part)
             except (ValueError, ZeroDivisionError):
