@@ -231,12 +231,11 @@ def test_the_engine_equals_the_reference(family: str) -> None:
     asked = requests()
     expected = [reference.complete(lm, method, request) for request in asked]
     assert len({done.length for done in expected}) > 1
-    for max_batch, order in ((1, asked), (3, asked), (64, asked), (3, asked[::-1])):
-        found = Engine(lm, method, max_batch).generate(order)
-        if order is not asked:
-            found = found[::-1]
-        for mine, theirs in zip(found, expected, strict=True):
-            where = (max_batch, mine.request.id)
+    wanted = {done.request.id: done for done in expected}
+    # A row by itself is what the reference has: some of them show it.
+    for max_batch, order in ((1, asked[::5]), (3, asked[::-1]), (64, asked)):
+        for mine in Engine(lm, method, max_batch).generate(order):
+            theirs, where = wanted[mine.request.id], (max_batch, mine.request.id)
             assert (mine.token_ids, mine.length) == (theirs.token_ids, theirs.length), where
             for one, other in zip(mine.info, theirs.info, strict=True):
                 assert one["group_ids"].tolist() == other["group_ids"].tolist(), where
@@ -267,8 +266,10 @@ def test_groups_are_as_large_as_their_phase_says_and_no_token_in_them_is_unsure(
     lm, method = thinker()
     separator = lm.template.separator_id
     seen = set()
-    for request in [dataclasses.replace(each, sample=s) for each in requests() for s in range(4)]:
-        done = reference.complete(lm, method, request)
+    asked = [
+        dataclasses.replace(each, id=f"{each.id}/{s}", sample=s) for each in requests() for s in range(4)
+    ]
+    for request, done in zip(asked, Engine(lm, method, 64).generate(asked), strict=True):
         c, threshold = request.params.compression_factor, request.params.confidence_threshold
         phase = phase_of(request.seed, request.sample)
         for k, info in enumerate(done.info):

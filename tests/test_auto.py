@@ -18,7 +18,7 @@ from colar.evaluation.report_rows import Difference, Report, ReportRow, System
 from colar.methods import registry
 from colar.model import checkpoint
 from colar.recipe import auto, facts, outcome, parsing
-from colar.recipe.train import plan
+from colar.recipe.train import prepare_run
 
 FACTS = facts.Facts(
     model="someone/model-500m",
@@ -39,8 +39,8 @@ FACTS = facts.Facts(
 
 
 def _stages(found: facts.Facts, folder: Path, **asked: Any) -> list[Any]:
-    tree, why = auto.values(found, str(folder / "run"), **asked)
-    return recipe.load_stages(auto.write(folder / "recipe.yaml", tree, why))
+    tree, why = auto.make_recipe(found, str(folder / "run"), **asked)
+    return recipe.load_stages(auto.write_recipe(folder / "recipe.yaml", tree, why))
 
 
 @pytest.mark.parametrize("method", auto.METHODS)
@@ -96,7 +96,7 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
     # Wherever the hash puts them: chains and questions of more tokens than tiny's 1024 positions.
     rows += [{"question": f"Is {i} so?", "steps": ["1 " * 2000], "answer": i} for i in range(5)]
     rows += [{"question": f"Why is {i} so? " * 400, "steps": ["1"], "answer": i} for i in range(5)]
-    plan("tiny", rows, tmp_path)
+    prepare_run("tiny", rows, tmp_path)
     n = {name: len(sources.load(str(tmp_path / "data"), name)) for name in ("train", "validation", "test")}
     said = capsys.readouterr().err
     left_out = {kind: int(count) for count, kind in re.findall(r"left out (\d+) of \d+ (\w+)", said)}
@@ -104,15 +104,15 @@ def test_rows_beyond_the_context_are_left_out_of_every_split(
     # A long chain alone is cut in generation.
     assert 60 <= sum(n.values()) <= 65
     assert sum(n.values()) + sum(left_out.values()) == 70
-    assert "positions, the model's context is 1024): --model with a longer context takes them" in said
+    assert "positions, the model's context is 1024): choose a --model with a longer context" in said
     limits = parsing.load_stages(tmp_path / "recipe.yaml")[0].recipe.validation.limits
     assert limits.max_latents + limits.max_completion_length < 1024
-    with pytest.raises(ValueError, match=r"\d+ of \d+ training rows are too long: --model"):
-        plan("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long")
+    with pytest.raises(ValueError, match=r"\d+ of \d+ training rows are too long: choose a --model"):
+        prepare_run("tiny", [{**row, "steps": ["1 " * 2000]} for row in rows], tmp_path / "long")
 
 
 def test_limits_stay_within_the_context() -> None:
-    tree, _ = auto.values(replace(FACTS, chain=4000, answer=20, question=400), "run")
+    tree, _ = auto.make_recipe(replace(FACTS, chain=4000, answer=20, question=400), "run")
     limits = tree["validation"]["limits"]
     assert limits["max_completion_length"] == 29
     assert limits["max_latents"] == 4096 - 400 - facts.SLOT - 29
@@ -166,7 +166,7 @@ def _row(method: str, label: str, accuracy: float, length: float, **params: floa
             (0.80, 0.79, 0.70),
             0.04,
             1,
-            "too few to choose a speed by: c = 1 is the default, and c = 2 answers 1 ± 8 points less, with 50% of",
+            "too few to choose a speed by (± 8 points), so c = 1 is the default; c = 2 answers 1 ± 8 points less, with 50% of",
         ),
         # CoT may be behind: a speed is compared with c = 1 as well.
         (
@@ -192,7 +192,7 @@ def test_the_fastest_speed_within_a_point_of_cot_is_chosen(
     made = Report({}, "cot", None, [cot, bare, *own], differences)
     default, sentence = outcome.choose(made)
     assert default == {"compression_factor": chosen}
-    assert sentence.startswith("CoT answers 80% of 100 held-out questions; ")
+    assert sentence.startswith("CoT answers 80% of 100 held-out questions")
     assert part in sentence
 
 
@@ -211,19 +211,19 @@ def test_a_call_that_trained_nothing_leaves_nothing_in_the_way(tmp_path: Path) -
     rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=90)]
     out = tmp_path / "run"
     with pytest.raises(ValueError, match="methd"):
-        recipe.plan("tiny", rows[:40], out, overrides=["--methd", "colar"])
+        recipe.prepare_run("tiny", rows[:40], out, overrides=["--methd", "colar"])
     assert not (out / "recipe.yaml").exists()
-    assert [stage.name for stage in recipe.plan("tiny", rows[:60], out)] == ["cot", "sequential"]
+    assert [stage.name for stage in recipe.prepare_run("tiny", rows[:60], out)] == ["cot", "sequential"]
     # Another file is no other run, as long as nothing has been trained.
-    [cot] = recipe.plan("tiny", rows, out, only=["cot"])
+    [cot] = recipe.prepare_run("tiny", rows, out, only=["cot"])
     assert len(list(files.read_jsonl(out / "data" / "train.jsonl"))) == 46
     text = (out / "recipe.yaml").read_text()
     (out / "recipe.yaml").write_text(text.replace("learning_rate: 0.002", "learning_rate: 0.004"))
-    [cot] = recipe.plan("tiny", rows, out, only=["cot"])
+    [cot] = recipe.prepare_run("tiny", rows, out, only=["cot"])
     assert cot.recipe.training.learning_rate == 0.004
     (out / "cot" / "best").mkdir(parents=True)
     with pytest.raises(ValueError, match="holds another run .data was"):
-        recipe.plan("tiny", rows[:60], out)
+        recipe.prepare_run("tiny", rows[:60], out)
     with pytest.raises(
         ValueError, match="training has not ended: the same command goes on; until then there is"
     ):
@@ -237,7 +237,7 @@ def test_from_a_file_to_a_model(
     path = files.write_jsonl(
         tmp_path / "my.jsonl", [row.as_row() for row in sources.load("arithmetic", "train", limit=80)]
     )
-    monkeypatch.setattr(outcome, "ALONE", 2)
+    monkeypatch.setattr(outcome, "TIMED_SINGLY", 2)
     short = ["--training.max_steps", "2", "--training.report_to", "none", "--validation.page_size", "0"]
     run = colar.train("tiny", path, tmp_path / "run", overrides=short)
     assert [row[0].removesuffix(" (default)") for row in run.grid.rows] == [

@@ -417,11 +417,11 @@ def test_a_model_is_trained_on_chats_and_asked_in_them(tmp_path):
     found = facts.facts_of(facts.Reader.of(folder), rows, device="cpu")
     assert found.layout == "chat"
     assert facts.facts_of(facts.Reader.of(folder, "plain"), rows, device="cpu").layout == "plain"
-    tree, why = auto.values(found, str(tmp_path / "run"), method="colar")
+    tree, why = auto.make_recipe(found, str(tmp_path / "run"), method="colar")
     assert "template: chat" in why
     files.write_jsonl(tmp_path / "run" / "data" / "train.jsonl", [row.as_row() for row in rows])
     cot = ["--training.max_steps", "2", "--training.save_steps", "2", "--data.validation_size", "0"]
-    path = auto.write(tmp_path / "recipe.yaml", tree, why)
+    path = auto.write_recipe(tmp_path / "recipe.yaml", tree, why)
     assert main(["train", str(path), "--stages", "cot", *cot]) == 0
 
     model = colar.load(tmp_path / "run" / "cot" / "best")

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints where, its exit codes, and its words for mistakes."""
 
+import dataclasses
 import importlib.util
 import io
 import json
@@ -16,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from colar import files, recipes
 from colar.cli import main
 from colar.cli.options import source_options
-from colar.cli.shared import named
+from colar.cli.shared import name_and_path, say_trained_on
+from colar.data.example import Example
 from colar.evaluation import answer_files
 from colar.evaluation.folder import name_sources
 from colar.methods import pretrained, registry
@@ -78,6 +80,7 @@ MISTAKES = [
     (["generate", "{colar}", " \n"], 2, "error: the question is empty"),
     (["generate", "{colar}", "--input", "{out}/none.jsonl"], 2, "error: --input must be a JSONL file, and there is none at {out}/none.jsonl"),
     (["generate", "{colar}", "--input", "{out}"], 2, "error: --input must be a JSONL file, and there is none at {out}"),
+    (["generate", "{colar}", "q", "--system", "Be brief."], 2, "has no place for a system message (template.format: plain)"),
     (["generate", "{colar}", "--input", "{halves}"], 2, "halves.jsonl:2: answer holds half of a surrogate pair, '\\ud83d'"),
     (["generate", "{colar}", "5 \udcff 3?"], 2, "the command line's '5 \\udcff 3?' holds half of a surrogate pair"),
     (["evaluate", "{cot}", "--label", "\udcff", "--limit", "2", "--output", "{out}"], 2, "holds half of a surrogate pair"),
@@ -89,6 +92,8 @@ MISTAKES = [
     (["evaluate", "{cot}", "--limit", "2", "--output", "/proc/none/x"], 2, "cannot write to /proc/none/x"),
     (["evaluate", "{cot}", "--limit", "2", "--compression_factor", "2", "--output", "{out}"], 2, "method cot has no compression_factor; it takes none"),
     (["evaluate", "{cot}", "{cot}", "--limit", "2", "--output", "{out}"], 2, "two checkpoints have one name"),
+    (["evaluate", "{cot}", "--columns", "question=ask,answer=said", "--output", "{out}"], 2, "columns are named for a file of your own, and arithmetic is"),
+    (["evaluate", "{cot}", "--columns", "question", "--output", "{out}"], 2, "--columns takes KEY=COLUMN,KEY=COLUMN, got 'question'"),
     (["evaluate", "{cot}", "--data", "arithmetc", "--output", "{out}"], 2, "did you mean 'arithmetic'?"),
     (["evaluate", "{cot}", "--data", "arithmetic", "arithmetic=arithmetic", "--output", "{out}"], 2, "write NAME=... for one"),
     (["evaluate", "{cot}", "--data", "average=arithmetic", "--output", "{out}"], 2, "no data set of --data may be called 'average'"),
@@ -147,16 +152,16 @@ def test_mistakes_are_named(args, code, words, checkpoints, tmp_path, capsys):
 def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in ("runs/lr=1e-4/best", str(tmp_path / "lr=1e-4" / "best"), "./lr=1e-4/best"):
-        assert named(text) == ("lr=1e-4", text)
-        assert named(f"mine={text}") == ("mine", text)
-    assert named("c=2=lr=1") == ("c", "2=lr=1")
+        assert name_and_path(text) == ("lr=1e-4", text)
+        assert name_and_path(f"mine={text}") == ("mine", text)
+    assert name_and_path("c=2=lr=1") == ("c", "2=lr=1")
     assert name_sources(["runs/n=2.jsonl", "a=runs/n=2.jsonl"]) == {
         "n=2": "runs/n=2.jsonl", "a": "runs/n=2.jsonl",
     }  # fmt: skip
     # Without a "/" it is a name, unless there is such a path.
-    assert named("lr=1e-4/best") == ("lr", "1e-4/best")
+    assert name_and_path("lr=1e-4/best") == ("lr", "1e-4/best")
     (tmp_path / "lr=1e-4" / "best").mkdir(parents=True)
-    assert named("lr=1e-4/best") == ("lr=1e-4", "lr=1e-4/best")
+    assert name_and_path("lr=1e-4/best") == ("lr=1e-4", "lr=1e-4/best")
     assert name_sources(["n=2.jsonl"]) == {"n": "2.jsonl"}
     (tmp_path / "n=2.jsonl").write_text("")
     assert name_sources(["n=2.jsonl"]) == {"n=2": "n=2.jsonl"}
@@ -236,6 +241,37 @@ def test_generate_in_batches_resumes(checkpoints, questions, tmp_path, capsys):
         (row["id"], row["params"]["compression_factor"]): row["answer"] for _, row in files.read_jsonl(out)
     }
     assert again == whole
+
+
+def test_generate_keeps_the_expected_answer_beside_its_own(checkpoints, tmp_path):
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    rows = [{"question": "Ann has 2 pens. How many?", "answer": "2"}, {"question": "How many?"}]
+    files.write_jsonl(asked, rows)
+    assert (
+        main(["generate", str(checkpoints / "cot"), "--input", str(asked), "--output", str(out), *SHORT]) == 0
+    )
+    expected = {row["question"]: row.get("expected") for _, row in files.read_jsonl(out)}
+    assert expected == {"Ann has 2 pens. How many?": "2", "How many?": None}
+
+
+def test_evaluate_takes_a_file_whose_columns_are_named(checkpoints, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("ask,said,hint\nAnn has 2 pens. How many?,2,<<1+1=2>>\nTom has 5. How many?,5,\n")
+    words = ["--data", str(path), "--columns", "question=ask,answer=said", "--output", str(tmp_path / "out")]
+    assert main(["evaluate", str(checkpoints / "cot"), *words, *SHORT]) == 0
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
+    assert [(row["dataset"], row["n"]) for row in rows if row["dataset"] != "average"] == [("mine", 2)]
+
+
+def test_a_question_in_other_turns_is_another_one(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "data").mkdir(parents=True)
+    trained = Example("1", "And in total?", (), "5", "number", context=(("user", "2 and 3"),))
+    files.write_jsonl(run / "data" / "train.jsonl", [trained.as_row()])
+    same = dataclasses.replace(trained, id="2")
+    others = [dataclasses.replace(trained, context=turns) for turns in ((), (("user", "2 and 4"),))]
+    say_trained_on("mine", [same, *others], [str(run)])
+    assert "was trained on 1 of 3 questions of mine" in capsys.readouterr().err
 
 
 def test_generate_answers_a_question_that_has_changed(checkpoints, tmp_path, capsys):

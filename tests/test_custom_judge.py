@@ -129,10 +129,10 @@ def test_it_is_a_key_of_the_recipe_and_an_option_of_evaluate(tmp_path: Path) -> 
     data = recipe.DataConfig(train_size=4, validation_size=2, judge="judges_of_mine:mirrored")
     assert {row.judge for rows in recipe.load_examples(data) for row in rows} == {"judges_of_mine:mirrored"}
     found = facts.facts_of(facts.Reader.of("tiny"), ROWS, device="cpu")
-    tree, _ = auto.values(found, "run", grpo=True, judge="judges_of_mine:mirrored")
+    tree, _ = auto.make_recipe(found, "run", grpo=True, judge="judges_of_mine:mirrored")
     assert tree["data"]["judge"] == "judges_of_mine:mirrored"
     with pytest.raises(ValueError, match="--grpo needs answers that can be judged .* give --judge"):
-        auto.values(found, "run", grpo=True)
+        auto.make_recipe(found, "run", grpo=True)
 
 
 def test_from_a_file_to_a_table_by_ones_own_judge(
@@ -140,7 +140,7 @@ def test_from_a_file_to_a_table_by_ones_own_judge(
 ) -> None:
     from colar.recipe import outcome
 
-    monkeypatch.setattr(outcome, "ALONE", 1)
+    monkeypatch.setattr(outcome, "TIMED_SINGLY", 1)
     rows = [row.as_row() for row in sources.load("arithmetic", "train", limit=60)]
     path = files.write_jsonl(tmp_path / "my.jsonl", rows)
     (tmp_path / "always_mine.py").write_text("def yes(question, gold, answer):\n    return True\n")

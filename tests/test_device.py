@@ -196,10 +196,13 @@ def test_a_compiled_step_is_the_same_step(device: str, dtype: str, tolerance: To
         tolerance.close(torch.tensor(done.token_logps), refed(lm, method, done), done.request.id)
 
 
-def test_a_recorded_step_is_the_same_step(device: str, dtype: str, tolerance: Tolerance) -> None:
-    """CUDA graphs where there is CUDA; elsewhere what is copied for them."""
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_recorded_step_is_the_same_step(
+    recorded: bool, device: str, dtype: str, tolerance: Tolerance
+) -> None:
+    """CUDA graphs where there is CUDA, elsewhere what is copied for them; and steps without them (`--eager`)."""
     lm, method = build("llama", "colar", device, dtype)
-    engine = Engine(lm, method, 4, cuda_graphs=True)
+    engine = Engine(lm, method, 4, cuda_graphs=recorded)
     for _ in range(2):
         for done in engine.generate(requests(method)):
             tolerance.close(torch.tensor(done.token_logps), refed(lm, method, done), done.request.id)

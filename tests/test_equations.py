@@ -373,9 +373,10 @@ def check_engine(lm: LatentLM, method: Sequential) -> None:
     """Greedy and sampled, at several speeds and thresholds, alone and among others."""
     asked = requests()
     references = [reference.complete(lm, method, request) for request in asked]
-    for max_batch in (1, 5, 64):
-        done = Engine(lm, method, max_batch).generate(asked)
-        for request, expected, found in zip(asked, references, done, strict=True):
+    # A row by itself is what the reference has: some of them show it.
+    for max_batch, step in ((1, 5), (5, 1), (64, 1)):
+        done = Engine(lm, method, max_batch).generate(asked[::step])
+        for request, expected, found in zip(asked[::step], references[::step], done, strict=True):
             assert (found.token_ids, found.length) == (expected.token_ids, expected.length), request.id
             for mine, theirs in zip(found.info, expected.info, strict=True):
                 assert mine["group_ids"].tolist() == theirs["group_ids"].tolist()

@@ -12,7 +12,7 @@ from colar.engine import reference
 from colar.engine.request import NonFiniteError
 from colar.evaluation import evaluate
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, Question
-from colar.evaluation.folder import claim
+from colar.evaluation.folder import claim_evaluation
 from colar.methods import pretrained, registry
 from colar.model import backbones
 from colar.model.latent_lm import LatentLM
@@ -176,12 +176,12 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
         (tmp_path / name / "model.safetensors").write_bytes(weights)
     settings = {"split": "test", "data_seed": 0}
     a, b = {"a cot": tmp_path / "a"}, {"b cot": tmp_path / "b"}
-    claim(
+    claim_evaluation(
         out, {**settings, "split": "train"}, {"d": EXAMPLES[:2]}, b
     )  # leaves no record: the folder stays free
-    claim(out, settings, {"d": EXAMPLES[:2]}, a)
+    claim_evaluation(out, settings, {"d": EXAMPLES[:2]}, a)
     (out / "records.jsonl").write_text("{}\n")
-    claim(out, settings, {"d": EXAMPLES[1:4], "e": EXAMPLES[:1]}, b)
+    claim_evaluation(out, settings, {"d": EXAMPLES[1:4], "e": EXAMPLES[:1]}, b)
     made = files.read_json(out / "evaluation.json")
     assert list(made) == ["split", "data_seed", "questions", "models"]
     assert {name: set(ids) for name, ids in made["questions"].items()} == {
@@ -191,7 +191,7 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
 
     # Options of a source in another order are the same options.
     for words in (["a=1", "b=2"], ["b=2", "a=1"]):
-        claim(tmp_path / "options", {**settings, "options": words}, {"d": EXAMPLES[:2]}, a)
+        claim_evaluation(tmp_path / "options", {**settings, "options": words}, {"d": EXAMPLES[:2]}, a)
         (tmp_path / "options" / "records.jsonl").write_text("{}\n")
 
     for change, words in (
@@ -202,22 +202,22 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
         ({"dtype": "bfloat16"}, r"\(dtype was None, now 'bfloat16'\)"),
     ):
         with pytest.raises(ValueError, match=words):
-            claim(out, {**settings, **change}, {"d": EXAMPLES}, a)
+            claim_evaluation(out, {**settings, **change}, {"d": EXAMPLES}, a)
     with pytest.raises(
         ValueError, match=r"\(checkpoint a cot was '\w{16}', now '\w{16}'\); give this checkpoint"
     ):
-        claim(out, settings, {"d": EXAMPLES}, {"a cot": tmp_path / "b"})
+        claim_evaluation(out, settings, {"d": EXAMPLES}, {"a cot": tmp_path / "b"})
     # A verdict depends on the type of the answer, and a record has the length of the reference chain.
     for edit in ({"answer": "0.5"}, {"question": "?"}, {"steps": ("1",)}, {"answer_type": "text"}):
         edited = [replace(example, **edit) for example in EXAMPLES]
         with pytest.raises(ValueError, match=r"\(other questions of d: 4 have changed, .* first\)"):
-            claim(out, settings, {"d": edited}, a)
+            claim_evaluation(out, settings, {"d": edited}, a)
     # The same weights, asked with another prompt.
     for name in ("template.json", "tokenizer.json"):
         (tmp_path / "a" / name).write_text("{}")
         with pytest.raises(ValueError, match="give this checkpoint another name"):
-            claim(out, settings, {"d": EXAMPLES}, a)
+            claim_evaluation(out, settings, {"d": EXAMPLES}, a)
         (tmp_path / "a" / name).unlink()
     with pytest.raises(ValueError, match="no checkpoint at .*: there is no such folder"):
-        claim(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
+        claim_evaluation(out, settings, {"d": EXAMPLES}, {"c cot": tmp_path / "c"})
     assert files.read_json(out / "evaluation.json") == made

@@ -13,7 +13,6 @@ from colar.engine import graphs
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, fold
 from colar.engine.scheduler import Scheduler
-from colar.evaluation.evaluate import Limits
 from colar.methods import pretrained, registry
 from colar.model.lora import LoraSettings
 
@@ -85,8 +84,41 @@ def test_an_engine_is_compiled_or_recorded() -> None:
     lm, method = tiny_lm("llama"), registry.build("cot")
     with pytest.raises(ValueError, match="compile or cuda_graphs, not both"):
         Engine(lm, method, compile=True, cuda_graphs=True)
-    with pytest.raises(ValueError, match="compile and cuda_graphs exclude each other"):
-        Limits(compile=True, cuda_graphs=True)
+    assert Engine(lm, method).runner.graphs is None, "on a CPU they gain nothing"
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lm, method = liven(tiny_lm("llama")), registry.build("cot")
+    asked = [Request(f"{i}", example.question, decoding=GREEDY) for i, example in enumerate(EXAMPLES[:3])]
+    wanted = Engine(lm, method, 2).generate(asked)
+    tried = []
+
+    def fails(*fed: Any) -> Any:
+        tried.append(fed)
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(graphs.GraphedHidden, "_capture", fails)
+    # A graph of another device than the CPU would be captured.
+    monkeypatch.setattr(graphs, "REPLAYED_ON", "cpu")
+    found = Engine(lm, method, 2, cuda_graphs=True).generate(asked)
+    assert [one.text for one in found] == [one.text for one in wanted]
+    assert len(tried) == 1
+    said = capsys.readouterr().err
+    assert "without CUDA graphs, which is slower: operation not permitted when stream is capturing\n" in said
+
+
+def test_memory_that_runs_out_in_a_recording_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine then runs fewer rows; steps without graphs would need as much."""
+    lm, method = tiny_lm("llama"), registry.build("cot")
+
+    def fails(*fed: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(graphs.GraphedHidden, "_record", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        Engine(lm, method, 2, cuda_graphs=True).generate([Request("a", "2?", decoding=GREEDY)])
 
 
 def test_a_pool_of_memory_goes_with_its_graphs() -> None:

@@ -439,7 +439,7 @@ def test_how_a_file_is_understood_is_shown(tmp_path: Path, capsys: pytest.Captur
     assert main(["data", "show", str(path), "--limit", "1"]) == 0
     assert re.fullmatch(
         r"1 of 41 rows are too long to train on \(mine/40: the row needs \d+ positions, the model's context is 1024\): "
-        "--model with a longer context takes them",
+        "choose a --model with a longer context",
         capsys.readouterr().out.splitlines()[-2],
     )
 

@@ -73,7 +73,7 @@ def test_several_datasets_stand_beside_the_average_four_at_most() -> None:
     assert names(figure) == ["CoT", "Direct", "Fast"]
     assert [len(texts(axes)) for axes in figure.axes] == [5, 0, 0, 0, 0]
     # Below the panels, not over them.
-    picture.settle(figure)
+    picture.freeze_layout(figure)
     lowest = min(axes.get_tightbbox().y0 for axes in figure.axes)
     assert figure.legends[0].get_window_extent().y1 <= lowest + 1
     with pytest.raises(ValueError, match="need rows of their average"):

@@ -514,19 +514,19 @@ def test_a_backbone_that_the_engine_cannot_run_is_found_before_the_first_step(
 def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     first = recipe.load(tiny)
     output = files.require_writable(first.output)
-    recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)  # nothing was saved: no run yet
-    recipe.claim(first, output)
+    recipe.claim_run(recipe.load(tiny, ["--method.alpha", "0.5"]), output)  # nothing was saved: no run yet
+    recipe.claim_run(first, output)
     (output / "best").mkdir()
-    recipe.claim(first, output)
-    recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
+    recipe.claim_run(first, output)
+    recipe.claim_run(recipe.load(tiny, ["--training.max_hours", "2"]), output)  # a longer budget goes on
     # As many rows an update by other batches or processes: the run itself counts them.
-    recipe.claim(recipe.load(tiny, ["--training.gradient_accumulation_steps", "2"]), output)
-    recipe.claim(recipe.load(tiny, ["--training.tokens_per_batch", "99"]), output)  # so does another card
+    recipe.claim_run(recipe.load(tiny, ["--training.gradient_accumulation_steps", "2"]), output)
+    recipe.claim_run(recipe.load(tiny, ["--training.tokens_per_batch", "99"]), output)  # so does another card
     with pytest.raises(
         ValueError,
         match=r"holds another run \(method.alpha was 0.02, now 0.5\); give this run its own --output",
     ):
-        recipe.claim(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
+        recipe.claim_run(recipe.load(tiny, ["--method.alpha", "0.5"]), output)
     older = files.read_json(output / "recipe.json")
     del older["data"][
         "train_skip"
@@ -534,8 +534,8 @@ def test_a_run_folder_belongs_to_one_run(tiny, tmp_path):
     older["grpo"] = {"top_p": 1.0}  # a key that is gone, and had one legal value
     files.write_json(output / "recipe.json", older)
     with pytest.raises(ValueError, match=r"holds another run \(data.train_skip was 0, now 1\)"):
-        recipe.claim(recipe.load(tiny, ["--data.train_skip", "1"]), output)
-    recipe.claim(recipe.load(tiny, ["--training.max_hours", "2"]), output)
+        recipe.claim_run(recipe.load(tiny, ["--data.train_skip", "1"]), output)
+    recipe.claim_run(recipe.load(tiny, ["--training.max_hours", "2"]), output)
 
 
 WORDS = {
@@ -585,16 +585,16 @@ def test_a_path_in_other_words_is_the_same_run(tmp_path, monkeypatch, key, words
         return recipe.Recipe(output=text if key == "output" else "run", **given)
 
     path = tmp_path / INPUT_KEYS[key]
-    recipe.claim(made(str(path)), output.parent)
+    recipe.claim_run(made(str(path)), output.parent)
     now = made(WORDS[words](path))
-    recipe.claim(now, Path(now.output).resolve())
+    recipe.claim_run(now, Path(now.output).resolve())
     if key not in ("output", "data.data_dir"):
         other = tmp_path / "other.jsonl"
         other.write_text('{"question": "1 + 1?", "answer": "3"}\n')
         with pytest.raises(
             ValueError, match=rf"holds another run \({key}[.0a-z]* was .*now .*other"
         ) as error:
-            recipe.claim(made(str(other)), output.parent)
+            recipe.claim_run(made(str(other)), output.parent)
         assert "remove" not in str(error.value)
 
 
@@ -605,7 +605,7 @@ def test_weights_of_one_shape_are_told_apart(tmp_path):
     for changed in (slice(0, 0), slice(0, 1), slice(-1, None), slice(20_000_000, 21_000_000)):
         raw[changed] = b"1" * len(raw[changed])
         (tmp_path / "model.safetensors").write_bytes(raw)
-        found.add(ownership.fingerprint(tmp_path))
+        found.add(ownership.input_digest(tmp_path))
     assert len(found) == 4
 
 
@@ -615,12 +615,14 @@ def test_a_run_that_began_before_inputs_had_digests_is_compared_by_what_is_there
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text(name)
-    recipe.claim(recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="a")), tmp_path / "run")
+    recipe.claim_run(recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="a")), tmp_path / "run")
     (tmp_path / "run" / "inputs.json").unlink()
     with pytest.raises(ValueError, match=r"model.init_from was 'a', now 'b'"):
-        recipe.claim(recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="b")), tmp_path / "run")
+        recipe.claim_run(
+            recipe.Recipe(output="run", model=recipe.ModelConfig(init_from="b")), tmp_path / "run"
+        )
     moved = recipe.ModelConfig(init_from=f"{tmp_path}/a")
-    recipe.claim(recipe.Recipe(output="x/../run/", model=moved), tmp_path / "run")
+    recipe.claim_run(recipe.Recipe(output="x/../run/", model=moved), tmp_path / "run")
 
 
 def test_the_last_line_names_what_was_written(tiny, tmp_path, capsys, monkeypatch):

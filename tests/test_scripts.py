@@ -455,3 +455,41 @@ def test_the_toys_of_other_sizes_load_and_are_drawn_from_their_seed(tmp_path, mo
     (tmp_path / "0.1m-0" / "mark").touch()
     toys.main()
     assert (tmp_path / "0.1m-0" / "mark").exists()
+
+
+def test_a_system_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
+    shared = importlib.import_module("shared")
+    script = tmp_path / "bench.py"
+    script.write_text(
+        "import sys, time\n"
+        "if sys.argv[-1] == 'bad': sys.exit('no memory')\n"
+        "if sys.argv[-1] == 'slow': time.sleep(60)\n"
+        'print(\'{"system": "good", "cells": {"b1": {"ms": 3.0}}}\')\n'
+    )
+    monkeypatch.setattr(sys, "argv", ["bench.py"])
+    order = ["bad", "good", "slow", "late"]
+    runs = shared.run_systems(str(script), order, str, minutes=1.5 / 60)
+    assert [run["system"] for run in runs] == order
+    assert "no memory" in runs[0]["error"]
+    assert "stopped after" in runs[2]["error"]
+    assert "not run, the time is up" in runs[3]["error"]
+    assert shared.medians(runs, order) == {"good": {"b1": {"ms": 3.0}}}
+    with pytest.raises(SystemExit, match="without a result: bad, slow, late"):
+        shared.publish({"runs": runs}, str(tmp_path / "out"), lambda report: None, None)
+    assert (tmp_path / "out" / "report.json").exists()
+    with pytest.raises(SystemExit, match="no system has a result"):
+        shared.run_systems(str(script), ["bad"], str)
+
+
+def test_what_a_gpu_did_in_a_step_by_hand(monkeypatch):
+    """Two steps of 10 ms. Kernels of two streams overlap: of 8 ms of kernels 6 are busy time."""
+    monkeypatch.syspath_prepend(ROOT / "lab" / "benchmarks")
+    profile_step = importlib.import_module("profile_step")
+    kernels = [("gemm", 0.0, 0.004), ("copy", 0.002, 0.004), ("gemm", 0.010, 0.012)]
+    found = profile_step.of_gpu(kernels, 2, 10.0)
+    assert found["kernels"] == 1.5
+    assert found["busy_ms"] == pytest.approx(3)
+    assert found["busy"] == pytest.approx(0.3)
+    assert list(found["longest"]) == ["gemm", "copy"]
+    assert found["longest"]["gemm"] == pytest.approx(3)

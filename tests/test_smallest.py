@@ -37,7 +37,8 @@ SMALLEST: dict[str, Sequence[str]] = {
         "--compression-factor 2 --max-latents 3 --max-completion-length 2"
     ],
     "lab/benchmarks/generate.py": [
-        f"{TINY} --cells b1/100 --systems colar5 colar5-eager cot sequential2-shortlist hf-cot published floor"
+        f"{TINY} --cells b1/100 --systems colar5 colar5-eager cot sequential2-shortlist hf-cot published floor",
+        f"{TINY} --cells b1/100 --systems cot-graphs sequential2-graphs hf-cot-static",
     ],
     "lab/benchmarks/llama_cpp.py": [f"{TINY} --systems cot"],
     "lab/benchmarks/loss_parts.py": [""],
@@ -45,12 +46,13 @@ SMALLEST: dict[str, Sequence[str]] = {
         f"{TINY} --rows 2 --pool 8 --systems before:smollm2/cot ours:smollm2/cot parts:smollm2/cot"
     ],
     "lab/benchmarks/profile_step.py": [
-        "--backbone tiny --source {rows} --rows 1 --eager --threads 1 --output {out}"
+        "--backbone tiny --source {rows} --work decode update --method cot --how eager graphs --rows 2 --threads 1 --output {out}"
     ],
     "lab/benchmarks/rollout.py": [f"{TINY} --questions 1 --num-generations 2 --batch 2"],
     "lab/benchmarks/serve.py": [f"{TINY} --systems engine --clients 1 2 --seconds 0.1"],
     "lab/benchmarks/servers.py": [""],
     "lab/benchmarks/sft.py": [f"{TINY} --rows 8 --batch-size 4"],
+    "lab/benchmarks/shapes.py": ["small {out}"],
     "lab/benchmarks/shared.py": [""],
     "lab/benchmarks/work.py": [""],
     "lab/benchmarks/soak.py": ["--requests 60 --minutes 0.1 --output {out}"],

@@ -517,7 +517,7 @@ def test_a_folder_may_hold_lists(tmp_path: Path) -> None:
     source = str(tmp_path)
     assert sources.splits_of(source) == ["train", "test"]
     assert [len(load(source, split)) for split in ("train", "test", "dev")] == [1, 2, 1]
-    assert sources.own_file(source, "train") == (tmp_path / "train.json").resolve()
+    assert sources.user_file(source, "train") == (tmp_path / "train.json").resolve()
     assert [path.name for path in sources.prepare(source, ["train"], tmp_path / "out")] == ["train.jsonl"]
     put(tmp_path, "train.jsonl", [row])
     with pytest.raises(

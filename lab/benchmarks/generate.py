@@ -13,12 +13,16 @@ answers to `ANSWER` tokens, so that all systems do the same work. A chain of L t
     sequential2-shortlist, sequential5-shortlist    the same, a group's tokens behind its first chosen among those of
                 the source's training chains
     hf-cot      transformers' `generate`, same weights, the chain in tokens: a static batch until its last row ends
+    hf-cot-static  the same with a static cache, which transformers compiles on a GPU
     published   the latent loop as it was published, c = 5: left-padded static batch until all are done, logits at every
                 prompt position, all hidden states, and the answer by `generate` over everything again
     colar5-sampled, cot-sampled    ours at temperature 1 (and latent_temperature 1): each step draws
     colar5-nucleus, cot-nucleus    the same at top_p 0.9
     colar5-growth, cot-growth   ours again: longer chains, longer queues; in every fourth round, from the first on
     floor       the bare matrix products of a step, LM head included
+
+For a GPU, on request only: `b256/...` cells, and each of cot, colar2, colar5, sequential2 and sequential5 with `-eager`
+(not compiled) or `-graphs` (its steps recorded as CUDA graphs) behind its name.
 
 Every system runs all cells in a process of its own. Rounds alternate between the systems, so that a noisy minute hits
 all of them. Medians over the rounds. Thinking is timed from the question read to the last latent, or token of the
@@ -58,7 +62,11 @@ from colar.data.example import Example
 from colar.model.latent_lm import LatentLM
 
 SEQUENTIAL = ("sequential2", "sequential5", "sequential2-shortlist", "sequential5-shortlist")
-LONG = (*ALL, "colar5-eager", "colar2", *SEQUENTIAL)
+OURS = ("cot", "colar2", "colar5", "sequential2", "sequential5")
+ON_REQUEST = tuple(
+    f"{name}{how}" for name in OURS for how in ("-eager", "-graphs") if name + how != "colar5-eager"
+)
+LONG = (*ALL, "hf-cot-static", "colar5-eager", "colar2", *SEQUENTIAL, *ON_REQUEST)
 TOP_P = {"colar5-sampled": 1.0, "cot-sampled": 1.0, "colar5-nucleus": 0.9, "cot-nucleus": 0.9}
 """Systems that draw at temperature 1, and their top_p; all others are greedy."""
 CELLS = (
@@ -69,6 +77,8 @@ CELLS = (
     Cell("b32/100", 32, 32, 100, systems=(*LONG, *TOP_P)),
     Cell("b32/mixed", 32, 32, None, systems=(*ALL, "colar5-eager")),
     Cell("b64/25", 64, 64, 25),
+    Cell("b256/25", 256, 256, 25, systems=LONG),
+    Cell("b256/100", 256, 256, 100, systems=LONG),
     Cell("group8", 32, 4, 25, samples=8),
     # Growth: with the number of latents, and with the length of the queue.
     *(Cell(f"latents/{n}", 32, 32, FACTOR * n, systems=("colar5-growth",)) for n in (10, 30, 100, 300)),
@@ -86,11 +96,10 @@ SYSTEMS = (
     "floor",
     "colar5-growth",
     "cot-growth",
+    "hf-cot-static",
+    *ON_REQUEST,
 )
-COT = ("cot", "cot-sampled", "cot-nucleus", "cot-growth", "hf-cot")
-"""Systems that think in tokens, at factor 1."""
-AT_2 = ("colar2", "sequential2", "sequential2-shortlist")
-"""Systems at factor 2; all others are at `FACTOR`."""
+DEFAULT = tuple(name for name in SYSTEMS if name not in ("hf-cot-static", *ON_REQUEST))
 
 
 def main() -> None:
@@ -98,9 +107,18 @@ def main() -> None:
     if args.system:
         print(json.dumps(measure(args.system, args)))
         return
-    runs = shared.run_systems(__file__, _order(args), lambda run: f"{run['seconds']:.0f} s")
+    runs = shared.run_systems(
+        __file__, _order(args), lambda run: f"{run['seconds']:.0f} s, {steps_of(run)}", args.minutes
+    )
     report = summarise(runs, args)
     shared.publish(report, args.output, show, report["ratios"])
+
+
+def steps_of(run: dict[str, Any]) -> str:
+    """Milliseconds of a step in each cell of a run."""
+    return ", ".join(
+        f"{cell} {shared.shown(found['ms_per_step'])} ms" for cell, found in run["cells"].items()
+    )
 
 
 def _order(args: argparse.Namespace) -> list[str]:
@@ -118,8 +136,10 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     """One system's run over all its cells."""
     torch.set_num_threads(args.threads)
     started = time.perf_counter()
-    thinks_in_tokens = system in COT
-    method_name = "cot" if thinks_in_tokens else "sequential" if system in SEQUENTIAL else "colar"
+    # Of hf-cot the first part is the library.
+    name = system.removeprefix("hf-").split("-")[0]
+    thinks_in_tokens = name == "cot"
+    method_name = name.rstrip("25") if name in OURS else "colar"
     config: dict[str, Any] = {}
     chains: list[Example] = []
     if system.endswith("-shortlist"):
@@ -129,12 +149,12 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
         args.backbone, "bfloat16", method_name, best_device(), config=config, chains=chains
     )
     if system == "floor":
-        cells = {f"b{n}": {"ms_per_step": floor(lm, n)} for n in (1, 8, 32, 64)}
+        cells = {f"b{n}": {"ms_per_step": floor(lm, n)} for n in (1, 8, 32, 64, 256)}
         return {"system": system, "cells": cells, "seconds": time.perf_counter() - started}
 
     work = _work_of(system)
     top_p = TOP_P.get(system)
-    compression_factor = 2 if system in AT_2 else FACTOR
+    compression_factor = 2 if name.endswith("2") else FACTOR
     if thinks_in_tokens:
         compression_factor = 1
     examples = load_questions(args.source, args.data_dir)
@@ -145,8 +165,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
     cells = {}
     for cell in CELLS:
-        asked = not args.cells or cell.name in args.cells
-        if not asked or system not in cell.systems:
+        if cell.name not in args.cells or system not in cell.systems:
             continue
         job = make_job(lm, method, examples, cell, compression_factor, top_p)
         shared.reset_peak()
@@ -162,13 +181,13 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def _work_of(system: str) -> Callable[[LatentLM, Any, Cell, Job], dict[str, float]]:
     """The function that does a system's jobs."""
-    if system == "hf-cot":
-        return hf_cot
+    if system.startswith("hf-cot"):
+        return partial(hf_cot, static=system.endswith("-static"))
     if system == "published":
         return published
-    if system == "colar5-eager":
-        return partial(ours, compile=False)
-    return ours
+    if system.endswith("-graphs"):
+        return partial(ours, compile=False, cuda_graphs=True)
+    return partial(ours, compile=not system.endswith("-eager"))
 
 
 # The report
@@ -293,7 +312,10 @@ def show(report: dict[str, Any]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=5))
-    parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in CELLS], help="only these")
+    names = [cell.name for cell in CELLS]
+    usual = [name for name in names if not name.startswith("b256")]
+    parser.add_argument("--cells", nargs="+", choices=names, default=usual, help="only these")
+    parser.set_defaults(systems=list(DEFAULT))
     return parser.parse_args()
 
 

@@ -1,19 +1,30 @@
-"""Where a decode step's time goes: the torch profiler's self times by kind of work, at several numbers of rows.
+"""Where the time of a decode step and of a training update goes, by the torch profiler, at several numbers of rows.
 
     python lab/benchmarks/profile_step.py --output results/speed/generate
+    python lab/benchmarks/profile_step.py --work decode update --method cot sequential --how eager graphs --rows 32 256
 
-SmolLM2-135M in bfloat16 thinking in latents at c = 5 over real GSM8K questions, compiled as `colar evaluate --compile`
-runs it; with `--eager`, not compiled. The profiler itself takes a little time, so read the shares. Table to stdout,
-then one JSON line; profile.json (profile-eager.json) into the output folder.
+SmolLM2-135M in bfloat16 over real GSM8K questions. `decode` is a step of thinking, at c = 5 where a method has c.
+`update` is forward, backward and AdamW under LoRA on all linears, in autocast, as the recipes of smollm2-135m train.
+
+    compiled    as `colar evaluate --compile` runs it, and `training.compile`
+    eager       not compiled
+    graphs      CUDA graphs, for decoding alone
+
+On a CPU: the shares of a step's self times by kind of work. On a GPU: its kernels, the share of the step during which
+the GPU is busy, and the ten kernels that take longest. A step is timed without the profiler, which makes it slower.
+Table to stdout, then one JSON line; profile.json into the output folder, which is written after each profile.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -21,10 +32,14 @@ import shared
 import torch
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
-from work import FACTOR, Cell, Unending, load_model, load_questions, make_job
+from work import FACTOR, Cell, Unending, best_device, load_chains, load_model, load_questions, make_job
 
 from colar import files, progress
 from colar.engine.engine import Engine
+from colar.methods.base import Batch
+from colar.model.latent_lm import LoraSettings
+from colar.ops import devices
+from colar.training.objective import Objective
 
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "aten::linear", "aten::bmm"),
@@ -36,63 +51,76 @@ KINDS = {
 WARMUP = 10
 """Steps before those that count: the first ones also touch slots for the first time."""
 STEPS = 20
+UPDATES = 3
+"""Steps and updates that are timed, and as many that are profiled. An update has ten thousand operations."""
+LONGEST = 10
+"""Kernels that are named."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", default="results/speed/generate", help="folder for the JSON file")
-    shared.add_model_options(parser)
-    parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--eager", action="store_true", help="without compilation")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    args = parser.parse_args()
+    args = _arguments()
     torch.set_num_threads(args.threads)
-    found = {n: measure(n, args) for n in progress.track(args.rows, "profile")}
-    report = {
-        "benchmark": "profile_step",
-        "provenance": shared.provenance(),
-        "rows": found,
-    }
-    name = "profile-eager.json" if args.eager else "profile.json"
-    path = files.require_writable(args.output) / name
-    files.write_json(path, report)
+    path = files.require_writable(args.output) / "profile.json"
+    cells = list(itertools.product(args.work, args.method, args.how, args.rows))
+    found: dict[str, dict[str, Any]] = {}
+    for work, method, how, n in progress.track(cells, "profile"):
+        if (work, how) == ("update", "graphs"):
+            continue
+        found[f"{work}/{method}/{how}/{n}"] = measure(work, method, how, n, args)
+        report = {"benchmark": "profile_step", "provenance": shared.provenance(), "cells": found}
+        files.write_json(path, report)
     show(found)
     print(json.dumps(found))
     progress.say(f"wrote {path}")
 
 
-@torch.inference_mode()
-def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a step with n rows, and the share of each kind of work."""
-    lm, method = load_model(args.backbone, "bfloat16", "colar")
-    examples = load_questions(args.source, args.data_dir)
-    engine = Engine(lm, Unending(method), n, compile=not args.eager)
-    # Chains of 60 latents: no row ends before the last profiled step.
-    for request in make_job(lm, method, examples, Cell("", n, n, 300), FACTOR).requests:
-        engine.submit(request)
-
-    # Timed without the profiler, which makes steps slower, then profiled.
+def measure(work: str, method: str, how: str, n: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a step or an update with n rows, and what it consists of."""
+    if work == "decode":
+        step = decoding(method, how, n, args)
+        warmup, steps = WARMUP, STEPS
+    else:
+        step = updating(method, how, n, args)
+        warmup, steps = UPDATES, UPDATES
     seconds = []
-    for _ in range(WARMUP + STEPS):
+    for _ in range(warmup + steps):
         started = time.perf_counter()
-        engine.step()
+        step()
+        shared.synchronize()
         seconds.append(time.perf_counter() - started)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(STEPS):
-            engine.step()
+    found = {"ms_per_step": 1e3 * median(seconds[warmup:])}
+    on_gpu = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
+        for _ in range(steps):
+            step()
+        shared.synchronize()
+    if on_gpu:
+        return found | of_gpu(devices.kernels(profiled), steps, found["ms_per_step"])
+    return found | of_cpu(profiled)
 
+
+def of_gpu(kernels: list[tuple[str, float, float]], steps: int, ms_per_step: float) -> dict[str, Any]:
+    """Of one step: its kernels, the share in which the GPU is busy, and the kernels that take longest."""
+    busy = 1e3 * devices.busy_seconds((begin, end) for _, begin, end in kernels) / steps
+    times: dict[str, float] = {}
+    for name, begin, end in kernels:
+        times[name] = times.get(name, 0.0) + 1e3 * (end - begin) / steps
+    return {
+        "kernels": len(kernels) / steps,
+        "busy_ms": busy,
+        "busy": busy / ms_per_step,
+        "longest": dict(sorted(times.items(), key=lambda each: -each[1])[:LONGEST]),
+    }
+
+
+def of_cpu(profiled: Any) -> dict[str, float]:
+    """The share of each kind of work."""
     times: dict[str, float] = {}
     for event in profiled.key_averages():
         kind = kind_of(event.key)
         times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
     whole = sum(times.values())
-    found = {"ms_per_step": 1e3 * median(seconds[WARMUP:])}
-    for kind, spent in sorted(times.items()):
-        found[kind] = spent / whole
-    return found
+    return {kind: spent / whole for kind, spent in sorted(times.items())}
 
 
 def kind_of(event: str) -> str:
@@ -103,15 +131,82 @@ def kind_of(event: str) -> str:
     return "other small kernels"
 
 
-def show(found: dict[int, dict[str, float]]) -> None:
-    table = shared.table("A step's time", ["", *(f"{n} rows" for n in found)], texts=("",))
+# The work
+
+
+def decoding(name: str, how: str, n: int, args: argparse.Namespace) -> Callable[[], Any]:
+    """A step of an engine with n rows."""
+    lm, method = load_model(args.backbone, "bfloat16", name, best_device())
+    examples = load_questions(args.source, args.data_dir)
+    engine = Engine(lm, Unending(method), n, compile=how == "compiled", cuda_graphs=how == "graphs")
+    factor = 1 if name == "cot" else FACTOR
+    # Chains of 60 thoughts: no row ends before the last profiled step.
+    for request in make_job(lm, method, examples, Cell("", n, n, 60 * factor), factor).requests:
+        engine.submit(request)
+
+    @torch.inference_mode()
+    def step() -> None:
+        engine.step()
+
+    return step
+
+
+def updating(name: str, how: str, n: int, args: argparse.Namespace) -> Callable[[], None]:
+    """An update of an adapter by n rows."""
+    lora = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
+    lm, method = load_model(args.backbone, "bfloat16", name, best_device(), lora)
+    # Rows end with a token that there is.
+    lm.template.eos_id = lm.template.closing_id
+    examples = [example for example in load_chains(args.source, args.data_dir)[: 2 * n] if example.steps]
+    rows = [method.encode(lm.template, each, Random(0), 0.0) for each in examples[:n]]
+    tensors = {key: column.to(lm.device) for key, column in Batch.collate(rows).tensors().items()}
+    objective = Objective(lm, method).train()
+    optimizer = torch.optim.AdamW([weight for weight in lm.parameters() if weight.requires_grad], lr=1e-4)
+    if how == "compiled":
+        for layer in lm.decoder_layers():
+            layer.compile(dynamic=True)
+
+    def step() -> None:
+        with torch.autocast(lm.device.type, dtype=torch.bfloat16):
+            loss = objective(num_items_in_batch=len(rows), **tensors)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+# The report
+
+
+def show(found: dict[str, dict[str, Any]]) -> None:
+    table = shared.table("A step's time", ["", *found], texts=("",))
     names: list[str] = []
     for row in found.values():
-        names += [name for name in row if name not in names]
+        names += [name for name in row if name not in (*names, "longest")]
     for name in names:
-        form = ".1f" if name == "ms_per_step" else ".0%"
+        form = ",.1f" if name in ("ms_per_step", "busy_ms", "kernels") else ".0%"
         table.add_row(name, *(format(row.get(name, 0.0), form) for row in found.values()))
-    Console(width=100).print(table)
+    console = Console(width=100)
+    console.print(table)
+    for cell, row in found.items():
+        for name, ms in row.get("longest", {}).items():
+            console.print(f"{cell}  {ms:8.3f} ms  {name[:60]}", highlight=False, markup=False)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", default="results/speed/generate", help="folder for profile.json")
+    shared.add_model_options(parser)
+    parser.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--work", nargs="+", choices=("decode", "update"), default=["decode"])
+    parser.add_argument("--method", nargs="+", choices=("cot", "colar", "sequential"), default=["colar"])
+    parser.add_argument("--how", nargs="+", choices=("compiled", "eager", "graphs"), default=["compiled"])
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

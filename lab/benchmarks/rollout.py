@@ -79,7 +79,7 @@ def main() -> None:
         speeds = [f"{cell['completions_per_second']:.3g} ({name})" for name, cell in run["cells"].items()]
         return f"{', '.join(speeds)} completions/s"
 
-    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
+    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said, args.minutes)
     report = summarise(runs, args)
     ratios = {key: report[key] for key in VS_PUBLISHED if key in report}
     shared.publish(report, args.output, show, ratios)
@@ -98,14 +98,17 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     cells = {}
     for factor in args.compression_factors:
         job = make_job(lm, method, examples[: args.questions], factor, args.num_generations)
+        shared.reset_peak()
         started = time.perf_counter()
         outputs = generation(system, lm, method, job, args.batch)
+        shared.synchronize()
         seconds = time.perf_counter() - started
         assert outputs.thought_counts.tolist() == job.lengths, "not the work that was asked for"
         cell = {
             "seconds": seconds,
             "completions_per_second": len(job.requests) / seconds,
             "latents": sum(job.lengths) / len(job.lengths),
+            "peak_memory_gib": shared.peak_gib(),
         }
         if system == "ours":
             cell["update_seconds"] = update(lm, method, outputs, args.batch)
@@ -259,10 +262,12 @@ def update(lm: LatentLM, method: Any, outputs: Rollouts, batch: int) -> float:
     # Not counted: the first backward allocates.
     learn(0)
     optimizer.zero_grad()
+    shared.synchronize()
     started = time.perf_counter()
     for start in range(0, R, batch):
         learn(start)
     optimizer.step()
+    shared.synchronize()
     return time.perf_counter() - started
 
 

@@ -9,10 +9,12 @@ SmolLM2-135M in bfloat16, GSM8K questions, greedy, lengths as in `lab/benchmarks
     colar5-hidden   the same with include_reasoning false: nothing is read
     colar5-compiled as colar5, with --compile
     cot             colar serve, the chain in tokens
+    colar5-graphs, cot-graphs   the same with CUDA graphs; on request (--systems), for a GPU
     engine          the engine of colar5 alone, the same clients without HTTP: what HTTP costs
     transformers    `transformers serve` with continuous batching, the chain in tokens
     llama-cpp       llama.cpp's own server, the chain in tokens, continuous batching
 
+Memory is the GPU's that is in use at the end, or without one the most that the server's process had.
 Each server runs in a process of its own, the clients in another one. Clients ask one question after another, streamed,
 for `--seconds`; what has begun by then is finished and counted. Times are to the first event and to the whole answer.
 All systems run in turns, `--rounds` times; cells are medians over the rounds. All of it is a quarter of an hour on two
@@ -41,14 +43,15 @@ from typing import Any
 import servers
 import shared
 from rich.console import Console
-from servers import CHAIN, SLOTS, Times
+from servers import CHAIN, Times
 from work import ANSWER, FACTOR, load_questions
 
 from colar import progress
 
 CLIENTS = (1, 8, 32)
-SYSTEMS = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine", "transformers", "llama-cpp")
-OURS = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine")
+DEFAULT = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine", "transformers", "llama-cpp")
+SYSTEMS = (*DEFAULT, *servers.GRAPHS)
+OURS = ("colar5", "colar5-hidden", "colar5-compiled", "cot", "engine", *servers.GRAPHS)
 WARM_CLIENTS = 2
 """Clients that ask once before a cell is measured: of a server that answers one after another, more would take long."""
 CELL_SECONDS = 240.0
@@ -87,7 +90,7 @@ def setting(args: argparse.Namespace) -> dict[str, Any]:
         "precision": "bfloat16",
         "chain": CHAIN,
         "answer": ANSWER,
-        "slots": SLOTS,
+        "slots": args.slots,
         "seconds": args.seconds,
         "clients": args.clients,
         "threads": args.threads,
@@ -114,8 +117,12 @@ def run_all(args: argparse.Namespace) -> list[shared.Run]:
     done = _read(path, setting(args))
     order = [(number, system) for number in range(args.rounds) for system in args.systems]
     left = [each for each in order if each not in done]
+    deadline = time.monotonic() + 60 * args.minutes
     for number, system in progress.track(left, "serve"):
-        run = {"system": system, "round": number, **_run(system)}
+        if time.monotonic() < deadline:
+            run = {"system": system, "round": number, **_run(system)}
+        else:
+            run = {"system": system, "round": number, "cells": {}, "error": "not run, the time is up"}
         progress.say(f"{system}: {run.get('error') or _in_short(run)}")
         done[number, system] = run
         with path.open("a") as lines:
@@ -162,13 +169,17 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     questions = [example.question for example in load_questions(args.source, args.data_dir, limit=400)]
     if system == "engine":
         cells = asyncio.run(_engine_cells(questions, args))
+        memory = shared.used_gib()
     else:
-        with servers.running(system, args) as (port, model):
+        with servers.running(system, args) as (port, model, process):
 
             async def ask(question: str) -> Times:
                 return await servers.ask(port, system, model, question)
 
             cells = asyncio.run(_cells(ask, questions, args))
+            memory = shared.used_gib(process)
+    for cell in cells.values():
+        cell["memory_gib"] = memory
     return {"cells": cells, "seconds": time.perf_counter() - started}
 
 
@@ -278,10 +289,10 @@ def ratios(cells: dict[str, dict[str, Cell]]) -> dict[str, float | None]:
 
 
 def show(report: dict[str, Any]) -> None:
-    columns = ("system", "clients", "answers/s", "first p50", "first p95", "answer p50", "answer p95")
+    columns = ("system", "clients", "answers/s", "first p50", "first p95", "answer p50", "answer p95", "GiB")
     table = shared.table("Over HTTP, seconds", columns, ("system",))
     names = ("answers_per_second", "first_event_p50_seconds", "first_event_p95_seconds")
-    names += ("answer_p50_seconds", "answer_p95_seconds")
+    names += ("answer_p50_seconds", "answer_p95_seconds", "memory_gib")
     for system, cells in report["cells"].items():
         for name, cell in cells.items():
             numbers = ["failed"] if "error" in cell else [shared.shown(cell[key]) for key in names]
@@ -291,7 +302,9 @@ def show(report: dict[str, Any]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = shared.add_model_options(shared.parser(__file__, __doc__, SYSTEMS, rounds=3))
+    parser.set_defaults(systems=list(DEFAULT))
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS), help="clients at a time")
+    parser.add_argument("--slots", type=int, default=32, help="rows that each system may run at a time")
     parser.add_argument("--seconds", type=float, default=4, help="how long clients of a cell ask")
     parser.add_argument("--compile", action="store_true", help="compile our decode step")
     parser.add_argument(

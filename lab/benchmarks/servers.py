@@ -24,19 +24,20 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from work import ANSWER, FACTOR, Unending, load_model
+from work import ANSWER, FACTOR, Unending, best_device, load_model
 
 CHAIN = 100
 TOKENS = CHAIN + 1 + ANSWER
 """What a system makes that thinks in tokens and knows nothing of thoughts: a chain, the separator, an answer."""
-SLOTS = 32
-"""Rows that each system may run at a time."""
 POSITIONS = 512
 """Most positions of a row: the longest question of GSM8K and a chain."""
 READY_SECONDS = 300.0
 COMPILED = "colar5-compiled"
+GRAPHS = ("colar5-graphs", "cot-graphs")
 THOUGHTS = {
     "cot": CHAIN,
+    "cot-graphs": CHAIN,
+    "colar5-graphs": CHAIN // FACTOR,
     "colar5": CHAIN // FACTOR,
     "colar5-hidden": CHAIN // FACTOR,
     COMPILED: CHAIN // FACTOR,
@@ -116,8 +117,8 @@ def what_is_wrong(system: str, said: bytes) -> str:
 
 
 @contextlib.contextmanager
-def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
-    """A server in a process of its own; its port, and the name of its model."""
+def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str, int]]:
+    """A server in a process of its own; its port, the name of its model, and the process."""
     model = model_folder(args.backbone) if system == "transformers" else "model"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -130,7 +131,7 @@ def running(system: str, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | threads)
         try:
             _wait(process, port, log_path)
-            yield port, model
+            yield port, model, process.pid
         finally:
             _end(process)
 
@@ -140,19 +141,21 @@ def _command(system: str, port: int, args: argparse.Namespace) -> list[str]:
         return _transformers(port, args)
     more = ["--compile"] if args.compile or system == COMPILED else []
     options = ["--server", system, "--port", str(port), "--threads", str(args.threads), *more]
+    options += ["--slots", str(args.slots)]
     serve = str(Path(__file__).with_name("serve.py"))
     return [sys.executable, serve, *options, "--backbone", args.backbone, "--output", args.output]
 
 
 def _transformers(port: int, args: argparse.Namespace) -> list[str]:
-    program = str(Path(sys.executable).parent / "transformers")
+    # Its program may be anywhere: packages can lie in a folder of their own.
+    program = (sys.executable, "-c", "from transformers.cli.transformers import main; main()")
     # Without numbers its cache takes 60% of the machine's memory.
     block = 32
-    cache = ["--cb-block-size", str(block), "--cb-num-blocks", str(SLOTS * POSITIONS // block)]
+    cache = ["--cb-block-size", str(block), "--cb-num-blocks", str(args.slots * POSITIONS // block)]
     cache += ["--cb-max-batch-tokens", "2048"]
-    options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", *cache]
+    options = ["--continuous-batching", "--device", best_device(), "--dtype", "bfloat16", *cache]
     return [
-        program,
+        *program,
         "serve",
         model_folder(args.backbone),
         "--host",
@@ -216,9 +219,11 @@ def engine(system: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
     from colar.engine.request import Decoding
 
     torch.set_num_threads(args.threads)
-    lm, method = load_model(args.backbone, "bfloat16", "cot" if system == "cot" else "colar")
+    name = "cot" if system.startswith("cot") else "colar"
+    lm, method = load_model(args.backbone, "bfloat16", name, best_device())
     decoding = Decoding(max_latents=THOUGHTS[system], max_completion_length=ANSWER)
-    return Engine(lm, Unending(method), SLOTS, compile=args.compile), method, decoding
+    made = Engine(lm, Unending(method), args.slots, compile=args.compile, cuda_graphs=system in GRAPHS)
+    return made, method, decoding
 
 
 class Fixed(Unending):
@@ -257,8 +262,8 @@ def _serve_llama_cpp(args: argparse.Namespace) -> None:
     params.model_alias = {"model"}
     params.hostnames = ["127.0.0.1"]
     params.port = args.port
-    params.n_parallel = SLOTS
-    params.n_ctx = SLOTS * POSITIONS  # shared by all rows
+    params.n_parallel = args.slots
+    params.n_ctx = args.slots * POSITIONS  # shared by all rows
     params.cpuparams.n_threads = args.threads
     params.cpuparams_batch.n_threads = args.threads
     listening = xllamacpp.Server(params)  # without the name it would end here

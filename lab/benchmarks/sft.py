@@ -61,6 +61,7 @@ class Passes(TrainerCallback):  # type: ignore[misc]
         self.ends: list[float] = []
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        shared.synchronize()
         self.ends.append(time.perf_counter())
 
 
@@ -73,7 +74,7 @@ def main() -> None:
     def said(run: dict[str, Any]) -> str:
         return f"{run['rows_per_second']:.2f} rows/s, {run['peak_memory_gib']:.1f} GiB"
 
-    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said)
+    runs = shared.run_systems(__file__, shared.rounds_of(args.systems, args.rounds), said, args.minutes)
     report = summarise(runs, args)
     summary = dict(report["ratios"])
     for name, found in report["systems"].items():
@@ -187,7 +188,9 @@ def summarise(runs: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
     """Medians over the rounds, the ratios that matter, and everything that they come from."""
     systems = {}
     for name in args.systems:
-        mine = [run for run in runs if run["system"] == name]
+        mine = [run for run in runs if run["system"] == name and "error" not in run]
+        if not mine:
+            continue
         found = {}
         for key in ("rows_per_second", "fed_per_row", "peak_memory_gib"):
             found[key] = median(run[key] for run in mine)
@@ -223,7 +226,9 @@ def _load(settings: dict[str, Any], args: argparse.Namespace) -> tuple[Any, Any]
         method["compression_factors"] = [settings["factor"]]
     made = recipe.Recipe(
         output="unused",
-        model=recipe.ModelConfig(backbone=args.backbone, attn_implementation=settings["attention"]),
+        model=recipe.ModelConfig(
+            backbone=args.backbone, attn_implementation=args.attention or settings["attention"]
+        ),
         method=method,
     )
     return recipe.load_model(made)
@@ -254,6 +259,7 @@ def _arguments() -> argparse.Namespace:
     parser = shared.add_model_options(shared.parser(__file__, __doc__, list(SYSTEMS), rounds=3))
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--attention", help="of all systems, in place of each one's: sdpa on a GPU")
     return parser.parse_args()
 
 

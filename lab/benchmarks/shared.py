@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import resource
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
@@ -36,6 +38,12 @@ def parser(script: str, doc: str | None, systems: Sequence[str], rounds: int) ->
     made.add_argument("--output", default=folder, help="folder for report.json")
     made.add_argument("--data-dir", type=Path, help="folder with upstream files; else $COLAR_DATA_DIR")
     made.add_argument("--rounds", type=int, default=rounds, help="runs of each system; medians are shown")
+    made.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="time for all runs: what is left then is named, and not run",
+    )
     made.add_argument("--threads", type=int, default=os.cpu_count())
     made.add_argument("--systems", nargs="+", choices=systems, default=list(systems))
     made.add_argument("--system", choices=systems, help=argparse.SUPPRESS)
@@ -52,24 +60,45 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParse
     return parser
 
 
-def run_systems(script: str, order: Sequence[str], said: Callable[[Run], str]) -> list[Run]:
-    """Run the systems in this order, each in a process of its own; `said` is what to print of a run."""
-    runs = []
+def run_systems(
+    script: str, order: Sequence[str], said: Callable[[Run], str], minutes: float = math.inf
+) -> list[Run]:
+    """Run the systems in this order, each in a process of its own; `said` is what to print of a run.
+
+    A system that fails, or that the minutes do not suffice for, is a run with an "error"; the others go on.
+    """
+    runs: list[Run] = []
+    deadline = time.monotonic() + 60 * minutes
     for system in progress.track(order, Path(script).stem):
-        run = run_in_process(script, system)
-        progress.say(f"{system}: {said(run)}")
+        try:
+            run = run_in_process(script, system, deadline - time.monotonic())
+            progress.say(f"{system}: {said(run)}")
+        except SystemExit as failed:
+            run = {"system": system, "error": str(failed)}
+            progress.say(str(failed))
         runs.append(run)
+    if all("error" in run for run in runs):
+        raise SystemExit("no system has a result")
     return runs
 
 
-def run_in_process(script: str, system: str) -> Run:
-    """Run one system by the script with its own arguments and `--system`: the JSON of its last line."""
+def run_in_process(script: str, system: str, seconds: float = math.inf) -> Run:
+    """Run one system by the script with its own arguments and `--system`: the JSON of its last line.
+
+    SystemExit where it fails, or is not done in time.
+    """
+    if seconds <= 0:
+        raise SystemExit(f"{system}: not run, the time is up")
     words = [script, *sys.argv[1:], "--system", system]
     if HERE in words:
         output = _run_here(words)
     else:
         # A process of its own: no system inherits another one's compiled code, memory or threads.
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        limit = None if math.isinf(seconds) else seconds
+        try:
+            done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"{system}: stopped after {seconds:.0f} s, the time is up") from None
         if done.returncode:
             raise SystemExit(f"{system} failed (exit code {done.returncode}):\n{done.stderr[-4000:]}")
         output = done.stdout
@@ -93,10 +122,12 @@ def rounds_of(systems: Sequence[str], rounds: int) -> list[str]:
 
 
 def medians(runs: Sequence[Run], systems: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """System -> cell -> quantity -> its median over the system's runs."""
+    """System -> cell -> quantity -> its median over the system's runs; without the systems that have no result."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for system in systems:
-        mine = [run["cells"] for run in runs if run["system"] == system]
+        mine = [run["cells"] for run in runs if run["system"] == system and "error" not in run]
+        if not mine:
+            continue
         found[system] = {}
         for cell, quantities in mine[0].items():
             found[system][cell] = {}
@@ -108,12 +139,15 @@ def medians(runs: Sequence[Run], systems: Sequence[str]) -> dict[str, dict[str, 
 def publish(
     report: dict[str, Any], output: str, show: Callable[[dict[str, Any]], None], summary: object
 ) -> None:
-    """Write report.json, print the table, then `summary` as one line of JSON."""
+    """Write report.json, print the table, then `summary` as one line of JSON. Exit code 1 where a run has failed."""
     path = files.require_writable(output) / "report.json"
     files.write_json(path, report)
     show(report)
     print(json.dumps(summary))
     progress.say(f"wrote {path}")
+    failed = [run["system"] for run in report.get("runs", []) if "error" in run]
+    if failed:
+        raise SystemExit(f"without a result: {', '.join(failed)}")
 
 
 def table(title: str, columns: Sequence[str], texts: Collection[str]) -> Table:
@@ -140,12 +174,26 @@ def reset_peak() -> None:
         return
 
 
+def synchronize() -> None:
+    """Wait until a GPU has done all that was asked of it: a time that is taken before is that of asking."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def peak_gib() -> float:
     """GiB: of the GPU's memory, or of this process since the last reset."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
+    return used_gib()
+
+
+def used_gib(process: int | str = "self") -> float:
+    """GiB that are in use on the GPU, by whichever process, or that a process of the CPU had at most."""
+    if torch.cuda.is_available():
+        free, whole = torch.cuda.mem_get_info()
+        return (whole - free) / 2**30
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 2**20
     except OSError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import shared
 import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -172,13 +173,17 @@ def chain_tokens(lm: LatentLM, example: Example) -> int:
     return sum(len(step) for step in lm.template.steps(example.steps))
 
 
-def ours(lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True) -> dict[str, float]:
-    """The engine.
+def ours(
+    lm: LatentLM, method: Any, cell: Cell, job: Job, compile: bool = True, cuda_graphs: bool = False
+) -> dict[str, float]:
+    """The engine. With `cuda_graphs` the job is done once before: an engine records its graphs when it is new.
 
     A step is timed where no request joined and every slot was busy (or every row, where there are fewer rows than
     slots): prefills and the end of the queue are not steps of this batch size.
     """
-    engine = Engine(lm, Unending(method), cell.slots, compile=compile)
+    engine = Engine(lm, Unending(method), cell.slots, compile=compile, cuda_graphs=cuda_graphs)
+    if cuda_graphs:
+        engine.generate(job.requests)
     decoded = Decoded(engine.lm)
     started = time.perf_counter()
     for request in job.requests:
@@ -252,27 +257,34 @@ class Times(StoppingCriteria):  # type: ignore[misc]
         self.times: list[float] = []
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        shared.synchronize()
         self.times.append(time.perf_counter())
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def hf_cot(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, float]:
-    """transformers' `generate`: left-padded, until the longest row has its answer."""
+def hf_cot(lm: LatentLM, method: Any, cell: Cell, job: Job, static: bool = False) -> dict[str, float]:
+    """transformers' `generate`: left-padded, until the longest row has its answer.
+
+    With a `static` cache, whose step transformers compiles on a GPU, the job is done once before.
+    """
     ids, mask = left_padded(job.ids, lm.device)
     longest = max(job.lengths)
-    times = Times()
     # Without an EOS token `generate` does all of the work that is given.
     lm.causal_lm.generation_config.eos_token_id = None
-    started = time.perf_counter()
-    lm.causal_lm.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        max_new_tokens=longest + 1 + ANSWER,  # the chain, the separator, the answer
-        do_sample=False,
-        pad_token_id=0,
-        stopping_criteria=StoppingCriteriaList([times]),
-    )
-    seconds = time.perf_counter() - started
+    for _ in range(2 if static else 1):
+        times = Times()
+        started = time.perf_counter()
+        lm.causal_lm.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=longest + 1 + ANSWER,  # the chain, the separator, the answer
+            do_sample=False,
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([times]),
+            cache_implementation="static" if static else None,
+        )
+        shared.synchronize()
+        seconds = time.perf_counter() - started
     since_start = [at - started for at in times.times]
     steps = [later - earlier for earlier, later in itertools.pairwise(since_start)]
     return {
@@ -295,7 +307,8 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
     # A static batch: every row thinks until the longest chain is done.
     for _ in range(max(job.lengths)):
         before = time.perf_counter()
-        out.logits[:, -1].argmax(-1)  # whether to stop; what it says is not used, the length is given
+        # Whether to stop, which the loop must know. What it says is not used: the length is given.
+        out.logits[:, -1].argmax(-1).tolist()
         mean, _ = lm.extra["latent_head"](out.hidden_states[-1][:, -1])
         fed.append((mean * method.sigma_e)[:, None].to(question))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
@@ -307,6 +320,7 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
             use_cache=True,
         )
         steps.append(time.perf_counter() - before)
+    shared.synchronize()
     thinking = time.perf_counter() - started
 
     # The answer: `generate` reads questions, latents and separators once more, without the cache.
@@ -321,6 +335,7 @@ def published(lm: LatentLM, method: Any, cell: Cell, job: Job) -> dict[str, floa
         pad_token_id=0,
         stopping_criteria=StoppingCriteriaList([times]),
     )
+    shared.synchronize()
     return {
         "seconds": time.perf_counter() - started,
         "first_answer_token_seconds": times.times[0] - started,
@@ -344,8 +359,7 @@ def floor(lm: LatentLM, n: int) -> float:
         started = time.perf_counter()
         for weight in weights:
             torch.nn.functional.linear(inputs[weight.shape[1]], weight)
-        if lm.device.type == "cuda":
-            torch.cuda.synchronize()
+        shared.synchronize()
         seconds.append(time.perf_counter() - started)
     # The first two warm up.
     return 1e3 * median(seconds[2:])

@@ -165,7 +165,7 @@ def _draw_case(axes: Any, case: dict[str, Any]) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     # Boxes stand beside one another by their widths, so the panel must be where it will stay.
-    picture.settle(axes.figure)
+    picture.freeze_layout(axes.figure)
     axes.text(
         0,
         1,

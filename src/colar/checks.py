@@ -1,4 +1,4 @@
-"""Checks of values that a user gave. One place, so that every room rejects a wrong value in the same words.
+"""Checks of values that a user gave. One place, so that every package rejects a wrong value in the same words.
 
 Each check raises ValueError with the name of the key, what is allowed, and what was given.
 """

@@ -54,7 +54,7 @@ def warn_on_error(what: str) -> Iterator[None]:
 class Bar:
     """A running count: `advance` it, and leave a short `note` at its end (an accuracy so far, a file name).
 
-    `done` of `total` were done before, by another process: the time left is told by this one's own.
+    `done` of `total` were finished by an earlier process: the time left is estimated from this one's rate.
     """
 
     def __init__(self, description: str, total: int | None, done: int = 0) -> None:

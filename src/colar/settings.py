@@ -41,7 +41,7 @@ def built(section: type[T], values: Mapping[str, Any], above: str = "") -> T:
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and field.name not in arguments:
             hint = typing.get_type_hints(section)[field.name]
-            raise ValueError(f"{above}{field.name} is missing: it must be {named(hint)}")
+            raise ValueError(f"{above}{field.name} is missing: it must be {in_words(hint)}")
     return section(**arguments)
 
 
@@ -62,7 +62,7 @@ def _arguments(section: type[Any], values: Mapping[str, Any], above: str, whole:
         if value is None and type(None) not in kinds_of(hints[name]):
             default = f", {getattr(section, name)}" if hasattr(section, name) else ""
             raise ValueError(
-                f"{key} is blank (null): it must be {named(hints[name])}; leave it out for its default{default}"
+                f"{key} is blank (null): it must be {in_words(hints[name])}; leave it out for its default{default}"
             )
         arguments[name] = _typed(key, value, hints[name], whole)
     return arguments
@@ -94,7 +94,9 @@ def _typed(key: str, value: Any, hint: Any, whole: bool) -> Any:
         if fits:
             return value
     text = repr(value)
-    raise ValueError(f"{key} must be {named(hint)}, got {text if len(text) <= SHOWN else f'{text[:77]}...'}")
+    raise ValueError(
+        f"{key} must be {in_words(hint)}, got {text if len(text) <= SHOWN else f'{text[:77]}...'}"
+    )
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -107,7 +109,7 @@ def section_of(hint: Any) -> Any:
     return next((kind for kind in kinds_of(hint) if dataclasses.is_dataclass(kind)), None)
 
 
-def named(hint: Any) -> str:
+def in_words(hint: Any) -> str:
     """A type as a writer of YAML knows it."""
     names = []
     for kind in kinds_of(hint):
@@ -116,7 +118,7 @@ def named(hint: Any) -> str:
         if kind is typing.Literal:
             names.append(f"one of {', '.join(map(str, inner))}")
         elif kind is tuple:
-            names.append(f"a list ({named(inner[0])} each)")
+            names.append(f"a list ({in_words(inner[0])} each)")
         else:
             names.append(NAMES[dict if dataclasses.is_dataclass(kind) else kind])
     return " or ".join(names)

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from colar import files
-from colar.cli.options import columns_of, data_options, judge_option, own_options
+from colar.cli.options import columns_of, data_options, judge_option, single_source_options
 from colar.cli.shared import examples_of, quiet_libraries
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 BARS = 10
 """Most bars of the histogram of lengths."""
-SOURCE_HELP = "source of the list, .json / .jsonl file, or folder of SPLIT.jsonl or SPLIT.json files"
+SOURCE_HELP = (
+    "a source by name, a file of your own (JSON, JSONL, CSV, TSV, Parquet), or a folder of SPLIT files"
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -36,16 +38,13 @@ def _add_list(actions: Any) -> None:
 
 def _add_show(actions: Any) -> None:
     show = actions.add_parser("show", help="print the first rows of a source, or how a file of yours is read")
-    show.add_argument(
-        "source", help=f"{SOURCE_HELP}; any file that `colar train auto` takes, or owner/name of the Hub"
-    )
-    show.add_argument("--columns", help="question=problem,steps=rationale,answer=result: of your own file")
+    show.add_argument("source", help=f"{SOURCE_HELP}, or owner/name of the Hub")
     judge_option(show)
     show.add_argument("--model", default="tiny", help="backbone whose tokens are counted in your own file")
     show.add_argument("--limit", type=int, default=3, help="first N rows")
     show.add_argument("--split", help="split (default: the source's first)")
     show.add_argument(
-        "--renumber", type=int, default=0, metavar="K", help="print each row and K new ones by other numbers"
+        "--renumber", type=int, default=0, metavar="K", help="print each row and K copies with other numbers"
     )
     data_options(show)
     show.set_defaults(run=data_show)
@@ -80,7 +79,7 @@ def data_show(args: argparse.Namespace) -> None:
         return
     split = args.split or sources.splits_of(args.source)[0]
     renumber.check("--renumber", args.renumber, args.source, split)
-    for example in examples_of(args, args.source, split, own_options(args.options, args.source)):
+    for example in examples_of(args, args.source, split, single_source_options(args.options, args.source)):
         if args.renumber:
             _print_versions(example, args.renumber, args.data_seed)
         else:
@@ -91,8 +90,7 @@ def _show_own(args: argparse.Namespace) -> None:
     """Print how a user's rows are understood: the first ones, what was left out, the split, the lengths of chains."""
     from colar.data import own
 
-    columns = columns_of(args.columns) if args.columns else None
-    rows = own.read(args.source, columns, args.split or "train", args.judge)
+    rows = own.read(args.source, columns_of(args.columns), args.split or "train", args.judge)
     for example in rows.examples[: args.limit]:
         for role, text in (*example.context, ("question", example.question)):
             print(f"{role:>9}  {text}")
@@ -136,7 +134,7 @@ def _print_lengths(model: str, examples: list[Example]) -> None:
 
 
 def _print_versions(example: Example, versions: int, seed: int) -> None:
-    """Print a row, and below it up to `versions` new ones by other numbers."""
+    """Print a row, and below it up to `versions` new ones with other numbers."""
     from colar.data.renumber import renumber
     from colar.data.renumber.equations import CannotRenumber
 
@@ -164,7 +162,8 @@ def data_prepare(args: argparse.Namespace) -> None:
         limit=args.limit,
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
-        options=own_options(args.options, args.source),
+        options=single_source_options(args.options, args.source),
+        columns=columns_of(args.columns),
     )
     for path in written:
         print(path)

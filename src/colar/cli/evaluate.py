@@ -25,12 +25,12 @@ from colar.cli.shared import (
     check_backbone,
     data_of_runs,
     examples_of,
+    fill_limits,
     load,
-    named,
+    name_and_path,
     param_grids,
     say_judged_by,
     say_trained_on,
-    settle_limits,
 )
 
 
@@ -131,23 +131,23 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
 
     from colar import processes
     from colar.evaluation import controls, evaluate
-    from colar.evaluation.folder import claim, name_checkpoints
+    from colar.evaluation.folder import claim_evaluation, name_checkpoints
     from colar.model import checkpoint
 
-    paths = [named(text)[1] for text in args.checkpoints]
+    paths = [name_and_path(text)[1] for text in args.checkpoints]
     args.data = args.data or [data_of_runs(paths)]
     say_judged_by(args.judge, paths)
-    settle_limits(args, paths)
+    fill_limits(args, paths)
     limits = evaluate.Limits(
         **limits_of(args),
         batch_size=args.batch_size,
         compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
+        eager=args.eager,
     )
     datasets = _datasets(args)
     for dataset, examples in datasets.items():
         say_trained_on(dataset, examples, paths)
-    checkpoints = name_checkpoints([named(text) for text in args.checkpoints], args.label)
+    checkpoints = name_checkpoints([name_and_path(text) for text in args.checkpoints], args.label)
     settings = {
         "limits": limits_of(args),
         "split": args.split,
@@ -161,7 +161,7 @@ def _evaluate(args: argparse.Namespace, output: Path) -> None:
     check_backbone(folders.values(), args)
     params = param_grids(folders, args)
     # No process reads records before they are known to be of this evaluation.
-    processes.from_main(lambda: claim(output, settings, datasets, folders))
+    processes.from_main(lambda: claim_evaluation(output, settings, datasets, folders))
 
     models = []
     grid = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from colar.cli.options import (
     model_options,
     params_options,
 )
-from colar.cli.shared import check_backbone, collector_off, load, param_grids, quiet_libraries, settle_limits
+from colar.cli.shared import check_backbone, collector_off, fill_limits, load, param_grids, quiet_libraries
 
 STANDS_OUT = 0.6
 WIDTH = 80
@@ -38,7 +38,8 @@ def add_parser(commands: Any, method_options: bool) -> None:
     generate.add_argument("checkpoint", help="folder or Hub id")
     generate.add_argument("question", nargs="?", help="the question; or use --input")
     generate.add_argument(
-        "--input", help='JSONL file of questions: "question", and optionally "id", "answer" and "context"'
+        "--input",
+        help='JSONL file of questions: "question", and optionally "id", "context" and "answer" (the expected one)',
     )
     generate.add_argument("--system", metavar="TEXT", help="a system message before each question")
     generate.add_argument("--output", help="JSONL file to append answers to; without it they are printed")
@@ -83,7 +84,12 @@ def run(args: argparse.Namespace) -> None:
         from colar.model import checkpoint
 
     folder = checkpoint.resolve(args.checkpoint)
-    settle_limits(args, [folder])
+    # The plain format is written without the key.
+    if args.system is not None and "format" not in files.read_json(folder / "template.json"):
+        raise ValueError(
+            f"--system: {args.checkpoint} has no place for a system message (template.format: plain)"
+        )
+    fill_limits(args, [folder])
     decoding = _decoding(args)
     rows = [{"id": "question", "question": args.question, "context": ()}]
     if args.input:
@@ -95,24 +101,26 @@ def run(args: argparse.Namespace) -> None:
     check_backbone([folder], args)
     [grid] = param_grids({args.checkpoint: folder}, args).values()
     lm, method = load(str(folder), args)
+    expected = {row["id"]: row["answer"] for row in rows if row.get("answer") is not None}
     requests = answer_files.make_requests(rows, grid, decoding, args.seed, args.show_latents, args.system)
     # No more slots than there are requests: the cache of 32 rows costs one question a quarter of its time. With
     # --compile the step is made for the batch that was asked for.
     batch_size = args.batch_size if args.compile else min(args.batch_size, len(requests))
-    engine = Engine(lm, method, batch_size, compile=args.compile, cuda_graphs=args.cuda_graphs)
+    engine = Engine(lm, method, batch_size, compile=args.compile, cuda_graphs=False if args.eager else None)
     if args.output:
-        _write_answers(lm, engine, requests, args)
+        _write_answers(lm, engine, requests, expected, args)
     else:
-        expected = {row["id"]: row.get("answer") for row in rows}
         for completion in engine.generate(requests):
             completion.require_finite()
             # Several answers to one question: each under the values that it was asked with.
             if not args.input and len(requests) > 1:
                 print(_asked_with(completion.request.params).strip())
-            _print_completion(lm, completion, expected[completion.request.id], args)
+            _print_completion(lm, completion, expected.get(completion.request.id), args)
 
 
-def _write_answers(lm: Any, engine: Any, requests: list[Any], args: argparse.Namespace) -> None:
+def _write_answers(
+    lm: Any, engine: Any, requests: list[Any], expected: Mapping[str, str], args: argparse.Namespace
+) -> None:
     """Append an answer for every request that has none in the output yet."""
     from colar.engine.request import answer_key, fold
     from colar.evaluation import answer_files
@@ -125,7 +133,11 @@ def _write_answers(lm: Any, engine: Any, requests: list[Any], args: argparse.Nam
         for completion in fold(lm, engine.stream(missing)):
             completion.require_finite()
             row = answer_files.answer_row(completion, asked)
-            write(row | {"thoughts": _texts(lm, completion, args.neighbours)} if args.show_latents else row)
+            if completion.request.id in expected:
+                row["expected"] = expected[completion.request.id]
+            if args.show_latents:
+                row["thoughts"] = _texts(lm, completion, args.neighbours)
+            write(row)
             bar.advance()
     there = len(requests) - len(missing)
     # Of questions that were edited, or left out of the file, since they were answered.

@@ -16,19 +16,19 @@ from colar.cli.options import (
     limit_options,
     limits_of,
     model_options,
-    own_options,
     params_options,
+    single_source_options,
 )
 from colar.cli.shared import (
     check_backbone,
     data_of_runs,
     examples_of,
+    fill_limits,
     load,
     named_all,
     param_grids,
     say_judged_by,
     say_trained_on,
-    settle_limits,
 )
 
 ENDINGS = (".html", ".json")
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> None:
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
     say_judged_by(args.judge, paths)
-    examples = examples_of(args, args.data, args.split, own_options(args.options, args.data))
+    examples = examples_of(args, args.data, args.split, single_source_options(args.options, args.data))
     say_trained_on(args.data, examples, paths)
     checks.check_holds("--data", bool(examples), args.data, "a source with rows")
-    settle_limits(args, paths)
+    fill_limits(args, paths)
     limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):

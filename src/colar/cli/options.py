@@ -50,6 +50,15 @@ def data_options(parser: Parser) -> None:
         help="options of a source that has some, e.g. arithmetic.max_number=30",
     )
     parser.add_argument("--skip_malformed", action="store_true", help="skip malformed rows")
+    columns_option(parser)
+
+
+def columns_option(parser: Any) -> None:
+    parser.add_argument(
+        "--columns",
+        metavar="KEY=COLUMN,...",
+        help="question=problem,steps=rationale,answer=result: names of the columns in a file of your own",
+    )
 
 
 def judge_option(parser: Any) -> None:
@@ -101,9 +110,9 @@ def batching_options(parser: Parser) -> None:
         help="compile the decode step: takes about a minute, faster from some thousand steps on",
     )
     parser.add_argument(
-        "--cuda_graphs",
+        "--eager",
         action="store_true",
-        help="record decode steps as CUDA graphs: several times faster on a GPU (not with --compile)",
+        help="run decode steps on a GPU without CUDA graphs, which make them several times faster",
     )
 
 
@@ -145,15 +154,17 @@ def source_options(pairs: list[str], source: str, called: str = "") -> dict[str,
     return chosen
 
 
-def columns_of(text: str) -> dict[str, str]:
-    """The columns of --columns question=problem,steps=rationale,answer=result."""
+def columns_of(text: str | None) -> dict[str, str] | None:
+    """The columns of --columns question=problem,steps=rationale,answer=result; None without any."""
+    if text is None:
+        return None
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(key and column for key, _, column in pairs):
         raise ValueError(f"--columns takes KEY=COLUMN,KEY=COLUMN, got {text!r}")
     return {key.strip(): column.strip() for key, _, column in pairs}
 
 
-def own_options(pairs: list[str], source: str) -> dict[str, Any]:
+def single_source_options(pairs: list[str], source: str) -> dict[str, Any]:
     """`source_options` of a command that reads one source: those of another would do nothing, and are an error."""
     for pair in pairs:
         owner = pair.partition("=")[0].rpartition(".")[0]

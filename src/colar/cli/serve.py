@@ -17,7 +17,7 @@ from colar.cli.options import (
     limits_of,
     model_options,
 )
-from colar.cli.shared import check_backbone, collector_off, load, named_all, settle_limits
+from colar.cli.shared import check_backbone, collector_off, fill_limits, load, named_all
 
 
 def add_parser(commands: Any) -> None:
@@ -97,7 +97,7 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     lm, method = load(path, args)
     # Of each model its own.
     own = argparse.Namespace(**vars(args))
-    settle_limits(own, [path])
+    fill_limits(own, [path])
     decoding = dataclasses.replace(DECODINGS[args.decoding], **limits_of(own))
     engine = Engine(
         lm,
@@ -106,6 +106,6 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         args.token_budget,
         args.max_waiting,
         compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
+        cuda_graphs=False if args.eager else None,
     )
     return Served(name, lm, method, engine, decoding)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import gc
 import itertools
+import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress
-from colar.cli.options import LIMITS
+from colar.cli.options import LIMITS, columns_of
 
 HARMLESS = (
     # peft asks transformers under a name that the next transformers will not have; it has peft's new name as well.
@@ -50,7 +51,7 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def settle_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
+def fill_limits(args: argparse.Namespace, checkpoints: Iterable[str | Path]) -> None:
     """Fill in the limits that were not given: the largest of the checkpoints' own, or the command's defaults."""
     from colar.model import checkpoint
 
@@ -85,6 +86,7 @@ def examples_of(args: argparse.Namespace, source: str, split: str, options: dict
         seed=args.data_seed,
         skip_malformed=args.skip_malformed,
         options=options,
+        columns=columns_of(args.columns),
     )
     return custom.applied(examples, args.judge)
 
@@ -106,15 +108,18 @@ def say_trained_on(name: str, examples: Sequence[Any], checkpoints: Iterable[str
     for folder in checkpoints:
         path = Path(folder) / "data" / "train.jsonl"
         if path.exists():
-            trained = {row["question"] for _, row in files.read_jsonl(path)}
-            n = sum(example.question in trained for example in examples)
+            # With the turns before it: without them "And in total?" would be one question.
+            trained = {
+                (json.dumps(row.get("context", [])), row["question"]) for _, row in files.read_jsonl(path)
+            }
+            n = sum((json.dumps(example.context), example.question) in trained for example in examples)
             if n:
                 progress.say(
                     f"warning: {folder} was trained on {n:,} of {len(examples):,} questions of {name}"
                 )
 
 
-def named(text: str) -> tuple[str, str]:
+def name_and_path(text: str) -> tuple[str, str]:
     """NAME=PATH, or a path that names itself (the run's folder, where the checkpoint is its `best`)."""
     from colar.evaluation.folder import split_name
 
@@ -131,7 +136,7 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
     """Checkpoints, folder or Hub id, by the name of each. ValueError where two have one name."""
     found: dict[str, str] = {}
     for text in texts:
-        name, path = named(text)
+        name, path = name_and_path(text)
         if name in found:
             raise ValueError(
                 f"two checkpoints have one name ({name}); give them their own: cot=runs/a/best cot2=runs/b/best"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from colar import files, progress, recipes, settings
-from colar.cli.options import columns_of, judge_option
+from colar.cli.options import columns_of, columns_option, judge_option
 from colar.cli.shared import collector_off, quiet_libraries
 
 AUTO = "auto"
@@ -58,9 +58,7 @@ def add_parser(commands: Any) -> None:
     own.add_argument(
         "--grpo", action="store_true", help="also learn by reinforcement, for answers that can be judged"
     )
-    own.add_argument(
-        "--columns", help="question=problem,steps=rationale,answer=result, where columns are not recognised"
-    )
+    columns_option(own)
     own.add_argument(
         "--template", choices=["auto", "chat", "plain"], help="format of the prompt (default: auto)"
     )
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
     output: Path | None
     if auto:
         output = files.require_writable(args.output)
-        stages = recipe.plan(
+        stages = recipe.prepare_run(
             args.model, args.data, output, **_given(args), overrides=args.overrides, only=args.stages
         )
     else:
@@ -131,7 +129,7 @@ def overrides(args: argparse.Namespace, rest: list[str]) -> list[str]:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `auto` that were given, as arguments of `recipe.plan`."""
+    """The options of `auto` that were given, as arguments of `recipe.prepare_run`."""
     given = {name: getattr(args, name) for name in OF_AUTO[2:] if getattr(args, name)}
     if args.columns:
         given["columns"] = columns_of(args.columns)

@@ -39,9 +39,9 @@ __all__ = [
     "SOURCES",
     "held_out_questions",
     "load",
-    "own_file",
     "prepare",
     "splits_of",
+    "user_file",
 ]
 
 GENERATORS: Mapping[str, tuple[type[Any], Callable[..., list[Example]]]] = MappingProxyType(
@@ -66,12 +66,14 @@ def load(
     seed: int = 0,
     skip_malformed: bool = False,
     options: Mapping[str, Any] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> list[Example]:
     """Load the rows of one split, in a fixed order.
 
     `source` is a name of the table, a user's file in one of the layouts of `layouts.py`, or a folder of
     `<split>.jsonl` or other files, such as `prepare` writes. `limit` takes the first n rows. `seed` matters to
-    generated sources only. `options`: the fields of a generated source's config.
+    generated sources only. `options`: the fields of a generated source's config. `columns`: those of a user's file,
+    `{"question": "problem"}`, where they have other names.
 
     Raises ValueError for an unknown source, split or option, files that are not there, a malformed row (unless
     `skip_malformed`, which says on stderr what it skipped), an empty data set, or a Hub that cannot be reached.
@@ -82,11 +84,15 @@ def load(
     if _is_path(source):
         check_known("file option", options, ())
         path = data_files.existing(Path(source), split)
-        if not _is_coconut(path):
-            return _with_clusters(_in_layout(path, skip_malformed)[:limit])
+        if columns or not _is_coconut(path):
+            return _with_clusters(_in_layout(path, skip_malformed, columns)[:limit])
         reader = _Reader(f"{Path(source).stem}/{split}", coconut, "number", skip_malformed)
         found = reader.examples(data_files.read(path))
     else:
+        if columns is not None:
+            raise ValueError(
+                f"columns are named for a file of your own, and {source} is a source of the table"
+            )
         entry = SOURCES[source]
         check_known(f"{source} split", [split], entry.splits)
         if source in GENERATORS:  # made, not read
@@ -157,7 +163,7 @@ def held_out_questions(
     return questions
 
 
-def own_file(source: str, split: str) -> Path | None:
+def user_file(source: str, split: str) -> Path | None:
     """The file that a split of a user's file or folder is read from, by its real path; None for the table's sources."""
     if not _is_path(source):
         return None
@@ -232,9 +238,9 @@ def _is_coconut(path: Path) -> bool:
     return True
 
 
-def _in_layout(path: Path, skip: bool) -> list[Example]:
+def _in_layout(path: Path, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
     """The rows of a user's file in another layout. A malformed row is an error, or, with `skip`, left out."""
-    rows = own.read(path)
+    rows = own.read(path, columns)
     left_out: list[str] = []
     for reason, places in rows.left_out.items():
         left_out += [f"{place}: {reason}" for place in places]

@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Iterator
 import torch
 
 from colar import checks
+from colar.engine import graphs
 from colar.engine.cache import EMPTY, SlotCache
 from colar.engine.prefill import Prefill
 from colar.engine.request import Completion, Event, Request, check, fold, prompt_ids
@@ -52,9 +53,10 @@ class Engine:
     `max_waiting` bounds the queue (None: no bound). Running rows wait for at most `prefill_chunk` positions of
     questions before their next step. With `compile` forward passes are compiled when they first occur, which takes a
     minute or two (less if it was done before), and bfloat16 weights on a CPU are stored twice, the second time in the
-    layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` steps are recorded as CUDA
-    graphs: several times faster on a GPU, and a CPU gains nothing by it. Weights may be trained in place between two
-    calls, not while requests run. ValueError for a backbone whose attention the engine does not know.
+    layout of its matrix units; it pays from some thousand steps on. With `cuda_graphs` decode steps are recorded
+    as CUDA graphs, which is several times faster on a GPU (None: there, without `compile` and with whole weights).
+    Weights may be trained in place between two calls, not while requests run. ValueError for a backbone whose attention
+    the engine does not know.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class Engine:
         max_waiting: int | None = None,
         compile: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
     ) -> None:
+        if cuda_graphs is None:
+            cuda_graphs = graphs.can_record(lm) and not compile
         if compile and cuda_graphs:
             raise ValueError("an engine has compile or cuda_graphs, not both")
         checks.check_number("prefill_chunk", prefill_chunk, 1, whole=True)

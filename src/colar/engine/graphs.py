@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one call starts the thousand small kernels of a step. Off by default.
+"""Decode steps as CUDA graphs: one call starts the thousand small kernels of a step. The default on a GPU.
 
 A graph reads and writes at fixed addresses, for one shape. So the rows of a step are filled up to one of a few
 numbers, the columns that are read to one of a few widths, and what is fed is copied to where the graph reads it.
@@ -11,7 +11,7 @@ numbers, the columns that are read to one of a few widths, and what is fed is co
 
 Rows that fill up are copies of the first one: they write into the last slot, which nothing reads. A graph belongs to
 the tensors that it was recorded with: if the cache or the weights have moved, or an adapter is folded in, all graphs
-are recorded anew.
+are recorded anew. A forward pass that cannot be recorded runs as it is, from then on, and the reason is logged once.
 
 On a CPU the same copies are made, and the forward pass is called where a graph would be replayed: tests compare that
 with the plain step.
@@ -29,13 +29,22 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
+from colar import progress
 from colar.engine.cache import SlotCache, SlotMapping
+from colar.model import chunks, sharded
 from colar.model.latent_lm import LatentLM
 
 NARROWEST = 64
 """Columns of the narrowest graph."""
+REPLAYED_ON = "cuda"
+"""Type of the devices that have graphs."""
 WARM_UP = 2
 """Forwards before one is recorded: libraries make their workspaces in the first."""
+
+
+def can_record(lm: LatentLM) -> bool:
+    """True for whole weights on a GPU: the layers of sharded ones are gathered by other processes' calls."""
+    return lm.device.type == REPLAYED_ON and not sharded.is_sharded(lm)
 
 
 def rows_of(rows: int, most: int) -> int:
@@ -69,16 +78,24 @@ class GraphedHidden:
         self._addresses: list[int] = []
         self._model: Any = None
         self._pool: Any = None
+        self._gave_up = False
 
     def __call__(self, embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states, (N, 1, D)."""
+        if self._gave_up:
+            return self.lm.hidden(embeds_N1D, mask, position_N1, cache)
         addresses = [tensor.data_ptr() for layer in cache.layers for tensor in (layer.keys, layer.values)]
         if addresses != self._addresses:
             self._drop()
             self._addresses = addresses
         key = (embeds_N1D.shape[0], cache.mapping.seen.shape[0])
         if key not in self.recorded:
-            self.recorded[key] = self._record(embeds_N1D, mask, position_N1, cache)
+            try:
+                self.recorded[key] = self._record(embeds_N1D, mask, position_N1, cache)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                return self._give_up(error, embeds_N1D, mask, position_N1, cache)
         graph = self.recorded[key]
         graph.embeds_N1D.copy_(embeds_N1D)
         graph.position_N1.copy_(position_N1)
@@ -103,6 +120,15 @@ class GraphedHidden:
         self.recorded.clear()
         self._pool = None
 
+    def _give_up(self, error: RuntimeError, *fed: Any) -> Tensor:
+        """Run the step as it is, now and from then on: it writes the same keys and values as the attempt before it."""
+        self._gave_up = True
+        self._drop()
+        reason = str(error).strip().partition("\n")[0]
+        progress.say(f"warning: decode steps run without CUDA graphs, which is slower: {reason}")
+        embeds_N1D, mask, position_N1, cache = fed
+        return self.lm.hidden(embeds_N1D, mask, position_N1, cache)
+
     def _record(self, embeds_N1D: Tensor, mask: Any, position_N1: Tensor, cache: SlotCache) -> Recorded:
         """Record the forward of this shape; tensors of its own take the place of those given."""
         embeds, position = embeds_N1D.clone(), position_N1.clone()
@@ -115,9 +141,11 @@ class GraphedHidden:
 
         def forward() -> Tensor:
             cache.mapping = mapping
-            return self.lm.hidden(embeds, own_mask, position, cache)
+            # Weights that autocast had cast before would be read by the graph after they are gone.
+            with chunks.uncached_autocast(embeds.device.type):
+                return self.lm.hidden(embeds, own_mask, position, cache)
 
-        if embeds.device.type != "cuda":
+        if embeds.device.type != REPLAYED_ON:
             return Recorded(embeds, position, own_mask, mapping, forward)
         return Recorded(embeds, position, own_mask, mapping, self._capture(forward))
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from colar import checks
-from colar.data.example import ROLES
+from colar import checks, progress
+from colar.data.example import ROLES, Example, leave_out
 from colar.methods.base import Method, NoParams
 from colar.model.latent_lm import LatentLM
 
@@ -23,7 +23,7 @@ INT64_MAX = 2**63 - 1
 TEMPERATURES = (1e-6, 100)
 """Bounds of a temperature above 0: logits divided by it, and latents with their noise, stay finite in float32."""
 MOST_TOP = 20
-"""The most likeliest tokens per answer token, OpenAI's limit."""
+"""The largest `top_logprobs`, OpenAI's limit."""
 
 
 @dataclass(frozen=True)
@@ -293,3 +293,28 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
             f"positions; {lm.context}"
         )
     return ids
+
+
+def fitting_questions(
+    lm: LatentLM,
+    method: Method,
+    examples: Sequence[Example],
+    params: Sequence[Any],
+    decoding: Decoding,
+    what: str,
+    remedy: str,
+) -> list[Example]:
+    """The examples whose questions fit the model's context within the limits of `decoding`, under each of `params`.
+
+    Logs how many do not, under `what` they are. ValueError, which names the `remedy`, where more than half do not.
+    """
+    too_long = {}
+    for index, example in enumerate(progress.track(examples, f"check {what}")):
+        # The speed slot of the prompt may be longer for one value than for another: each is tried.
+        for values in params:
+            request = Request(example.id, example.question, values, decoding, context=example.context)
+            try:
+                prompt_ids(lm, method, request)
+            except TooLong as error:
+                too_long[index] = str(error)
+    return leave_out(examples, too_long, what, remedy)

@@ -29,8 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -139,9 +137,7 @@ class CompiledHidden:
         """The kinds of forward pass that have occurred."""
         self.run: Any = torch.compile(lm.hidden)
         self.gave_up = False
-        # On a CPU torch.compile writes C++.
-        compilers = [os.environ.get("CXX"), "g++", "clang++"]
-        if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
+        if not devices.can_compile(lm.device):
             self._give_up("there is no C++ compiler (g++ or clang++)")
 
     def __call__(self, embeds_NTD: Tensor, mask: Any, position_NT: Tensor, cache: SlotCache) -> Tensor:

@@ -304,7 +304,7 @@ def evaluate_controls(
             controlled = replace(controlled, model=replace(controlled.model, method=control))
             n_new += evaluate([controlled], datasets, records, limits)
     # An earlier call may have been killed with all answered, before they stood in order.
-    folder.settle(records, order)
+    folder.merge_parts(records, order)
     return n_new
 
 

@@ -19,10 +19,10 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from colar import files, processes, progress
-from colar.data.example import Example, leave_out
+from colar.data.example import Example
 from colar.data.judge.answers import verdict
 from colar.engine.engine import Engine
-from colar.engine.request import DECODINGS, Completion, Decoding, Request, TooLong, fold, prompt_ids
+from colar.engine.request import DECODINGS, Completion, Decoding, Request, fold, prompt_ids
 from colar.evaluation import folder
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import Cell, System, cell_to_json, given, system_name, texts
@@ -46,15 +46,12 @@ class Limits:
     """Requests that run at once."""
     compile: bool = False
     """Compile the decode step: takes a minute, and pays off after some thousand steps."""
-
-    cuda_graphs: bool = False
-    """Record decode steps as CUDA graphs: several times faster on a GPU; not with compile."""
+    eager: bool = False
+    """Run decode steps on a GPU without CUDA graphs, which make them several times faster."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
-        if self.compile and self.cuda_graphs:
-            raise ValueError("compile and cuda_graphs exclude each other: set one of them")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def evaluate(
         # Every N-th one: neighbours in the grid take about as long as each other.
         state = PartialState()
         _answer_mine(asked[state.process_index :: state.num_processes], records, limits)
-    folder.settle(records, [question.key for question in questions])
+    folder.merge_parts(records, [question.key for question in questions])
     return len(asked)
 
 
@@ -162,7 +159,7 @@ def _answer_mine(asked: Sequence[Question], records: Path, limits: Limits) -> No
     by_model: defaultdict[EvaluatedModel, list[Question]] = defaultdict(list)
     for question in asked:
         by_model[question.point.model].append(question)
-    path = folder.own_file(records)
+    path = folder.process_file(records)
     systems = {question.point.cell.system for question in asked}
     # Of several systems the bar names the model that it has come to.
     only = [f"evaluate {system_name(system, systems)}" for system in systems]
@@ -205,7 +202,11 @@ def answer(model: EvaluatedModel, questions: Sequence[Question], limits: Limits)
     for question in questions:
         unanswered[question.request].append(question)
     engine = Engine(
-        model.lm, model.method, limits.batch_size, compile=limits.compile, cuda_graphs=limits.cuda_graphs
+        model.lm,
+        model.method,
+        limits.batch_size,
+        compile=limits.compile,
+        cuda_graphs=False if limits.eager else None,
     )
     # Most often a dtype of too small a range is what makes them so.
     dtype = str(model.lm.lm.dtype).removeprefix("torch.")
@@ -266,27 +267,6 @@ def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
     # Of the question's id, not of its position: another --limit, or another order, changes no draw.
     seed = seed_from(point.seed, example.id)
     return Request(example.id, example.question, point.params, decoding, seed, context=example.context)
-
-
-def fitting_questions(
-    lm: LatentLM, method: Method, examples: Sequence[Example], params: Sequence[Any], limits: Limits
-) -> list[Example]:
-    """The validation rows whose questions fit the model's context within `limits`; logs how many do not.
-
-    ValueError where more than half do not.
-    """
-    model = EvaluatedModel("validation", lm, method)
-    too_long = {}
-    for param in params:
-        # The decoding changes nothing here: the limits alone decide how much room an answer needs.
-        point = GridPoint(model, "validation", param, "greedy", seed=0)
-        for index, example in enumerate(examples):
-            try:
-                prompt_ids(lm, method, make_request(point, example, limits))
-            except TooLong as error:
-                too_long[index] = str(error)
-    remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
-    return leave_out(examples, too_long, "validation questions", remedy)
 
 
 def score(

@@ -100,7 +100,7 @@ def _named_source(text: str) -> tuple[str, str]:
     if name is not None:
         return name, source
     # A whole path would be a wide head for a column, and may be written in several ways.
-    if Path(text).is_dir() and sources.own_file(text, "test") is not None:
+    if Path(text).is_dir() and sources.user_file(text, "test") is not None:
         return Path(text).resolve().name, text
     return (Path(text).stem if is_own_file(text) else text), text
 
@@ -120,7 +120,7 @@ def split_name(text: str) -> tuple[str | None, str]:
 # evaluation.json
 
 
-def claim(
+def claim_evaluation(
     output: Path,
     settings: Mapping[str, Any],
     datasets: Mapping[str, Sequence[Example]],
@@ -186,7 +186,7 @@ def _check_questions(output: Path, dataset: str, earlier: Mapping[str, str], now
 # Records of several processes
 
 
-def own_file(records: Path) -> Path:
+def process_file(records: Path) -> Path:
     """The file that this process appends to."""
     state = PartialState()
     return records if state.is_main_process else _part(records, str(state.process_index))
@@ -209,7 +209,7 @@ def _read(records: Path) -> list[dict[str, Any]]:
     return list(known.values())
 
 
-def settle(records: Path, order: Sequence[RecordKey]) -> None:
+def merge_parts(records: Path, order: Sequence[RecordKey]) -> None:
     """Write all records into `records` and remove the parts. All call it together.
 
     First come those that `order` does not name, as they stood, then the others in that order.

@@ -1,6 +1,6 @@
 """The picture of a report: accuracy against reasoning length. Also the style of all pictures.
 
-`accuracy_vs_length` takes rows of a report (evaluation/rows.py) and writes one PNG. Bars are 95% intervals, 1.96
+`accuracy_vs_length` takes rows of a report (evaluation/report_rows.py) and writes one PNG. Bars are 95% intervals, 1.96
 standard errors clustered by question, as in the tables.
 
 Everything goes through `matplotlib.figure.Figure` and never through pyplot, so that a picture drawn from a server or a
@@ -297,7 +297,7 @@ def image(drawn: Any, kind: str, dpi: int = DPI) -> bytes:
     return buffer.getvalue()
 
 
-def settle(drawn: Any) -> None:
+def freeze_layout(drawn: Any) -> None:
     """Fix the layout: positions that are measured from now on are those of the file."""
     _take_literally(drawn)
     # The layout engine moves axes whenever the figure is drawn, also when it is saved.

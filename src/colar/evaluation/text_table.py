@@ -1,4 +1,4 @@
-"""A table without a medium, its two media (Markdown and the terminal), and how numbers are written in it."""
+"""A table of text cells, its two media (Markdown and the terminal), and how numbers are written in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLANK = "–"
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table without a medium: a title, column heads, rows of text, and notes below it."""
+    """A table, for Markdown or a terminal: a title, column heads, rows of text, and notes below it."""
 
     title: str
     head: Sequence[str]

@@ -163,7 +163,7 @@ class ThinkState:
     begun: dict[str, Tensor] = field(default_factory=dict)
     """The columns of the method's `begin` for these rows."""
     wants_info: bool = True
-    """True if `Thought.info` is read: a method may leave out what is costly to say."""
+    """True if `Thought.info` is read: a method may leave out what is costly to compute."""
     make_head_rows: Callable[[tuple[int, ...]], HeadRows] | None = None
     """The model's `head_rows` where an engine keeps them from step to step; None without an engine."""
     asked: Sequence[Asked] | None = None

@@ -25,11 +25,13 @@ def cross_entropy(lm: LatentLM, hidden_BND: Tensor, labels_BNG: Tensor, weights_
     usual cross-entropy. Logits are made only at labelled positions, a chunk at a time.
     """
     mask_BN = weights_BNG.sum(-1) > 0
-    (losses_M,) = lm.reduce_logits(
-        position_losses, hidden_BND[mask_BN], labels_BNG[mask_BN], weights_BNG[mask_BN]
+    # Once: a GPU is waited for at each indexing by a mask.
+    (at_M,) = mask_BN.flatten().nonzero(as_tuple=True)
+    hidden_MD, labels_MG, weights_MG = (
+        values.flatten(0, 1).index_select(0, at_M) for values in (hidden_BND, labels_BNG, weights_BNG)
     )
-    # Indexing by a mask and `masked_scatter` go through it in the same order, row by row.
-    losses_BN = losses_M.new_zeros(mask_BN.shape).masked_scatter(mask_BN, losses_M)
+    (losses_M,) = lm.reduce_logits(position_losses, hidden_MD, labels_MG, weights_MG)
+    losses_BN = losses_M.new_zeros(mask_BN.numel()).index_copy(0, at_M, losses_M).view_as(mask_BN)
     return row_mean(losses_BN, mask_BN)
 
 

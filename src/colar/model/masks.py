@@ -96,7 +96,7 @@ def check_inputs(lm: PreTrainedModel, head_logits: Callable[[PreTrainedModel, Te
     if lm.device.type == "meta":
         return
     try:
-        with _without_dropout(lm):
+        with in_eval_mode(lm):
             reason = _refusal(lm, head_logits)
     except torch.OutOfMemoryError:
         raise
@@ -158,7 +158,7 @@ def probe(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tenso
 @torch.no_grad()
 def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]) -> str | None:
     try:
-        with _without_dropout(lm), _narrow(lm.config.get_text_config()):
+        with in_eval_mode(lm), _narrow(lm.config.get_text_config()):
             ours_TD, theirs_TD = forwards(lm)
     except torch.OutOfMemoryError:
         raise
@@ -185,7 +185,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 @contextlib.contextmanager
-def _without_dropout(lm: PreTrainedModel) -> Iterator[None]:
+def in_eval_mode(lm: PreTrainedModel) -> Iterator[None]:
     was_training = lm.training
     lm.eval()
     try:

@@ -6,7 +6,10 @@ all that was asked of it is done, and then the GPU waits for Python. Sending num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +28,12 @@ def computes_bfloat16(device: torch.device) -> bool:
     if device.type != "cpu":
         return True
     return bool(torch._C._has_mkldnn) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def can_compile(device: torch.device) -> bool:
+    """False on a CPU without a C++ compiler, which torch.compile needs there."""
+    compilers = [os.environ.get("CXX"), "g++", "clang++"]
+    return device.type != "cpu" or any(name and shutil.which(name) for name in compilers)
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -59,3 +68,23 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def numbers(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 numbers that Python knows, on the device, without waiting for its work."""
     return send(torch.tensor(values, dtype=torch.int64), device)
+
+
+def kernels(profiled: Any) -> list[tuple[str, float, float]]:
+    """Kernels and copies of a device under `torch.profiler.profile`: name, begin and end in seconds."""
+    found = []
+    for event in profiled.events():
+        # An annotation spans the kernels below it.
+        if event.device_type.name != "CPU" and not event.is_user_annotation:
+            found.append((event.name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    return found
+
+
+def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the intervals (begin, end) runs: kernels of several streams overlap."""
+    busy = 0.0
+    latest = float("-inf")
+    for begin, end in sorted(intervals):
+        busy += max(0.0, end - max(begin, latest))
+        latest = max(latest, end)
+    return busy

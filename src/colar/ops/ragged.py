@@ -53,17 +53,25 @@ def pack(*segments: tuple[Tensor, Tensor], multiple: int = 1) -> Tensor:
     lengths_SB = torch.stack([lengths_B for _, lengths_B in segments])
     longest = _round_up(int(lengths_SB.sum(0).max()), multiple)
     first, _ = segments[0]
-    out = first.new_zeros(first.shape[0], longest, *first.shape[2:])
+    side_by_side = torch.cat([values.to(first.dtype) for values, _ in segments], dim=1)
+    if side_by_side.shape[1] == 0:
+        return first.new_zeros(first.shape[0], longest, *first.shape[2:])
 
-    # Where the next segment begins, row by row.
+    # (B, T): the column of `side_by_side` that each column of the output takes.
+    column_T = torch.arange(longest, device=first.device)
+    source_BT = torch.zeros_like(column_T)
     start_B = torch.zeros_like(lengths_SB[0])
+    offset = 0
     for values, lengths_B in segments:
-        # (row, column) of every real entry: column l of the segment is column start + l of the row.
-        row, column = torch.nonzero(length_mask(lengths_B, values.shape[1]), as_tuple=True)
-        # Out of place: `out` may carry the gradient of the segments before.
-        out = out.index_put((row, start_B[row] + column), values[row, column].to(out.dtype))
+        behind_BT = column_T - start_B[:, None]
+        source_BT = torch.where(behind_BT >= 0, offset + behind_BT, source_BT)
         start_B = start_B + lengths_B
-    return out
+        offset += values.shape[1]
+    shape = (*source_BT.shape, *(1 for _ in first.shape[2:]))
+    source = source_BT.clamp(max=offset - 1).view(shape)
+    real = (column_T < start_B[:, None]).view(shape)
+    # `where`, not a product: what stands in a segment's padding may be NaN.
+    return torch.where(real, side_by_side.gather(1, source.expand(-1, -1, *first.shape[2:])), 0)
 
 
 def align_right(values_BLD: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:

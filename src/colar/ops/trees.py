@@ -66,8 +66,10 @@ def plan(ids_BL: Tensor, id_lengths_B: Tensor, lengths_B: Tensor, width: int) ->
 
     `width` is T, the rows' padded length. None where no two rows share enough.
     """
-    starts = [row[:length] for row, length in zip(ids_BL.tolist(), id_lengths_B.tolist(), strict=True)]
-    lengths = lengths_B.tolist()
+    # One copy of all that Python decides by: each waits for a GPU.
+    columns = torch.cat([lengths_B[:, None], id_lengths_B[:, None], ids_BL], dim=1).tolist()
+    lengths = [row[0] for row in columns]
+    starts = [row[2 : 2 + row[1]] for row in columns]
     sequences = _sequences(starts)
     if len(sequences) == len(starts):
         return None

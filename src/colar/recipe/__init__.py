@@ -12,12 +12,12 @@ An unknown key is an error that names the nearest right one; every value is chec
 """
 
 from colar.recipe.examples import load_examples
-from colar.recipe.ownership import claim
+from colar.recipe.ownership import claim_run
 from colar.recipe.parsing import Stage, load, load_stages
 from colar.recipe.run import run, run_stages
 from colar.recipe.schema import DataConfig, ModelConfig, Recipe, SourceRows
 from colar.recipe.start import build_method, load_model
-from colar.recipe.train import finish, folder_of, plan, train
+from colar.recipe.train import finish, folder_of, prepare_run, train
 
 __all__ = [
     "DataConfig",
@@ -26,14 +26,14 @@ __all__ = [
     "SourceRows",
     "Stage",
     "build_method",
-    "claim",
+    "claim_run",
     "finish",
     "folder_of",
     "load",
     "load_examples",
     "load_model",
     "load_stages",
-    "plan",
+    "prepare_run",
     "run",
     "run_stages",
     "train",

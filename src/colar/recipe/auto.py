@@ -10,16 +10,17 @@ The recipe is written once: the same command goes on with it, and `colar train O
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from colar import files
 from colar.checks import check_choice
 from colar.model import tiny
+from colar.ops import devices
 from colar.recipe.facts import PERCENTILE, SLOT, Facts
 
 METHODS = ("sequential", "colar")
@@ -34,7 +35,7 @@ VALIDATED: list[dict[str, float]] = [{"compression_factor": 1}, {"compression_fa
 """Per-request values of validation."""
 
 
-def values(
+def make_recipe(
     facts: Facts, output: str, method: str = "sequential", grpo: bool = False, judge: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The keys of the recipe, and the reasons for those that depend on the backbone, the rows or the device."""
@@ -78,7 +79,7 @@ def values(
     why.append(f"template: {facts.layout}")
     tree["template"] = {"format": facts.layout}
     cot = {"method": {"name": "cot"}}
-    own, note = _own_stage(facts, method, scratch, lora)
+    own, note = _method_stage(facts, method, scratch, lora)
     why.append(note)
     tree["stages"] = {"cot": cot, method: own}
     if grpo:
@@ -108,7 +109,7 @@ def _training(facts: Facts, scratch: bool, lora: bool) -> dict[str, Any]:
     if not on_cpu:
         training["tokens_per_batch"] = 16_384
         training["dataloader_num_workers"] = 2
-    if facts.parameters >= COMPILED and shutil.which("c++"):
+    if facts.parameters >= COMPILED and devices.can_compile(torch.device(facts.device)):
         training["compile"] = True
     return training
 
@@ -120,7 +121,7 @@ def _rate(parameters: int) -> float:
     return 4e-4 if parameters < 2e9 else 2e-4
 
 
-def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[dict[str, Any], str]:
+def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[dict[str, Any], str]:
     """The stage of CoLaR-SFT."""
     training: dict[str, Any] = {"modules_learning_rate": 6e-3 if scratch else 1e-3}
     if method == "colar":
@@ -134,7 +135,7 @@ def _own_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple[di
     grouped = facts.equations and facts.digits
     config = {
         "name": "sequential",
-        "compression_factors": [1, 1, 2, 2, 3, 5],
+        "compression_factors": [1, 1, 2, 2, 3, 3, 4, 5, 5],
         "confidence_thresholds": [0, 0, 0.8],
         "grouping": "equations" if grouped else "tokens",
         "merge": "ordered" if facts.digits else "sqrt",
@@ -180,7 +181,7 @@ def _grpo_stage(own: Mapping[str, Any], limits: Mapping[str, int], lora: bool) -
     }
 
 
-def write(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
+def write_recipe(path: Path, tree: Mapping[str, Any], why: Sequence[str]) -> Path:
     """Write the recipe, with its reasons above it."""
     lines = [
         "# Made by `colar train auto`. Change what you like and run it with",

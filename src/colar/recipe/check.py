@@ -124,7 +124,7 @@ def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: 
     lm.eval()
     started = time.perf_counter()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), lm.merged():
-        score(lm, method, first, settings.asked(method), settings.decoding, settings.limits)
+        score(lm, method, first, settings.method_params(method), settings.decoding, settings.limits)
     batches = math.ceil(len(held_out) / settings.limits.batch_size)
     note = f"{len(held_out):,} questions; timed on {len(first)}"
     table.add_row("a validation", clock((time.perf_counter() - started) * batches), note)

@@ -77,7 +77,7 @@ def _apart(rows: list[Example], before: list[Example], source: SourceRows) -> li
     Rows without an id are called after their file's stem, which two files may share. Rows that are really the same keep
     their ids: they occur twice.
     """
-    if sources.own_file(source.source, source.train_split) is None:
+    if sources.user_file(source.source, source.train_split) is None:
         return rows
     questions = {row.id: row.question for row in before}
     taken = [row for row in rows if row.id in questions]
@@ -115,7 +115,7 @@ def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
 def _renumbered(
     data: DataConfig, source: SourceRows, rows: list[Example], held_out: list[Example]
 ) -> list[Example]:
-    """New rows made of `rows` by other numbers; none of them asks a question of validation or of a test set."""
+    """New rows made of `rows` with other numbers; none of them asks a question of validation or of a test set."""
     if source.renumber == 0:
         return []
     questions = sources.held_out_questions(
@@ -149,10 +149,10 @@ def _validation_rows(data: DataConfig) -> list[Example]:
             "data.validation_source, or set data.validation_size 0"
         )
     # The same file may be written in several ways.
-    file = sources.own_file(source, VALIDATION)
+    file = sources.user_file(source, VALIDATION)
     trained: list[DataConfig | SourceRows] = [data, *data.mixed_in]
     for each in trained:
-        if file is not None and file == sources.own_file(each.source, each.train_split):
+        if file is not None and file == sources.user_file(each.source, each.train_split):
             raise ValueError(
                 f"data.validation_source: {source} and {each.source} are one file, {file}, which would validate on "
                 "its own training rows: name another, or set data.validation_size 0"

@@ -24,7 +24,7 @@ PERCENTILE = 99.5
 """Of the lengths of the rows: what is longer is cut in generation."""
 SLOT = 32
 """Positions left for the speed in the prompt."""
-LONGER = "--model with a longer context takes them"
+LONGER = "choose a --model with a longer context"
 EQUATION = re.compile(r"(<<)?[\d\s.,%$+*/()=-]+(>>)?")
 
 

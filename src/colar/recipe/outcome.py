@@ -33,12 +33,12 @@ SPEEDS = (
     {"compression_factor": 3},
     {"compression_factor": 5},
 )
-GATED = {"compression_factor": 2, "confidence_threshold": 0.8}
+WITH_THRESHOLD = {"compression_factor": 2, "confidence_threshold": 0.8}
 """Groups of two that also end before a token of low confidence, of a method that has these."""
 NO_CHAIN = "no chain"
 """Label of the CoT model that answers at once."""
 DATASET = "held out"
-ALONE = 16
+TIMED_SINGLY = 16
 """Questions that are timed one at a time."""
 WITHIN = 0.01
 """Accuracy that the default speed may lose to CoT: a point."""
@@ -116,7 +116,7 @@ def conclude(
         # One after another: batches that several speeds share would share their time.
         for point in grid:
             evaluate.evaluate([point], datasets, records[-1], limits)
-        seconds |= _alone(model, asked, examples[:ALONE], limits, records[-1])
+        seconds |= _time_singly(model, asked, examples[:TIMED_SINGLY], limits, records[-1])
         if name == "cot":
             plain = replace(model, label=NO_CHAIN)
             grid = evaluate.make_grid(plain, [DATASET], asked, ["greedy"], [0])
@@ -137,7 +137,7 @@ def conclude(
 def speeds_of(method: Any) -> list[dict[str, Any]]:
     """The per-request values of the table: the speeds, and a gated one where the method has a threshold."""
     names = method.Params.__dataclass_fields__
-    return [*SPEEDS, GATED] if "confidence_threshold" in names else list(SPEEDS)
+    return [*SPEEDS, WITH_THRESHOLD] if "confidence_threshold" in names else list(SPEEDS)
 
 
 def _drop_stale_records(records: Path, folder: Path) -> None:
@@ -149,7 +149,7 @@ def _drop_stale_records(records: Path, folder: Path) -> None:
         files.write_json(path, {"weights": weights})
 
 
-def _alone(
+def _time_singly(
     model: evaluate.EvaluatedModel,
     asked: Sequence[Any],
     examples: Sequence[Example],
@@ -202,11 +202,10 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
     best = min(within, key=lambda row: row.length) if within else slowest
     half = Z95 * (apart[best.system].se or 0.0)
     if half > TOO_WIDE:
-        kept = "" if best is slowest else "c = 1 is the default, and "
-        return (
-            dict(SPEEDS[0]),
-            f"{accuracy}; these rows are too few to choose a speed by: {kept}{_beside(best, cot, apart)}.",
-        )
+        few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so c = 1 is the default"
+        found = _beside(best, cot, apart)
+        found = f": {found.replace('c = 1', 'it', 1)}" if best is slowest else f"; {found}"
+        return dict(SPEEDS[0]), f"{accuracy}. {few}{found}."
     verdict = f"no speed is within a point of CoT: {_beside(best, cot, apart)}"
     if within:
         verdict = _beside(best, cot, apart).replace("answers", "answers as well as CoT,", 1)

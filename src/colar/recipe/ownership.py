@@ -39,7 +39,7 @@ what is kept of it, its page, a limit of memory, how an update's rows are divide
 checked where it is known (`training/run.py`), and so are the rows, by their digest."""
 
 
-def claim(recipe: Recipe, output: Path, resume: bool = True) -> None:
+def claim_run(recipe: Recipe, output: Path, resume: bool = True) -> None:
     """Write the recipe into its run folder. ValueError where the folder holds another run: two must not mix.
 
     Without `resume` any run that is there is to be replaced.
@@ -49,7 +49,7 @@ def claim(recipe: Recipe, output: Path, resume: bool = True) -> None:
     path, digests = output / "recipe.json", output / "inputs.json"
     now = _comparable(to_json(recipe))
     folder = RunFolder(output)
-    found = {key: fingerprint(text) for key, text in _named(now).items()}
+    found = {key: input_digest(text) for key, text in _named(now).items()}
     # A run that failed before it saved anything leaves nothing to mix with: its mistake may be corrected in place.
     if resume and path.exists() and (folder.best.exists() or folder.last_checkpoint()):
         before = _comparable(files.read_json(path))
@@ -57,7 +57,7 @@ def claim(recipe: Recipe, output: Path, resume: bool = True) -> None:
         for key in _named(before).keys() & found.keys():
             same_path = os.path.normpath(before[key]) == os.path.normpath(now[key])
             # Without a digest of then it is made now, if the earlier path is still there.
-            digest = None if same_path else known.get(key) or fingerprint(before[key])
+            digest = None if same_path else known.get(key) or input_digest(before[key])
             if same_path or (found[key] is not None and found[key] == digest):
                 now[key] = before[key]
         check_same_run(
@@ -81,7 +81,7 @@ def is_finished(recipe: Recipe) -> bool:
         return False
     start = recipe.model.init_from
     known = files.read_json(folder.path / "inputs.json").get("model.init_from")
-    if start is not None and known is not None and fingerprint(start) not in (None, known):
+    if start is not None and known is not None and input_digest(start) not in (None, known):
         raise ValueError(
             f"{folder.path} was trained from other weights than {start} holds now: give another --output, or train "
             "this stage again with --no_resume"
@@ -89,7 +89,7 @@ def is_finished(recipe: Recipe) -> bool:
     return True
 
 
-def fingerprint(path: str | Path) -> str | None:
+def input_digest(path: str | Path) -> str | None:
     """16 hex digits of a file, or of the weights in a folder, or where it has none of its files; None for no path.
 
     A file of more than 16 MiB by its size and 64 pieces of it: a model of 8B parameters takes a second.

@@ -145,7 +145,7 @@ def _overrides(words: Sequence[str]) -> list[Override]:
         option, equals, text = rest.pop(0).partition("=")
         if not option.startswith("--"):
             raise ValueError(
-                f"{option!r} is no key of a recipe: overrides are --key value, each value one word"
+                f"expected an override --key value, got {option!r} (quote a value that has spaces)"
             )
         if not equals:
             if not rest or rest[0].startswith("--"):
@@ -176,7 +176,7 @@ def _parsed(where: str, tree: dict[str, Any], overrides: Sequence[Override]) -> 
             if recipe.model.init_from is None:
                 raise ValueError("grpo needs model.init_from: a checkpoint that has learnt to think")
             recipe.grpo.plan(recipe.training, processes.launched())
-            rewards.named(recipe.grpo.reward_funcs)
+            rewards.by_name(recipe.grpo.reward_funcs)
             # By what the recipe says of its method; the run asks the checkpoint, which knows the rest.
             recipe.grpo.check_method(method)
     except ValueError as error:

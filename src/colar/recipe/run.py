@@ -14,13 +14,13 @@ from accelerate import PartialState
 
 from colar import files, processes, progress
 from colar.data.example import Example
-from colar.engine.request import DECODINGS
-from colar.evaluation.evaluate import fitting_questions, score
+from colar.engine.request import DECODINGS, Decoding, fitting_questions
+from colar.evaluation.evaluate import score
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.recipe.examples import load_examples
-from colar.recipe.ownership import claim, is_finished
+from colar.recipe.ownership import claim_run, is_finished
 from colar.recipe.parsing import Stage
 from colar.recipe.schema import Recipe, ValidationConfig, to_json
 from colar.recipe.start import load_model, start_method
@@ -57,7 +57,7 @@ def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     # Under torchrun the main process holds the lock for all.
     with ExitStack() as lock:
         processes.from_main(lambda: lock.enter_context(files.locked(output)))
-        processes.from_main(lambda: claim(recipe, output, resume))
+        processes.from_main(lambda: claim_run(recipe, output, resume))
         lm, examples, held_out = load(recipe, method)
         result = _train(recipe, lm, method, examples, held_out, resume)
         if PartialState().is_main_process:
@@ -72,8 +72,12 @@ def load(recipe: Recipe, method: Method) -> tuple[LatentLM, list[Example], list[
     examples, held_out = load_examples(recipe.data)
     lm, _ = load_model(recipe, method)
     settings = recipe.validation
-    asked = settings.asked(method)
-    return lm, examples, fitting_questions(lm, method, held_out, asked, settings.limits)
+    limits = settings.limits
+    decoding = Decoding(max_latents=limits.max_latents, max_completion_length=limits.max_completion_length)
+    remedy = "lower validation.limits (max_latents, max_completion_length) to take them"
+    params = settings.method_params(method)
+    held_out = fitting_questions(lm, method, held_out, params, decoding, "validation questions", remedy)
+    return lm, examples, held_out
 
 
 def _train(
@@ -90,7 +94,7 @@ def _train(
         validate = partial(
             score,
             examples=held_out,
-            params=settings.asked(method),
+            params=settings.method_params(method),
             decoding=settings.decoding,
             limits=settings.limits,
         )
@@ -137,7 +141,7 @@ def _write_page(
             inspect_system(
                 key_of(name, params), lm, method, examples, params, decoding, controls=False, causal=False
             )
-            for params in settings.asked(method)
+            for params in settings.method_params(method)
         ]
         inspection = Inspection(examples, systems, {"title": name, "asked": {"limit": len(examples)}})
         files.write_json(folder.numbers, inspection.to_json())

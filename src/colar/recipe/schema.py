@@ -73,12 +73,17 @@ class SourceRows:
     """Rows of one source."""
 
     source: str
+    """As data.source."""
     train_split: str = "train"
+    """Split to train on."""
     train_size: int | None = None
+    """First N rows; null: all."""
     seed: int | None = None
     """null: data.seed."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Of a generated source."""
     renumber: int = 0
+    """Copies of each row with other numbers."""
 
     def __post_init__(self) -> None:
         if self.train_size is not None:
@@ -91,7 +96,7 @@ class DataConfig:
     """The rows to learn from, and those that select the checkpoint."""
 
     source: str = "arithmetic"
-    """A source by name (`colar data list`) or a .json / .jsonl file."""
+    """A source by name (`colar data list`), a file of your own (`colar data show FILE`), or a folder of SPLIT files."""
     data_dir: str | None = None
     """Folder with upstream files; else $COLAR_DATA_DIR, else the Hub."""
     train_split: str = "train"
@@ -148,7 +153,7 @@ class ValidationConfig:
         if not self.params:
             raise ValueError("validation.params must not be empty; [{}] asks with the method's defaults")
 
-    def asked(self, method: Method) -> list[Any]:
+    def method_params(self, method: Method) -> list[Any]:
         """`params` as the method has them. ValueError for a value that it lacks."""
         return [registry.make_params(method, values) for values in self.params]
 
@@ -160,7 +165,7 @@ class Recipe:
     output: str
     """Run folder."""
     label: str = ""
-    """Ablation or control that the run is in a comparison; kept with the checkpoint."""
+    """Name of the ablation or control, shown in reports; stored in the checkpoint."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Weights."""
     template: TemplateConfig = field(default_factory=TemplateConfig)

@@ -23,7 +23,7 @@ def build_method(recipe: Recipe) -> Method:
         raise ValueError(f"method.name is blank (null): it must be one of {', '.join(registry.METHODS)}")
     method = registry.build(str(name), config)
     # A value that the method lacks fails here, and not at the first validation.
-    recipe.validation.asked(method)
+    recipe.validation.method_params(method)
     return method
 
 

@@ -23,7 +23,7 @@ from colar.data.judge import custom
 from colar.data.judge.custom import Judge
 from colar.recipe import auto, facts, outcome, parsing
 from colar.recipe.outcome import Outcome
-from colar.recipe.ownership import fingerprint
+from colar.recipe.ownership import input_digest
 from colar.recipe.parsing import Stage
 from colar.recipe.run import run_stages
 from colar.training.run_folder import RunFolder
@@ -69,7 +69,7 @@ def train(
         ValueError: For what is wrong with the rows, the model or a value, before anything is trained.
     """
     output = files.require_writable(output)
-    stages = plan(
+    stages = prepare_run(
         model, data, output, method=method, grpo=grpo, test=test, columns=columns, template=template,
         judge=judge, overrides=overrides,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def train(
     return finish(output, stages)
 
 
-def plan(
+def prepare_run(
     model: str,
     data: Any,
     output: Path,
@@ -120,14 +120,14 @@ def plan(
         split = _split(data, test, columns, judged_by)
         rows = {"train": leave_out(split.train, reader.too_long(split.train), "training rows", facts.LONGER)}
         found = facts.facts_of(reader, rows["train"])
-        tree, why = auto.values(found, str(output), method, grpo, judged_by)
+        tree, why = auto.make_recipe(found, str(output), method, grpo, judged_by)
         limits = tree["validation"]["limits"]
         generated = limits["max_latents"] + limits["max_completion_length"]
         for name, held_out in (("validation", split.validation), ("test", split.test)):
             too_long = reader.too_long(held_out, generated)
             rows[name] = leave_out(held_out, too_long, f"{name} questions", facts.LONGER)
         try:
-            auto.write(output / RECIPE, tree, why)
+            auto.write_recipe(output / RECIPE, tree, why)
             parsing.load_stages(output / RECIPE, overrides, only)
         except ValueError:
             (output / RECIPE).unlink()
@@ -144,7 +144,7 @@ def plan(
 
 
 def folder_of(recipe: str | Path) -> Path | None:
-    """The run that a recipe was made for, where `plan` has made it; None for any other recipe."""
+    """The run that a recipe was made for, where `prepare_run` has made it; None for any other recipe."""
     path = Path(recipe)
     return path.parent if path.name == RECIPE and (path.parent / ASKED).exists() else None
 
@@ -170,7 +170,7 @@ def _named(data: Any) -> str | None:
     if data is None:
         return None
     if isinstance(data, str | Path):
-        return f"{data} {fingerprint(data) or ''}".strip()
+        return f"{data} {input_digest(data) or ''}".strip()
     return own.digest(data)
 
 

@@ -1,4 +1,4 @@
-"""A model made ready for training: its layers compiled or recomputed, its longest batch measured before the first step.
+"""A model made ready for training: its layers fused, compiled or recomputed, its longest batch measured before step 1.
 
 Compiling the whole model would take minutes and break at every data-dependent shape of a method's loss. A layer sees
 one (rows, positions, width) tensor, and all layers share one graph; its lengths are symbolic, so later batches need no
@@ -15,8 +15,6 @@ A curriculum's rows change from stage to stage: the longest batch is that of the
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from colar import progress
+from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
 from colar.training.rows import RowSchedule, TrainingRows, collate, count_rows
@@ -34,12 +33,14 @@ from colar.training.trainer import LatentTrainer
 
 @contextlib.contextmanager
 def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) -> Iterator[None]:
-    """Compile or recompute the layers inside the block; the model is as before after it, its state dict throughout."""
+    """Fuse or compile, and recompute, the layers inside the block; the model is as before after it, its state dict
+    throughout."""
     if recomputed:
         _checkpointing(lm, "enable", {"use_reentrant": False})
     layers = _compile(lm) if compiled else []
     try:
-        yield
+        with contextlib.nullcontext() if compiled else fused(lm.causal_lm):
+            yield
     finally:
         for layer in layers:
             layer._compiled_call_impl = None
@@ -50,8 +51,7 @@ def prepared(lm: LatentLM, *, compiled: bool = False, recomputed: bool = False) 
 def _compile(lm: LatentLM) -> list[nn.Module]:
     layers = lm.decoder_layers()
     # torch would fail on this at the first update, with a traceback of its own.
-    compilers = [os.environ.get("CXX"), "g++", "clang++"]
-    if lm.device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
+    if not devices.can_compile(lm.device):
         raise ValueError("training.compile needs a C++ compiler on a CPU (g++ or clang++); or set it false")
     progress.say("compiling the layers: the first updates take about half a minute")
     for layer in layers:

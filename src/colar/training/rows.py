@@ -47,7 +47,9 @@ POOL = 50
 """Most groups that are sorted together."""
 POOLS = 4
 """Fewest pools of an epoch, where there are that many groups."""
-LONGER = "model.backbone (--model) with a longer context takes them, data.max_reasoning_steps limits chains"
+LONGER = (
+    "choose a model.backbone (--model) with a longer context, or limit chains by data.max_reasoning_steps"
+)
 
 RowKey = tuple[float, int, int]
 """(fractional epoch at which the row is due, index of its example, which of the example's draws)."""

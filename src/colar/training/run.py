@@ -217,7 +217,7 @@ def arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
         disable_tqdm=True,
         **{name: value for name, value in vars(config).items() if name in theirs},
     )
-    assert args.device is not None  # sets the devices up
+    _ = args.device  # sets the devices up
     return args
 
 

@@ -48,10 +48,11 @@ def train(
 
     Under torchrun all processes call it together, and `validate` too.
 
-    `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`, the first
-    of equals; without `validate`, or with `load_best_model_at_end` false, the last weights are. `lm` ends with the
-    published weights. The loss on the examples `held_out` is logged at each validation. `run_info` is kept in the
-    checkpoint's colar.json. With `resume` false the files of an earlier run in the folder are removed.
+    `validate` returns at least {"accuracy": 0..1}. The checkpoint with the highest is published in `best/`; of equals
+    the one with the lower held-out loss, and then the first. Without `validate`, or with `load_best_model_at_end`
+    false, the last weights are. `lm` ends with the published weights. The loss on the examples `held_out` is logged at
+    each validation. `run_info` is kept in the checkpoint's colar.json. With `resume` false the files of an earlier run
+    in the folder are removed.
 
     Raises ValueError before the first step for wrong rows or configuration, `NonFiniteError` when loss or gradient is
     NaN or infinite, and `UnfinishedCurriculumError` when `max_hours` ends training before the curriculum's last stage.

@@ -1,9 +1,9 @@
-"""transformers' `Trainer` with the few things that latents need otherwise.
+"""transformers' `Trainer` with the few things changed that latents need.
 
 | ours | why |
 |---|---|
 | rows counted instead of labels | the scale of accumulation: every row weighs the same |
-| an own schedule of rows | draws and order survive a resume |
+| its own schedule of rows | draws and order survive a resume |
 | batches in parts of `tokens_per_batch` | memory, also with the longest rows |
 | a learning rate for the method's modules | they start from nothing, the backbone does not |
 | weights saved as a checkpoint folder has them | adapter or full, and modules: nothing frozen, nothing twice |

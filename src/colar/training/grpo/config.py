@@ -122,7 +122,7 @@ class GrpoConfig:
         checks.check_holds("grpo.temperature", self.temperature > 0, self.temperature, explores)
         checks.check_number("grpo.max_latents", self.max_latents, 1, whole=True)
         try:
-            assert self.decoding is not None  # the engine's Decoding checks the others
+            _ = self.decoding  # the engine's Decoding checks the others
         except ValueError as error:
             raise ValueError(f"grpo.{error}") from error
 

@@ -40,7 +40,7 @@ def length_penalty(
 REWARDS: dict[str, Reward] = {"accuracy": accuracy, "length_penalty": length_penalty}
 
 
-def named(names: Sequence[str]) -> dict[str, Reward]:
+def by_name(names: Sequence[str]) -> dict[str, Reward]:
     """Functions by their names. ValueError for an unknown name."""
     checks.check_known("reward in grpo.reward_funcs:", names, REWARDS)
     return {name: REWARDS[name] for name in names}

@@ -23,8 +23,8 @@ from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from colar import files, progress
-from colar.data.example import Example, leave_out
-from colar.engine.request import Request, TooLong, prompt_ids
+from colar.data.example import Example
+from colar.engine.request import fitting_questions
 from colar.methods import registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -111,14 +111,14 @@ def make_trainer(
             "training.fsdp is for SFT: grpo samples from the model, of which no process would have all weights"
         )
     objective = GrpoObjective(lm, method, grpo)  # an error for a method without log-probs
-    funcs = rewards.named(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
+    funcs = rewards.by_name(grpo.reward_funcs) if reward_funcs is None else dict(reward_funcs)
     args = arguments(config, folder)
     # The start can be the best: it is published where nothing after it was better.
     args.eval_on_start = True
     plan = grpo.plan(config, args.world_size)
     lm.to(args.device)
     examples = list(method.prepare(lm, examples))
-    examples = fitting_questions(lm, method, grpo, examples)
+    examples = _checked_questions(lm, method, grpo, examples)
     schedule = QuestionSchedule(examples, config.seed, plan)
     sampler = RolloutSampler(lm, method, grpo, schedule, config.seed, funcs)
     return GrpoTrainer(
@@ -132,7 +132,7 @@ def make_trainer(
     )
 
 
-def fitting_questions(
+def _checked_questions(
     lm: LatentLM, method: Method, grpo: GrpoConfig, examples: Sequence[Example]
 ) -> list[Example]:
     """The examples whose questions fit the context within the limits of generation; logs how many do not.
@@ -151,18 +151,8 @@ def fitting_questions(
         warning = method.warning_for(values)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
-    # The speed slot of the prompt may be longer for one value than for another: each is tried.
-    too_long = {}
-    for index, example in enumerate(progress.track(examples, "check questions")):
-        for values in params:
-            request = Request(example.id, example.question, values, grpo.decoding, context=example.context)
-            try:
-                prompt_ids(lm, method, request)
-            except TooLong as error:
-                too_long[index] = str(error)
-    return leave_out(
-        examples, too_long, "questions", "lower grpo.max_latents or grpo.max_completion_length to take them"
-    )
+    remedy = "lower grpo.max_latents or grpo.max_completion_length to take them"
+    return fitting_questions(lm, method, examples, params, grpo.decoding, "questions", remedy)
 
 
 def _drop_later_completions(folder: RunFolder, resume: bool) -> None:

@@ -48,6 +48,8 @@ DROPOUT_ATTRIBUTES = ("attention_dropout", "attn_dropout", "dropout")
 class GrpoTrainer(LatentTrainer):
     """`completions` is the file that outputs to read are appended to."""
 
+    objective: GrpoObjective
+
     def __init__(
         self,
         objective: GrpoObjective,
@@ -69,7 +71,6 @@ class GrpoTrainer(LatentTrainer):
             tokens_per_batch=tokens_per_batch,
         )
         self.data_collator = collate_slots
-        self.policy = objective
         self.sampler = sampler
         self.plan = schedule.plan
         self.completions = completions
@@ -145,7 +146,7 @@ class GrpoTrainer(LatentTrainer):
                 places = part.pop("places")
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
-                    logps_BN = self.policy.score(self.on_device(part)).logps
+                    logps_BN = self.objective.score(self.on_device(part)).logps
                 scored.append((places, logps_BN.float().cpu()))
         for index, logps_BN in gather_object(scored):
             # A part may be shorter than the generation: its longest output decides.

@@ -1,0 +1,201 @@
+"""An update of SmolLM2-135M as a GPU sees it: operations that it is sent, memory that it keeps, waits for its results.
+
+The operations are those below autograd, without views and bare allocations: each is about one kernel. All layers are
+alike, so 30 of them have the operations and bytes of 29 times the difference between two layers and one, and of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from families import EXAMPLES, build_tokenizer, tiny_lm
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from colar.methods import pretrained, registry
+from colar.model.backbones import Backbone
+from colar.model.fused import fused
+from colar.model.latent_lm import LatentLM, LoraSettings
+from colar.training import preflight
+from colar.training.objective import Objective
+from colar.training.rows import collate
+
+LAYERS = 30
+WIDTH = 576
+ALL_LINEARS = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
+"""Operations whose result Python waits for."""
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name, without views and allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and name != "_unsafe_view" and not name.startswith("empty"):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def made(
+    layers: int, lora: LoraSettings | None, method_name: str = "cot", width: int = WIDTH
+) -> tuple[Objective, dict[str, Tensor]]:
+    """The loss of a model of SmolLM2's shape with a small vocabulary, and a batch."""
+    tokenizer = build_tokenizer("llama", True)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    backbone = LlamaForCausalLM(config)
+    # Of frozen weights; those that are trained stay in float32.
+    backbone = backbone if lora is None else backbone.bfloat16()
+    lm = LatentLM.from_backbone(Backbone("smollm2-shape", backbone, tokenizer), lora=lora)
+    method = registry.build(method_name, {})
+    pretrained.attach(lm, method, seed=1)
+    list(method.prepare(lm, EXAMPLES))
+    rows = [method.encode(lm.template, row, Random(0), 0.0) for row in EXAMPLES[:3]]
+    return Objective(lm, method).train(), collate(rows)
+
+
+def operations(layers: int, lora: LoraSettings | None) -> int:
+    """Of forward, backward and AdamW, which is fused as on a GPU. Widths do not change them."""
+    objective, batch = made(layers, lora, width=72)
+    trained = [weight for weight in objective.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, fused=True)
+    with preflight.prepared(objective.lm):
+        for _ in range(2):  # the second one: AdamW makes its moments in the first
+            objective.zero_grad()
+            with Operations() as seen:
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = objective(**batch)["loss"]
+                loss.backward()
+                optimizer.step()
+    return sum(seen.counts.values())
+
+
+def bytes_kept(layers: int, lora: LoraSettings | None) -> float:
+    """Bytes that a forward keeps for the backward pass, weights left out, by position that goes through the model."""
+    objective, batch = made(layers, lora)
+    weights = {weight.untyped_storage().data_ptr() for weight in objective.parameters()}
+    kept: dict[int, Tensor] = {}
+    positions = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept.setdefault(storage.data_ptr(), tensor)
+        return tensor
+
+    def count(module: Any, args: Any, kwargs: Any) -> None:
+        nonlocal positions
+        positions += kwargs["inputs_embeds"].shape[:2].numel()
+
+    objective.lm.causal_lm.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    with (
+        preflight.prepared(objective.lm),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        objective(**batch)
+    # Copies of weights in bfloat16 do not grow with the positions.
+    sizes = [t.untyped_storage().nbytes() for t in kept.values() if t.numel() % positions == 0 or t.dim() > 2]
+    return sum(sizes) / positions
+
+
+def of_all_layers(one: float, two: float) -> float:
+    return one + (LAYERS - 1) * (two - one)
+
+
+LORA = pytest.param(ALL_LINEARS, id="lora")
+ALL_WEIGHTS = pytest.param(None, id="all-weights")
+
+
+@pytest.mark.parametrize(("lora", "most"), [(*LORA.values, 5700), (*ALL_WEIGHTS.values, 3900)])
+def test_operations_of_an_update(lora: LoraSettings | None, most: int) -> None:
+    assert of_all_layers(operations(1, lora), operations(2, lora)) <= most
+
+
+@pytest.mark.parametrize(("lora", "most"), [(*LORA.values, 0.53e6), (*ALL_WEIGHTS.values, 0.7e6)])
+def test_bytes_that_a_position_keeps(lora: LoraSettings | None, most: float) -> None:
+    assert of_all_layers(bytes_kept(1, lora), bytes_kept(2, lora)) <= most
+
+
+@pytest.mark.parametrize("lora", [LORA, ALL_WEIGHTS])
+def test_fused_layers_learn_the_same(lora: LoraSettings | None) -> None:
+    objective, batch = made(2, lora, width=72)
+    for name, weight in objective.named_parameters():
+        # An adapter that does something.
+        weight.data = torch.randn(weight.shape) * 0.1 if "lora_B" in name else weight.data
+
+    def update() -> tuple[Tensor, Tensor]:
+        objective.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss: Tensor = objective(**batch)["loss"]
+        loss.backward()
+        return loss.detach(), torch.cat(
+            [w.grad.flatten() for w in objective.parameters() if w.grad is not None]
+        )
+
+    loss, slope = update()
+    with preflight.prepared(objective.lm):
+        fused_loss, fused_slope = update()
+    # Forward the operations are the same; backward they are summed in another order.
+    assert fused_loss == loss
+    assert (fused_slope - slope).norm() < 0.005 * slope.norm()
+    again, slope_again = update()
+    assert torch.equal(slope, slope_again), "the layers are transformers' own again"
+    assert loss == again
+
+
+@pytest.mark.parametrize(("family", "replaced"), [("llama", 7), ("qwen2", 7), ("gemma3", 3), ("gpt2", 0)])
+def test_only_modules_that_compute_the_same_are_replaced(family: str, replaced: int) -> None:
+    lm = tiny_lm(family)
+    before = lm.hidden(lm.embed(torch.arange(12)[None]))
+    with fused(lm.causal_lm):
+        # Gemma's norm multiplies by 1 + weight.
+        assert sum("forward" in vars(module) for module in lm.modules()) == replaced
+        assert torch.allclose(lm.hidden(lm.embed(torch.arange(12)[None])), before, atol=1e-5)
+    assert not any("forward" in vars(module) for module in lm.modules())
+
+
+@pytest.mark.parametrize(("method", "most"), [("cot", 5), ("colar", 10)])
+def test_waits_for_a_gpu(method: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python decides by numbers of the device. One is transformers' own, which looks for packed rows; Trainer adds
+    one an update, for a loss that is not finite."""
+    objective, batch = made(1, ALL_LINEARS, method, width=72)
+    waits: list[str] = []
+
+    class Waits(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            by_mask = name.startswith("index") and any(
+                isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:2])
+            )
+            if name in WAITS or by_mask:
+                waits.append(name)
+            return func(*args, **(kwargs or {}))
+
+    to_list = Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda tensor: waits.append("tolist") or to_list(tensor))
+    with preflight.prepared(objective.lm), Waits(), torch.autocast("cpu", torch.bfloat16):
+        objective(**batch)["loss"].backward()
+    assert len(waits) <= most, waits
