@@ -47,7 +47,7 @@ from colar.training.grpo.loss import (
 )
 from colar.training.grpo.rollout import Output
 from colar.training.grpo.run import LOGS, EarlyStopping, collapsed
-from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, without_dropout
+from colar.training.grpo.trainer import GrpoTrainer, ReferenceWeights, dropout_rates_zeroed
 from colar.training.run import TrainResult, arguments
 from colar.training.run_folder import RunFolder
 
@@ -534,7 +534,7 @@ class Watched(GrpoObjective):
     """Notes how far ratios are from 1, and the engine from the trainer, in the very forward that is learnt from."""
 
     def forward(self, num_items_in_batch: Tensor | int | None = None, **tensors: Tensor) -> dict[str, Any]:
-        scores = self.score(tensors)
+        scores = self.score_actions(tensors)
         old = tensors["old_logps"][:, : scores.logps.shape[1]]
         ratio = (scores.logps.detach() - old).exp()[scores.mask]
         found = super().forward(num_items_in_batch, **tensors)
@@ -557,7 +557,7 @@ def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family
         "learning_rate": 1e-2,
     }
     made = trainer(tmp_path, lm, method, grpo(num_iterations=2), Watched, **settings)
-    with without_dropout(lm):
+    with dropout_rates_zeroed(lm):
         made.train()
     assert isinstance(made.policy, Watched)
     (first, second), moved = made.policy.seen[:2], made.policy.seen[2:]
@@ -610,7 +610,7 @@ def test_merged_rollouts_have_a_tolerance_of_their_own(
     lm, method = model(family, LORA)
     trained(lm).causal_lm.to(getattr(torch, dtype))
     made = trainer(tmp_path, lm, method, grpo(merge_adapter=True), bf16=dtype == "bfloat16", max_steps=1)
-    with without_dropout(lm):
+    with dropout_rates_zeroed(lm):
         made.train()
     (row,) = [row for row in made.state.log_history if "sampling/logp_difference" in row]
     assert row["sampling/logp_difference"] < bound
@@ -622,7 +622,7 @@ def test_dropout_is_off_only_inside() -> None:
     drops = [m for m in lm.modules() if isinstance(m, torch.nn.Dropout)]
     before = [m.p for m in drops]
     assert max(before) == 0.2
-    with without_dropout(lm):
+    with dropout_rates_zeroed(lm):
         assert {m.p for m in drops} == {0.0}
     assert [m.p for m in drops] == before
 

@@ -43,7 +43,7 @@ SIZES = (
 
 def validate(lm: Any, method: Any) -> dict[str, float]:
     """By generation; the weights are what they were before it, bit for bit."""
-    return evaluate.score(lm, method, QUESTIONS, [registry.make_params(method, {})], "sampled", LIMITS)
+    return evaluate.validate(lm, method, QUESTIONS, [registry.make_params(method, {})], "sampled", LIMITS)
 
 
 def begin(dies: tuple[int, int] | None) -> None:
