@@ -11,8 +11,7 @@ from pathlib import Path
 
 from colar import progress
 from colar.data import sources
-from colar.data.example import Example
-from colar.data.formats import collapsed
+from colar.data.example import Example, collapsed
 from colar.data.judge import custom
 from colar.data.renumber import renumber
 from colar.recipe.schema import DataConfig, SourceRows
@@ -125,7 +124,7 @@ def _renumbered(
     # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
     found = renumber.renumbered(rows, source.renumber, _seed(data, source), questions)
-    renumber.say(found, len(rows))
+    found.say(len(rows))
     if found.alone.total() == len(rows):
         raise ValueError(
             f"data.renumber: {source.source} has no row whose chain is equations that can be run again"
