@@ -19,15 +19,17 @@ if DEVICE == "cpu":
 
 
 LONGEST = (
-    "smallest", "training", "grpo", "engine", "processes", "released", "methods", "sharded", "parallel_training", "any_factor",
+    "smallest_runs", "training", "grpo", "engine", "processes", "released", "methods", "sharded", "parallel_training", "real_factors",
     "auto", "other_device", "parallel_evaluation", "serve_page", "shortlist", "terminal", "equations", "inside_page_browser",
-    "sequential", "offline", "fuzz", "lm_eval",
+    "sequential", "generate_files", "fuzz", "lm_eval",
 )  # fmt: skip
 """Files that take ten seconds or more, the longest first: two processes that take them in this order end together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    gone = [name for name in order if not Path(__file__).with_name(f"{name}.py").exists()]
+    assert not gone, f"LONGEST names files that are not there: {gone}"
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine import GREEDY, QUESTIONS, SAMPLED, Case, same
+from test_engine_failures import Hooked, check_others, reference_of, run
 from test_scheduling import ids
-from test_survival import Hooked, check_others, reference_of, run
 
 from colar.engine.cache import EMPTY, CacheSize, SlotCache
 from colar.engine.engine import ALONE, Engine, out_of_memory

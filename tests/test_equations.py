@@ -13,7 +13,7 @@ from families import EXAMPLES, FAMILIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sequential import check_shares, encoded, latent, made
-from test_any_factor import ids_of, most_of, naive_hidden, naive_logps, phase_of, sharpen, sizes_of
+from test_real_factors import ids_of, most_of, naive_hidden, naive_logps, phase_of, sharpen, sizes_of
 from torch import Tensor
 
 from colar.engine import reference

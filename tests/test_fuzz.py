@@ -12,7 +12,7 @@ import os
 from random import Random
 
 import pytest
-from surfaces_asked import SURFACES
+from fuzz_requests import SURFACES
 
 CASES = int(os.environ.get("COLAR_FUZZ_CASES", "0"))
 SEED = int(os.environ.get("COLAR_FUZZ_SEED", "0"))

@@ -12,7 +12,7 @@ import fake_device
 import pytest
 import torch
 from families import EXAMPLES, tiny_lm
-from test_looks import CASES as LOOKED
+from test_gpu_syncs import CASES as LOOKED
 
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import EXAMPLES, tiny_lm
-from looks import counted
+from sync_counter import counted
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
