@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEVICE = os.environ.get("COLAR_TEST_DEVICE", "cpu")
 CHOSEN = os.environ.get("COLAR_TEST_DTYPE")
@@ -31,6 +32,8 @@ class Tolerance:
 
     def close(self, found: Tensor, wanted: Tensor, what: str = "") -> None:
         """AssertionError where two tensors are not close, whatever their devices and dtypes."""
+        import torch  # seconds: the process that hands out tests needs none of it
+
         torch.testing.assert_close(
             found.detach().float().cpu(),
             wanted.detach().float().cpu(),

@@ -170,7 +170,7 @@ def inside(
                 "difference": 0.05, "interval": [-0.02, 0.12],
             })  # fmt: skip
     whole = {
-        "asked": {"data": "sums", "split": "test", "limit": n, "look": 8},
+        "asked": {"data": "sums", "split": "test", "limit": n, "changed": 8},
         "provenance": {"command": "colar inspect ...", "versions": {"colar": "0"}},
         "systems": systems,
         "comparisons": comparisons,

@@ -20,7 +20,8 @@ from serving import DECODING, QUESTION, colar_model
 
 import colar
 from colar import recipe, settings
-from colar.data import formats, sources
+from colar.data import sources
+from colar.data.example import collapsed
 from colar.methods import pretrained, registry
 from colar.model import backbones, checkpoint
 from colar.model.latent_lm import LatentLM, LoraSettings
@@ -210,7 +211,7 @@ class Rows(Surface):
         elif name.startswith("own."):
             found = sources.load(str(path), "train")
             command(["data", "show", str(path), "--renumber", "1"])
-            lm_rows = [formats.collapsed(example.question) for example in found]
+            lm_rows = [collapsed(example.question) for example in found]
             assert lm_rows
         else:
             sources.load(NAMED[path.parent.name], "test", data_dir=self.folder)

@@ -87,13 +87,13 @@ def test_coconuts_loss_and_gradient_are_those_of_one_full_forward(family, checkp
     if checkpointing:
         undropped(lm.train())
         lm.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        assert unroll.checkpoints(lm)
+        assert unroll.recomputes_activations(lm)
     found = row_loss(lm, method, rows)
     found.sum().backward()
     gradient = {name: p.grad for name, p in lm.named_parameters()}
     lm.zero_grad()
     lm.eval()
-    assert not unroll.checkpoints(lm)
+    assert not unroll.recomputes_activations(lm)
     expected = []
     for row in rows:
         fed = naive_latents(lm, row.question, row.n_latents, lambda hidden: hidden)
@@ -292,7 +292,7 @@ def test_a_method_says_whether_it_thinks_in_latents(name):
     requests = [Request(e.id, e.question, method.Params(), decoding) for e in EXAMPLES]
     thoughts = [done.thought_ids for done in Engine(lm, method, 4).generate(requests)]
     latents = sum(ids.count(-1) for ids in thoughts)
-    assert (latents > 0) == method.latent
+    assert (latents > 0) == method.thinks_in_latents
 
 
 @pytest.mark.parametrize("name", ["coconut", "distill"])
@@ -497,10 +497,11 @@ def test_surprisal_is_the_backbones_own(family):
 
 def test_ratios_beyond_what_was_trained():
     method = registry.build("tokenskip", {"ratios": [0.5, 1]})
-    assert method.warning_for(TokenSkipParams(0.5)) is None
-    assert method.warning_for(TokenSkipParams(1.0)) is None
+    assert method.check_params(TokenSkipParams(0.5)) is None
+    assert method.check_params(TokenSkipParams(1.0)) is None
     assert (
-        method.warning_for(TokenSkipParams(0.3)) == "ratio 0.3 was not trained (trained: 0.5, 1): expect less"
+        method.check_params(TokenSkipParams(0.3))
+        == "ratio 0.3 was not trained (trained: 0.5, 1): expect less"
     )
 
 

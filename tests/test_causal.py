@@ -76,7 +76,7 @@ def test_a_dropped_thought_leaves_the_others_in_their_order():
 def by_hand(lm, method, request, given, think_on):
     """Feed the given thoughts, let the model think on where it may, and answer: no engine, no cache."""
     begun = method.begin(lm, [request])
-    question = lm.template.question(request.question, method.prompt(request.params))
+    question = lm.template.question(request.question, method.speed_text(request.params))
     fed = torch.cat([reference.embed(lm, question)[0], given])
     for step in range(len(given), request.decoding.max_latents if think_on else 0):
         thought = method.think(lm, reference.think_state(lm, request, begun, fed[None], step))

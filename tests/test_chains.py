@@ -173,7 +173,7 @@ def test_controls_of_a_system(model):
     lm, method = model
     requests = chains.requests_of(EXAMPLES, params_of(method), LIMITS)
     completions = Engine(lm, method, 4).generate(requests)
-    found = effects.cost_of(lm, method, EXAMPLES, requests, completions)
+    found = effects.control_results(lm, method, EXAMPLES, requests, completions)
     assert list(found.outcomes) == (
         ["own", "none"] if method.name == "cot" else ["own", "shuffled", "zeroed", "none"]
     )
@@ -184,10 +184,10 @@ def test_controls_of_a_system(model):
         if kind != "own":
             own = found.outcomes["own"].accuracy.mean
             assert found.differences[kind].mean == pytest.approx(own - variant.accuracy.mean)
-    alone = effects.cost_of(lm, method, EXAMPLES, requests, completions, kinds=())
+    alone = effects.control_results(lm, method, EXAMPLES, requests, completions, kinds=())
     assert list(alone.outcomes) == ["own"]
     # One question has no other to take thoughts from.
-    one = effects.cost_of(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
+    one = effects.control_results(lm, method, EXAMPLES[:1], requests[:1], completions[:1])
     assert "shuffled" not in one.outcomes
 
 
@@ -215,15 +215,18 @@ def test_two_models_are_compared_on_the_same_questions():
         system("a", 2, [False, False, False]),
         system("b", 2, [True, True, False]),
     ]
-    (found,) = inspection.comparisons(systems, examples)
+    (found,) = inspection.system_differences(systems, examples)
     assert (found["model"], found["baseline"], found["params"]) == ("b", "a", {"compression_factor": 2})
     assert found["difference"] == pytest.approx(2 / 3)
 
     # Questions without an answer are nobody's: neither right nor wrong.
     systems = [system("a", 2, [True, None, False]), system("b", 2, [True, None, True])]
-    (found,) = inspection.comparisons(systems, examples)
+    (found,) = inspection.system_differences(systems, examples)
     assert (found["n"], found["difference"]) == (2, pytest.approx(1 / 2))
-    assert inspection.comparisons([system("a", 2, [None] * 3), system("b", 2, [None] * 3)], examples) == []
+    assert (
+        inspection.system_differences([system("a", 2, [None] * 3), system("b", 2, [None] * 3)], examples)
+        == []
+    )
 
 
 def test_a_notebook_asks_in_its_own_words():

@@ -399,7 +399,7 @@ def test_every_maker_of_requests_passes_the_turns_on():
     for row, example in zip(
         reference_rows(lm, method, examples, method.Params(compression_factor=2)), examples, strict=True
     ):
-        speed = method.prompt(row.params)
+        speed = method.speed_text(row.params)
         assert row.question == lm.template.question(example.question, speed, context=example.context)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from colar.data import formats
+from colar.data.example import collapsed
 from colar.data.sources import load, prepare
 from colar.evaluation import report
 from colar.evaluation.evaluate import grade
@@ -63,7 +63,7 @@ def test_multiarith_has_20_repeats_in_600_questions(real_data: Path) -> None:
     for example in repeats:
         first = by_id[example.cluster]
         assert first.cluster == ""
-        assert formats.collapsed(first.question) == formats.collapsed(example.question)
+        assert collapsed(first.question) == collapsed(example.question)
 
 
 @pytest.mark.parametrize("name", ["gsm8k-aug", "gsm-hard", "svamp"])

@@ -157,11 +157,11 @@ def test_requests_keep_their_own_seeds_and_need_none():
 def test_all_but_the_thinking_is_the_methods(name):
     lm, method = build(name)
     forced = controls.build(lm, method, ["zeroed"], requests_for(method))[0]
-    for attribute in ("name", "config", "Params", "latent"):
+    for attribute in ("name", "config", "Params", "thinks_in_latents"):
         assert getattr(forced, attribute) == getattr(method, attribute)
     params = method.Params()
-    assert forced.prompt(params) == method.prompt(params)
-    assert forced.warning_for(params) == method.warning_for(params)
+    assert forced.speed_text(params) == method.speed_text(params)
+    assert forced.check_params(params) == method.check_params(params)
 
 
 def test_a_control_can_be_evaluated_as_its_method(tmp_path):

@@ -129,7 +129,7 @@ def test_the_engine_thinks_as_the_reference(family: str, name: str, device: str)
 def refed(lm: LatentLM, method: Method, done: Completion, thinks: bool = True) -> Tensor:
     """Log-probs of the answer's tokens where all that a request was fed, or all but thoughts, is fed at once."""
     template = lm.template
-    ids = template.question(done.request.question, method.prompt(done.request.params))
+    ids = template.question(done.request.question, method.speed_text(done.request.params))
     question = lm.embed(torch.tensor([ids], device=lm.device))
     token_ids = list(done.token_ids)
     if done.reason == "stop":

@@ -258,17 +258,17 @@ def test_a_request_wider_than_the_budget_is_refused(colar):
 @given(st.data())
 def test_cache_sizes(data):
     """Never below what is needed, never above the limit where that is possible, and stable while nothing changes."""
-    scheduler = Scheduler(data.draw(st.integers(1, 64)), spare=data.draw(st.booleans()))
+    scheduler = Scheduler(data.draw(st.integers(1, 64)), for_compile=data.draw(st.booleans()))
     now = EMPTY
     for _ in range(10):
         rows, widest = data.draw(st.integers(1, scheduler.slots)), data.draw(st.integers(1, 500))
-        least = scheduler.least(rows, widest)
+        least = scheduler.smallest_size(rows, widest)
         limit = scheduler.budget = data.draw(st.one_of(st.none(), st.integers(1, 20_000)))
-        found = scheduler.grown(now, rows, widest)
-        assert least.slots <= found.slots <= max(scheduler.least(scheduler.slots, 1).slots, now.slots)
+        found = scheduler.next_size(now, rows, widest)
+        assert least.slots <= found.slots <= max(scheduler.smallest_size(scheduler.slots, 1).slots, now.slots)
         assert least.columns <= found.columns
         assert found == least or limit is None or found.positions <= limit
-        assert scheduler.grown(found, rows, widest) == found or found == least
+        assert scheduler.next_size(found, rows, widest) == found or found == least
         assert found.positions <= 16 * least.positions
         now = found
 

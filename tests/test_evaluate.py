@@ -105,7 +105,7 @@ def test_grades_come_from_the_one_judge(model):
 
 def test_validation_is_evaluation(model):
     both = params(model, 1, 5)
-    metrics = evaluate.score(model.lm, model.method, EXAMPLES, both, "greedy", LIMITS)
+    metrics = evaluate.validate(model.lm, model.method, EXAMPLES, both, "greedy", LIMITS)
     for param in both:
         point = GridPoint(model, "x", param, "greedy", 0)
         asked = [Question(point, e, evaluate.make_request(point, e, LIMITS)) for e in EXAMPLES]
@@ -134,7 +134,7 @@ def test_numbers_that_are_not_finite_are_no_wrong_answer(tmp_path):
         evaluate.evaluate(grid, {"sums": EXAMPLES}, path, LIMITS)
     assert files.resume_jsonl(path) == []
     with pytest.raises(NonFiniteError):
-        evaluate.score(lm, method, EXAMPLES, params(broken, 2), "sampled", LIMITS)
+        evaluate.validate(lm, method, EXAMPLES, params(broken, 2), "sampled", LIMITS)
 
 
 def test_a_question_too_long_stops_before_the_first_answer(model, tmp_path):
@@ -152,12 +152,12 @@ def test_validation_shows_the_default_of_several_values_by_itself():
     method = registry.build("tokenskip")
     pretrained.attach(lm, method, 0)
     both = [registry.make_params(method, {}), registry.make_params(method, {"ratio": 0.75})]
-    metrics = evaluate.score(lm, method, EXAMPLES, both, "greedy", LIMITS)
+    metrics = evaluate.validate(lm, method, EXAMPLES, both, "greedy", LIMITS)
     assert set(metrics) == {
         f"{kind}{of}" for kind in ("accuracy", "length") for of in ("", "/default", "/ratio=0.75")
     }
     assert metrics["length"] == pytest.approx((metrics["length/default"] + metrics["length/ratio=0.75"]) / 2)
-    alone = evaluate.score(lm, method, EXAMPLES, both[:1], "greedy", LIMITS)
+    alone = evaluate.validate(lm, method, EXAMPLES, both[:1], "greedy", LIMITS)
     assert alone == {"accuracy": metrics["accuracy/default"], "length": metrics["length/default"]}
     grid = evaluate.make_grid(EvaluatedModel("toy", lm, method, "DL"), ["x"], both, ["greedy"], [0])
     systems = [point.cell.system for point in grid]

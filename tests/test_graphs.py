@@ -25,7 +25,7 @@ SAMPLED = Decoding(1.0, 1.0, 1.0, max_latents=12, max_completion_length=12)
 )
 def test_rows_are_filled_up(rows: int, most: int, wanted: int) -> None:
     assert graphs.rows_of(rows, most) == wanted
-    size = Scheduler(most, filled=True).least(rows, 50)
+    size = Scheduler(most, for_graphs=True).smallest_size(rows, 50)
     assert (size.slots, size.columns) == (wanted + 1, 64), "the last slot is for copies"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from colar.methods import pretrained
 from colar.methods.colar.latent_head import LOG_STD_RANGE, LatentHead
 from colar.methods.colar.method import Colar, ColarConfig
-from colar.methods.rollouts import ThoughtActions, score
+from colar.methods.rollouts import ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
 from colar.training.grpo import rollout
 from colar.training.grpo.config import GrpoConfig
@@ -54,7 +54,7 @@ def test_a_drawn_latent_is_as_far_from_its_mean_as_sigma_says(log_sigma: float, 
         return actions.temperature, {}
 
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        score(lm, rollouts, thought_logps)
+        score_actions(lm, rollouts, thought_logps)
     found = torch.cat(squares)
     assert found.numel() > 2000
     # The square of a standard normal has mean 1 and variance 2.

@@ -52,10 +52,10 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns on the device are looked up in the requests, what is sent is another tensor, all places are computed."""
 
     def known(state: ThinkState, name: str) -> Tensor:
-        assert state.asked is not None
+        assert state.requests is not None
         if name in state.params:
-            return param_columns([request.params for request in state.asked])[name]
-        values = [getattr(request.decoding, name) for request in state.asked]
+            return param_columns([request.params for request in state.requests])[name]
+        values = [getattr(request.decoding, name) for request in state.requests]
         return torch.tensor(values, dtype=torch.float64)
 
     def send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -515,28 +515,28 @@ def test_a_factor_that_is_none(value, message):
 def test_factors_far_beyond_what_was_trained_are_refused():
     """They would take as long as they are large, for whoever reads c tokens of each thought."""
     method = registry.build("colar", {"compression_factors": [1, 2, 5]})
-    assert "was not trained" in method.warning_for(ColarParams(32))
+    assert "was not trained" in method.check_params(ColarParams(32))
     for c in (33, 1e9, 10**300):
         with pytest.raises(ValueError, match=r"compression_factor must be 32 or less .*trained: 1, 2, 5"):
-            method.warning_for(ColarParams(c))
+            method.check_params(ColarParams(c))
     wide = registry.build("colar", {"compression_factors": [1, 40]})
-    assert wide.warning_for(ColarParams(40)) is None
+    assert wide.check_params(ColarParams(40)) is None
 
 
 def test_factors_beyond_what_was_trained():
     method = registry.build("colar", {"compression_factors": [1, 2, 2.5]})
-    assert method.warning_for(ColarParams(2)) is None
-    assert method.warning_for(ColarParams(2.0)) is None
-    assert method.warning_for(ColarParams(2.5)) is None
+    assert method.check_params(ColarParams(2)) is None
+    assert method.check_params(ColarParams(2.0)) is None
+    assert method.check_params(ColarParams(2.5)) is None
     assert (
-        method.warning_for(ColarParams(7))
+        method.check_params(ColarParams(7))
         == "compression_factor 7 was not trained (trained: 1, 2, 2.5): expect less"
     )
     with pytest.raises(
         ValueError, match=r"compression_factor 1\.5 is not whole and was not trained; trained: 1, 2, 2\.5"
     ):
-        method.warning_for(ColarParams(1.5))
-    assert registry.build("cot").warning_for(registry.make_params(registry.build("cot"), {})) is None
+        method.check_params(ColarParams(1.5))
+    assert registry.build("cot").check_params(registry.make_params(registry.build("cot"), {})) is None
 
 
 def test_a_whole_number_may_be_written_with_a_point():
@@ -681,7 +681,7 @@ def test_four_examples_are_learnt_by_heart(name):
     )
     asked = speeds or [method.Params()]
     rows = [
-        dataclasses.replace(row, params=p, question=lm.template.question(e.question, method.prompt(p)))
+        dataclasses.replace(row, params=p, question=lm.template.question(e.question, method.speed_text(p)))
         for p in asked
         for row, e in zip(encode(method, lm, examples, epoch=LAST_STAGE), HEART, strict=True)
     ]

@@ -212,7 +212,7 @@ def test_segments_are_packed_end_to_end():
         [1, 2, 3, 9, 4, 5, 9, 8, 7, 0, 0, 0, 0, 0, 0, 0],
         [1, 9, 4, 5, 6, 7, 9, 8, 7, 0, 0, 0, 0, 0, 0, 0],
     ]
-    read = ragged.shift(packed[..., None], torch.tensor([3, 1]), 6)[..., 0]
+    read = ragged.take_from(packed[..., None], torch.tensor([3, 1]), 6)[..., 0]
     assert read.tolist() == [[9, 4, 5, 9, 8, 7], [9, 4, 5, 6, 7, 9]]
 
 

@@ -16,7 +16,7 @@ from test_looks import CASES as LOOKED
 
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request
-from colar.evaluation.evaluate import Limits, score
+from colar.evaluation.evaluate import Limits, validate
 from colar.look.inspect import Inspection, inspect_system
 from colar.methods import pretrained, registry
 from colar.methods.base import Batch, Method
@@ -112,7 +112,7 @@ def test_the_page_of_inspect_is_that_of_the_cpu(case: str, elsewhere: str, tmp_p
 
     def numbers(device: str) -> list[dict[str, Any]]:
         key = {"model": "m", "method": method.name, "params": values}
-        system = inspect_system(key, lm.to(device), method, ASKED, params, GREEDY, look=1)
+        system = inspect_system(key, lm.to(device), method, ASKED, params, GREEDY, n_changed=1)
         Inspection(ASKED, [system], {"asked": {}}).save(tmp_path / f"{device}.html")
         return _without_times(system.numbers)
 
@@ -149,7 +149,7 @@ def test_a_validation_by_generation_is_that_of_the_cpu(elsewhere: str) -> None:
     limits = Limits(max_latents=4, max_completion_length=3)
 
     def found(device: str) -> dict[str, float]:
-        metrics = score(lm.to(device), method, ASKED, [params], "greedy", limits)
+        metrics = validate(lm.to(device), method, ASKED, [params], "greedy", limits)
         return {name: value for name, value in metrics.items() if "second" not in name}
 
     assert found(elsewhere) == found("cpu")

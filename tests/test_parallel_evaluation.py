@@ -66,7 +66,7 @@ def measure_all(folder: Path) -> tuple[dict[str, float], int]:
     (folder / "controls").mkdir(exist_ok=True)
     asked = model()
     params = [registry.make_params(asked.method, {"compression_factor": c}) for c in (1, 2)]
-    metrics = evaluate.score(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)
+    metrics = evaluate.validate(asked.lm, asked.method, EXAMPLES, params, "sampled", LIMITS)
     records = folder / "controls" / "records.jsonl"
     controls.evaluate_controls(grid(asked)[:1], ["zeroed", "shuffled"], DATASETS, records, LIMITS)
     return metrics, answer_all(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from colar.evaluation.evaluate import Limits
 from colar.methods import registry
 from colar.methods.colar.method import Colar, ColarConfig
 from colar.training.rows import count_rows, mark_copies
+from colar.training.trainer import LatentTrainer
 
 QUESTIONS = list(generate(ArithmeticConfig(), "test", 3, seed=0))
 LIMITS = Limits(max_latents=3, max_completion_length=2, batch_size=4)
@@ -39,51 +41,44 @@ SIZES = (
 """What training logs that another division of the work must not change."""
 
 
-class Killed(Colar):
-    """Its process is killed in the N-th update."""
-
-    left = 0
-
-    def loss(self, lm: Any, batch: Any) -> dict[str, Tensor]:
-        _count_down()
-        return super().loss(lm, batch)
-
-
-def _count_down() -> None:
-    Killed.left -= 1
-    if Killed.left == 0:
-        os.kill(os.getpid(), 9)
-
-
 def validate(lm: Any, method: Any) -> dict[str, float]:
     """By generation; the weights are what they were before it, bit for bit."""
-    return evaluate.score(lm, method, QUESTIONS, [registry.make_params(method, {})], "sampled", LIMITS)
+    return evaluate.validate(lm, method, QUESTIONS, [registry.make_params(method, {})], "sampled", LIMITS)
 
 
-def begin() -> None:
-    """Join the others."""
+def begin(dies: tuple[int, int] | None) -> None:
+    """Join the others; `dies` is the process that is killed, and its update."""
     processes.join(120)
+    if dies is None or dies[0] != PartialState().process_index:
+        return
+    step, updates = LatentTrainer.training_step, itertools.count(1)
+
+    def killed(*arguments: Any, **named: Any) -> Any:
+        if next(updates) == dies[1]:
+            os.kill(os.getpid(), 9)
+        return step(*arguments, **named)
+
+    LatentTrainer.training_step = killed  # type: ignore[method-assign]  # this process ends here
 
 
 def sft(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]) -> Any:
     """A run in `folder`. Returns its curve, its validations and its weights at the end."""
-    begin()
-    method = (
-        Killed(ColarConfig())
-        if dies is not None and dies[0] == PartialState().process_index
-        else Colar(ColarConfig())
-    )
-    Killed.left = 0 if dies is None else dies[1]
+    begin(dies)
     settings = supervised.LoraSettings(r=4, lora_alpha=8) if lora else None
     lm, result = supervised.run(
-        folder, method, settings, validate=validate, held_out=QUESTIONS, **{**supervised.LONG, **config}
+        folder,
+        Colar(ColarConfig()),
+        settings,
+        validate=validate,
+        held_out=QUESTIONS,
+        **{**supervised.LONG, **config},
     )
     return ended(lm, result)
 
 
 def grpo(folder: Path, lora: bool, dies: tuple[int, int] | None, config: dict[str, Any]) -> Any:
-    """The same by reinforcement, where none dies: tests/test_grpo.py kills runs of one process."""
-    begin()
+    """The same by reinforcement."""
+    begin(dies)
     config = dict(config)
     settings = reinforced.grpo(**config.pop("grpo", {}))
     lm, result = reinforced.run(
@@ -132,10 +127,12 @@ class Case:
     """A kind of run: how one process makes it, and how two do."""
 
     def __init__(
-        self, call: Callable[..., Any], lora: bool, one: dict[str, Any], two: dict[str, Any]
+        self, call: Callable[..., Any], lora: bool, saved: int, one: dict[str, Any], two: dict[str, Any]
     ) -> None:
         self.call = call
         self.lora = lora
+        self.saved = saved
+        """The last checkpoint before the fourth update."""
         self.one = one
         self.two = two
 
@@ -151,10 +148,11 @@ class Case:
 
 REINFORCED = {"max_steps": 4, "save_steps": 3, "eval_steps": 2, "grpo": {"num_iterations": 2}}
 CASES = {
-    "sft": Case(sft, True, {"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 4}),
+    "sft": Case(sft, True, 2, {"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 4}),
     "grpo": Case(
         grpo,
         False,
+        3,
         {**REINFORCED, "gradient_accumulation_steps": 2},
         {**REINFORCED, "gradient_accumulation_steps": 1},
     ),
@@ -180,12 +178,14 @@ def test_two_processes_are_one(tmp_path: Path, case: Case, whole: list[Any]) -> 
     assert len(alone["validations"]) >= 3
 
 
-@pytest.mark.parametrize("case", ["sft"], indirect=True, scope="module")
 def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path, case: Case, whole: list[Any]) -> None:
+    """Killed in its fourth update: after the first epoch of three, and in the middle of the second generation."""
     killed, other = reversed(case.killed(tmp_path, (1, 4)))
     assert killed.code == -9
     assert other.code == 1, "it does not go on alone"
     assert "Connection" in other.stderr
+    steps = [folder.name for folder in (tmp_path / "checkpoints").iterdir()]
+    assert f"checkpoint-{case.saved}" in steps, steps
     for mine, theirs in zip(case.run(tmp_path, 2), whole, strict=True):
         assert_equal(mine, theirs)
 

@@ -53,11 +53,11 @@ def test_every_recipe_loads_and_builds(name):
         method = recipe.build_method(loaded)
         assert method.name == loaded.method["name"]
         for values in loaded.validation.params:
-            assert method.warning_for(registry.make_params(method, values)) is None
+            assert method.check_params(registry.make_params(method, values)) is None
         if loaded.grpo is not None:
             for param, drawn in loaded.grpo.drawn.items():
                 for value in drawn:
-                    assert method.warning_for(registry.make_params(method, {param: value})) is None
+                    assert method.check_params(registry.make_params(method, {param: value})) is None
         assert loaded.output.startswith("runs/")
         assert name in LAB or recipes.that_writes(loaded.output) == name
 

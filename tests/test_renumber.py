@@ -20,8 +20,9 @@ from colar import recipe
 from colar.cli import main
 from colar.data import sources
 from colar.data.example import Example
-from colar.data.renumber import mentions, origins, program, renumber
-from colar.data.renumber.program import NotAProgram
+from colar.data.renumber import equations, mentions, operands, pinned, renumber
+from colar.data.renumber.equations import CannotRenumber
+from colar.data.renumber.problem import problem_of
 
 
 def row(question: str, chain: str, answer: str | None = None, name: str = "own/0") -> Example:
@@ -84,14 +85,14 @@ def test_numbers_are_found(question, found):
         "at 8:30, by 5 pm, from 9am, at 10 a.m., at 7 o'clock",
         "a ratio of 3:2, a score of 37-23, 6-9 pens, 5x5, 2+3",
         "in 1998, since 2014, in the year 2020",
-        "on May 5 and 12 June",
-        "an mp3 in Room 12 on Highway 66, grade 5, day 3, #7",
+        "on May 5",
+        "an mp3 in Room 12, grade 5, day 3, #7",
         "100% of them, 150% of it",
         "7 days, 24 hours, 60 minutes, 12 months, 365 days, 12 inches",
         "4 wheels, 2 legs, 2 parents",
         "buy-1-get-1-free, the 90s, a 5k",
         "agent 007 has 4/8 of it",
-        "two hundred five dogs",
+        "one hundred five dogs",
         "two fourths of it, three halves",
         "the three of them",
         "the other two left",
@@ -111,8 +112,8 @@ def test_the_three_is_another_three():
 
 def test_a_number_has_its_unit_and_its_scale():
     (first, second) = mentions.find("He has 3 million coins and 2 dozen large eggs.")
-    assert (first.scale, first.unit) == (10**6, "coin")
-    assert (second.scale, second.unit) == (12, "egg")
+    assert (first.scale, first.unit) == ("million", "coin")
+    assert (second.scale, second.unit) == ("dozen", "egg")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_number_has_its_unit_and_its_scale():
         ("$12.50", lambda value: value % Fraction(1, 4) == 0),
         ("$19.99", lambda value: value % 1 == Fraction(99, 100)),
         ("$12.00", lambda value: value.denominator == 1),
-        ("2.5 m", lambda value: program.places_of(value) == 1),
+        ("2.5 m", lambda value: equations.places_of(value) == 1),
         ("80%", lambda value: 40 <= value <= 95),
         ("2/5 of it", lambda value: 0 < value < 1 and value.numerator > 1),
         ("1/8th of it", lambda value: value.numerator == 1 and value.denominator >= 4),
@@ -173,6 +174,7 @@ def test_other_numbers_are_written_as_the_first_were(question, values, written):
     assert mentions.write(question, mentions.find(question), [Fraction(value) for value in values]) == written
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="aen 0123456789.,/%$-½thwo:", max_size=40))
 def test_any_text_is_written_back(question):
     found = mentions.find(question)
@@ -219,14 +221,14 @@ def test_expressions_are_run_as_python_runs_them(first, second):
     expression = f"{first}+{second}"
     try:
         value = by_python(expression)
-        shown = program.digits_like(value, "1")
+        shown = equations.digits_like(value, "1")
     except (ValueError, ZeroDivisionError):
         return
     if value <= 0:
         return
-    (step,) = program.parse([f"<<{expression}={shown}>>"])
-    assert program.run(step, step.operands) == value
-    assert program.fill(step, step.operands, step.result) == step.text
+    (step,) = equations.parse([f"<<{expression}={shown}>>"])
+    assert equations.run(step, step.operands) == value
+    assert equations.write(step, step.operands, step.result) == step.text
 
 
 @pytest.mark.parametrize(
@@ -250,13 +252,13 @@ def test_expressions_are_run_as_python_runs_them(first, second):
     ],
 )
 def test_what_is_no_program_is_named(steps, reason):
-    with pytest.raises(NotAProgram, match=reason):
-        program.parse(steps)
+    with pytest.raises(CannotRenumber, match=reason):
+        equations.parse(steps)
 
 
 def test_a_step_keeps_its_spelling():
-    (step,) = program.parse(["<<(3.00 + .5) * 2 = 7.00>>"])
-    filled = program.fill(step, [Fraction(4), Fraction(1, 4), Fraction(3)], Fraction("12.75"))
+    (step,) = equations.parse(["<<(3.00 + .5) * 2 = 7.00>>"])
+    filled = equations.write(step, [Fraction(4), Fraction(1, 4), Fraction(3)], Fraction("12.75"))
     assert filled == "<<(4.00 + .25) * 3 = 12.75>>"
 
 
@@ -266,14 +268,14 @@ def test_a_step_keeps_its_spelling():
      ("92", "999", True), ("7.5", "8", True), ("7.5", "8.25", False), ("7.5", "2.5", True)],
 )  # fmt: skip
 def test_a_result_stays_what_it_is_in_kind(before, now, same):
-    assert program.same_kind(Fraction(before), Fraction(now)) is same
+    assert equations.same_kind(Fraction(before), Fraction(now)) is same
 
 
 # --- where operands come from ----------------------------------------------------------------------------------
 
 
 def free(example: Example) -> list[Fraction]:
-    return renumber.plan_of(example).free
+    return problem_of(example).free
 
 
 @pytest.mark.parametrize(
@@ -345,7 +347,7 @@ def test_what_may_change(example, values):
     ],
 )
 def test_rows_that_stay_alone_have_a_reason(example, reason):
-    with pytest.raises(NotAProgram, match=reason):
+    with pytest.raises(CannotRenumber, match=reason):
         renumber.versions_of(example, 1, 0)
 
 
@@ -384,24 +386,25 @@ def test_a_result_of_thousands_of_digits_is_no_other_result_of_a_row():
     assert found.alone.total() <= 1
     for new in found.examples:
         assert new.answer == new.steps[0].strip("<>").rpartition("=")[2]
-    assert not program.same_kind(Fraction(50), Fraction(10**5000))
+    assert not equations.same_kind(Fraction(50), Fraction(10**5000))
 
 
 @pytest.mark.parametrize(
-    ("target", "values", "units", "apart", "giving"),
+    ("target", "values", "units", "giving"),
     [
-        (3, [2, 12], [], False, [2]),  # 2 + 1
-        (3, [4, 12], [], False, [4, 12]),  # 12 / 4
-        (3, [4, 20], [7], False, [4]),  # 7 - 4: the rest of the week
-        (10, [31, 3], [], False, [31, 3]),  # 31 // 3
-        (14, [14, 28], [], True, []),  # not from itself
-        (14, [14, 8, 6], [], True, [8, 6]),
-        (4, [4], [], False, []),  # times 1
+        (3, [2, 12], [], [2]),  # 2 + 1
+        (3, [4, 12], [], [4, 12]),  # 12 / 4
+        (3, [4, 20], [7], [4]),  # 7 - 4: the rest of the week
+        (10, [31, 3], [], [31, 3]),  # 31 // 3
+        (600, [20, 30], [], [20, 30]),  # 6 is 20% of 30
+        (14, [14, 28], [], []),  # not from itself
+        (14, [14, 8, 6], [], [8, 6]),
+        (4, [4], [], []),  # times 1
     ],
 )
-def test_numbers_that_give_another_in_one_step_are_found(target, values, units, apart, giving):
+def test_numbers_that_give_another_in_one_step_are_found(target, values, units, giving):
     numbers = [Fraction(value) for value in values]
-    found = origins._giving({Fraction(target)}, numbers, map(Fraction, units), apart)
+    found = pinned._giving({Fraction(target)}, numbers, set(map(Fraction, units)))
     assert found & set(numbers) == set(giving)
 
 
@@ -417,7 +420,7 @@ def test_what_follows_from_a_result_is_found_as_by_looking_at_all_numbers(operan
     expected = operand in (math.floor(result), math.ceil(result))
     for value in values - {Fraction(0)}:
         expected = expected or operand in (result - value, value - result, result * value, result / value)
-    assert origins._follows(operand, result, values) is expected
+    assert operands._follows(operand, result, values) is expected
 
 
 GRAMS = [7 * number + 13 for number in range(20, 120)]
@@ -426,8 +429,8 @@ LISTED = ", ".join(f"item {number} at {grams} grams" for number, grams in enumer
 
 def test_a_question_with_hundreds_of_numbers_stays_as_it_is():
     example = row(f"The list has {LISTED}. Ann takes 4 of 16 boxes; what then?", "<<16*11=176>>")
-    with pytest.raises(NotAProgram, match="too many numbers"):
-        renumber.plan_of(example)
+    with pytest.raises(CannotRenumber, match="too many numbers"):
+        problem_of(example)
 
 
 def test_numbers_of_one_value_stay_equal():
@@ -440,19 +443,19 @@ def test_numbers_of_one_value_stay_equal():
 def test_a_result_that_is_due_is_the_operand():
     """64/8 = 8 uses the question's 8; the next 8 is the result, which nothing has used."""
     example = row("Lea bakes 8 cakes a guest, 64 in all. 5 guests go. How many stay?", "<<64/8=8>> <<8-5=3>>")
-    (second,) = [candidates for candidates in renumber.plan_of(example).origins[1] if len(candidates) == 1][
-        :1
+    (eight,) = [
+        operand for operand in problem_of(example).operands if operand.step == 1 and operand.value == 8
     ]
-    assert second == [origins.Origin(result=0)]
+    assert eight.origins == (operands.Origin(result=0),)
 
 
 def test_an_operand_that_may_be_two_things_has_one_value_by_both():
     """9 may be the result or the question's second number, which nothing has used."""
     example = row("He has 4 pens, 5 more, and 9 bags of these. How many?", "<<4+5=9>> <<9*3=27>>")
-    plan = renumber.plan_of(example)
+    problem = problem_of(example)
     four, five, nine = Fraction(4), Fraction(5), Fraction(9)
-    assert renumber.rewrite(plan, {four: four, five: Fraction(6), nine: nine}) is None
-    assert renumber.rewrite(plan, {four: four, five: Fraction(6), nine: Fraction(10)}) is not None
+    assert problem.with_numbers({four: four, five: Fraction(6), nine: nine}) is None
+    assert problem.with_numbers({four: four, five: Fraction(6), nine: Fraction(10)}) is not None
 
 
 @pytest.mark.parametrize(
@@ -477,10 +480,10 @@ def test_an_operand_that_may_be_two_things_has_one_value_by_both():
     ],
 )
 def test_a_story_that_would_not_hold_is_not_written(example, values):
-    plan = renumber.plan_of(example)
+    problem = problem_of(example)
     changed = {Fraction(old): Fraction(new) for old, new in values.items()}
-    assert set(changed) <= set(plan.values)
-    assert renumber.rewrite(plan, plan.values | changed) is None
+    assert set(changed) <= set(problem.numbers)
+    assert problem.with_numbers(problem.numbers | changed) is None
 
 
 # --- new rows --------------------------------------------------------------------------------------------------
@@ -488,8 +491,8 @@ def test_a_story_that_would_not_hold_is_not_written(example, values):
 
 @pytest.mark.parametrize("example", ROWS, ids=IDS)
 def test_the_same_numbers_give_the_very_row(example):
-    plan = renumber.plan_of(example)
-    assert renumber.rewrite(plan, plan.values) == example
+    problem = problem_of(example)
+    assert problem.with_numbers(problem.numbers) == example
 
 
 def expression_of(step: str) -> tuple[str, Fraction]:
@@ -506,7 +509,7 @@ def check_new_row(example: Example, new: Example) -> None:
     for old_step, new_step in zip(example.steps, new.steps, strict=True):
         (old_left, old_result), (new_left, new_result) = expression_of(old_step), expression_of(new_step)
         assert by_python(new_left) == new_result > 0
-        assert program.places_of(new_result) <= program.places_of(old_result)
+        assert equations.places_of(new_result) <= equations.places_of(old_result)
         # All but the numbers is as it was.
         assert re.sub(r"[0-9.]+", "#", old_step) == re.sub(r"[0-9.]+", "#", new_step)
         olds, news = re.findall(r"[0-9]*\.?[0-9]+", old_left), re.findall(r"[0-9]*\.?[0-9]+", new_left)
@@ -515,9 +518,9 @@ def check_new_row(example: Example, new: Example) -> None:
                 Fraction(now) in allowed
                 or old == now
                 or any(
-                    form.of(mention.value) == Fraction(now)
+                    operands.FORMS[form](mention.value) == Fraction(now)
                     for mention in after
-                    for form in origins.forms_of(mention)
+                    for form in operands.forms_of(mention)
                 )
             )
             assert traces, (now, new)
@@ -550,8 +553,8 @@ def test_new_rows_hold_whatever_the_numbers_are(bags, pens, lost, seed):
         return
     question = f"Ann has {bags} bags of {pens} pens and loses {lost}. How many pens has she?"
     example = row(question, f"<<{bags}*{pens}={total}>> <<{total}-{lost}={total - lost}>>")
-    plan = renumber.plan_of(example)
-    assert renumber.rewrite(plan, plan.values) == example
+    problem = problem_of(example)
+    assert problem.with_numbers(problem.numbers) == example
     for new in renumber.versions_of(example, 2, seed):
         check_new_row(example, new)
         a, b, c = (mention.value for mention in mentions.find(new.question))
@@ -589,7 +592,7 @@ def test_no_question_of_a_test_set_comes_out(capsys):
     found = renumber.renumbered(rows, 3, 0, held_out)
     assert found.examples == all_of_them[1:]
     assert found.held_out == 1
-    renumber.say(found, len(rows))
+    found.say(len(rows))
     assert "dropped 1 held-out" in capsys.readouterr().err
 
 
@@ -609,7 +612,7 @@ def test_rows_that_stay_alone_are_counted(capsys):
     lone = row("How many?", "", name="own/9")
     found = renumber.renumbered([PENS, lone], 1, 0)
     assert dict(found.alone) == {"no chain": 1}
-    renumber.say(found, 2)
+    found.say(2)
     assert "renumber: 1 new rows from 1 of 2" in (told := capsys.readouterr().err)
     assert "1 rows stay alone (no chain: 1)" in told
 

@@ -14,7 +14,7 @@ from test_engine import QUESTIONS, Case, same
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
 from colar.engine import reference
-from colar.engine.async_engine import AsyncEngine, apart
+from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
 from colar.engine.cache import check, round_up
 from colar.engine.engine import Engine, QueueFull
 from colar.engine.request import Decoding, Request, fold
@@ -275,7 +275,7 @@ def test_a_question_is_read_once_for_all_its_samples(colar):
 
 
 def ids(case, request):
-    return case.lm.template.question(request.question, case.method.prompt(request.params))
+    return case.lm.template.question(request.question, case.method.speed_text(request.params))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
@@ -466,11 +466,11 @@ def test_the_worker_does_other_things_between_steps(colar):
 
 
 def test_what_is_done_apart_leaves_no_thread_behind():
-    thread = apart(threading.current_thread)
+    thread = run_in_temporary_thread(threading.current_thread)
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
     with pytest.raises(ZeroDivisionError):
-        apart(lambda: 1 / 0)
+        run_in_temporary_thread(lambda: 1 / 0)
 
 
 def test_a_full_line_refuses_and_a_broken_step_is_told_to_all(colar, monkeypatch):

@@ -306,7 +306,7 @@ def test_each_temperature_draws_its_own() -> None:
 def test_factors_that_cannot_work_are_refused() -> None:
     _, method = made(compression_factors=[1, 2, 3])
     with pytest.raises(ValueError, match="compression_factor 4 is above what was trained"):
-        method.warning_for(SequentialParams(4))
+        method.check_params(SequentialParams(4))
 
 
 def test_a_thought_is_read_as_the_tokens_it_was_chosen_as() -> None:

@@ -26,7 +26,7 @@ from colar.engine.request import Decoding, Request
 from colar.look.thought import read_thoughts
 from colar.methods import pretrained, registry
 from colar.serve.schema import ChatRequest
-from colar.serve.text import TokenText
+from colar.template.token_text import TokenText
 
 MODELS = {"colar": colar_model, "sequential": sequential_model, "cot": cot_model}
 

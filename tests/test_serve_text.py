@@ -21,7 +21,8 @@ from colar.serve.app import read_keys
 from colar.serve.errors import first_mistake
 from colar.serve.schema import ChatRequest, CompletionRequest, ResponseRequest
 from colar.serve.served import ask
-from colar.serve.text import BROKEN, AnswerText, Nearest, TokenText, token_bytes
+from colar.serve.thought_text import Nearest
+from colar.template.token_text import BROKEN, AnswerText, TokenText, token_bytes
 
 TEXTS = (
     *(example.question for example in EXAMPLES),
@@ -189,7 +190,7 @@ def test_what_a_method_offers_it_takes(name):
             registry.make_params(method, {param: value})
     for effort, values in method.efforts().items():
         assert effort in EFFORTS
-        assert method.warning_for(registry.make_params(method, values)) is None
+        assert method.check_params(registry.make_params(method, values)) is None
 
 
 def test_a_real_range_offers_five_values():

@@ -172,7 +172,7 @@ def world(tmp_path_factory):
         str(run / "best"),
         "--limit",
         "2",
-        "--look",
+        "--changed",
         "1",
         "--max_latents",
         "4",

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from colar.cli import main
-from colar.data import arithmetic, formats, sources
+from colar.data import arithmetic, published_rows, sources
 from colar.data.catalogue import SOURCES, found
-from colar.data.example import SPLITS, Example
+from colar.data.example import SPLITS, Example, question_hash
+from colar.data.fields import Fields
 from colar.data.judge import answers, quantity
 from colar.data.sources import load
 from colar.evaluation.folder import name_sources
@@ -135,7 +136,7 @@ def test_multiarith_repeats_a_question_under_another_id(tmp_path: Path) -> None:
     made = [(" How many? ", 39.0), (" How few? ", 2.0), (" How many? ", 39.0)]
     put(tmp_path, "multiarith/MultiArith.json", [{"sQuestion": q, "lSolutions": [a]} for q, a in made])
     found = load("multiarith", "test", data_dir=tmp_path)
-    many, few = (formats.question_hash(q) for q in ("How many?", "How few?"))
+    many, few = (question_hash(q) for q in ("How many?", "How few?"))
     assert {(e.id, e.question, e.answer) for e in found} == {
         (f"multiarith/test/{many}", "How many?", "39"),
         (f"multiarith/test/{many}-2", "How many?", "39"),
@@ -157,7 +158,7 @@ def test_math_holds_out_the_same_tenth_whatever_the_layout_and_order(tmp_path: P
         parts[split] = load("math", split, data_dir=tmp_path / "a")
         assert parts[split] == load("math", split, data_dir=tmp_path / "b")
         assert parts[split][:1] == load("math", split, data_dir=tmp_path / "a", limit=1)
-    by_hash = sorted((row["problem"] for row in MATHS), key=formats.question_hash)
+    by_hash = sorted((row["problem"] for row in MATHS), key=question_hash)
     assert [e.question for e in parts["validation"]] == by_hash[:2]  # round(25 / 10)
     assert [e.question for e in parts["train"]] == by_hash[2:]
     example = next(e for e in parts["train"] + parts["validation"] if e.question == "What is $7+1$?")
@@ -169,11 +170,11 @@ def test_math_holds_out_the_same_tenth_whatever_the_layout_and_order(tmp_path: P
 
 def test_math_500_and_gpqa_rows() -> None:
     row = {"problem": "p", "solution": "s", "answer": "\\pi", "unique_id": "test/algebra/3.json"}
-    assert formats.math_500(row) == formats.Fields("p", ("s",), "\\pi", "algebra/3")
+    assert published_rows.math_500(row) == Fields("p", ("s",), "\\pi", "algebra/3")
     wrong = {f"Incorrect Answer {n}": f"wrong {n}" for n in (1, 2, 3)}
     letters = set()
     for n in range(12):
-        fields = formats.gpqa({"Question": f"q{n}", "Correct Answer": "right", **wrong})
+        fields = published_rows.gpqa({"Question": f"q{n}", "Correct Answer": "right", **wrong})
         lines = fields.question.splitlines()
         assert lines[0] == f"q{n}"
         assert sorted(line[4:] for line in lines[1:]) == ["right", "wrong 1", "wrong 2", "wrong 3"]

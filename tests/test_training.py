@@ -15,7 +15,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from accelerate import Accelerator
 from families import FAMILIES, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import alone
+from launch import alone, together
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
@@ -43,7 +42,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from colar import checks
+from colar import checks, processes
 from colar.data.arithmetic import ArithmeticConfig, generate
 from colar.data.example import Example
 from colar.engine.request import NonFiniteError
@@ -278,10 +277,10 @@ def test_objective_sums_terms_and_averages_rows() -> None:
 
 
 def test_accumulation_and_batches_give_the_same_run(tmp_path: Path, lora: LoraSettings | None) -> None:
-    """20 rows in updates of 8: the last has 4. 8x1, 1x8, 3x... all see one trajectory."""
+    """20 rows in updates of 8: the last has 4. 8x1 and 2x4 see one trajectory; row by row: the next test."""
     runs = []
     lora = lora and LoraSettings(r=4, lora_alpha=8)  # dropout draws by batch
-    for size, accumulate in ((8, 1), (1, 8), (2, 4)):
+    for size, accumulate in ((8, 1), (2, 4)):
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate}
         runs.append(run(tmp_path / f"{size}", lora=lora, num_train_epochs=2, **sizes))
     first = losses(runs[0][1])
@@ -931,22 +930,9 @@ def test_workers_encode_the_same_rows(tmp_path: Path) -> None:
     assert losses(one) == losses(other)
 
 
-TORCHRUN = """
-import gc, os, sys
-from pathlib import Path
-gc.disable()  # a fifth of the time of the imports
-sys.path.insert(0, {tests!r})
-import test_training as t
-from colar import processes
-found = t.one_of_two(Path({folder!r}))
-Path({folder!r}, "rank" + os.environ["RANK"]).write_text(repr(found))
-# As the command does. A group that nobody left may end its process by SIGABRT, one run in thirteen.
-processes.leave()
-"""
-
-
 def one_of_two(folder: Path) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
     """What one of two processes does: its losses, and the metrics of the main process's validation."""
+    processes.join(120)
     _, result = run(
         folder,
         validate=lambda lm, method: {"accuracy": 0.5 + int(os.environ["RANK"]) / 8},
@@ -954,20 +940,8 @@ def one_of_two(folder: Path) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
         num_train_epochs=2,
         tokens_per_batch=100,
     )
+    processes.leave()
     return losses(result), result.metrics
-
-
-def by_torchrun(folder: Path) -> list[Any]:
-    """What each of two processes returns that torchrun has started."""
-    script = folder / "script.py"
-    script.write_text(TORCHRUN.format(tests=str(Path(__file__).parent), folder=str(folder)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, str(script)], env=environment, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
-    return [ast.literal_eval((folder / f"rank{rank}").read_text()) for rank in (0, 1)]
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
@@ -975,7 +949,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
     With a limit of tokens each process takes its rows in parts, as many as its own lengths require.
     """
-    ranks = by_torchrun(tmp_path)
+    ranks = together(2, tmp_path / "group", one_of_two, tmp_path)
     assert ranks[0][1] == ranks[1][1] == {"accuracy": 0.5}
     _, whole = run(tmp_path / "whole", per_device_train_batch_size=8, num_train_epochs=2)
     assert len(ranks[0][0]) == len(losses(whole)) == 6

@@ -80,7 +80,7 @@ def versions(lm, seed=0):
     for c in (1, 2, 3):
         for example in EXAMPLES:
             params = ColarParams(c)
-            rows.append(base.encode_row(lm.template, example, params, method.prompt(params), seed))
+            rows.append(base.encode_row(lm.template, example, params, method.speed_text(params), seed))
     return method, Batch.collate(rows)
 
 

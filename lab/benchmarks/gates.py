@@ -67,9 +67,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     """One system's milliseconds a question, thoughts and accuracy, cell by cell."""
     torch.set_num_threads(args.threads)
     path = args.cot if system == "cot" else args.gated
-    lm, method = pretrained.load(path, args.dtype)
-    # As in every command that thinks: an adapter costs time at each step.
-    lm.merge()
+    lm, method = pretrained.load_for_inference(path, args.dtype, device="cpu")
     model = EvaluatedModel(system, lm, method)
     options = {"steps": [2, 4]} if args.source == "arithmetic" else {}
     examples = sources.load(

@@ -133,7 +133,7 @@ def make_job(
             )
             of_requests.append(example)
             lengths.append(length)
-    ids = [lm.template.question(request.question, method.prompt(request.params)) for request in requests]
+    ids = [lm.template.question(request.question, method.speed_text(request.params)) for request in requests]
     return RolloutJob(requests, of_requests, ids, lengths)
 
 

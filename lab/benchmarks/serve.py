@@ -185,10 +185,10 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
 async def _engine_cells(questions: Sequence[str], args: argparse.Namespace) -> dict[str, Cell]:
     """The same clients on the engine itself."""
-    from colar.engine.async_engine import AsyncEngine, apart
+    from colar.engine.async_engine import AsyncEngine, run_in_temporary_thread
     from colar.engine.request import Request
 
-    engine, method, decoding = apart(partial(servers.engine, "engine", args))
+    engine, method, decoding = run_in_temporary_thread(partial(servers.engine, "engine", args))
     running_engine = AsyncEngine(engine)
     params = method.Params(compression_factor=FACTOR)
 

@@ -231,10 +231,10 @@ class Fixed(Unending):
 
     def __init__(self, method: Any) -> None:
         super().__init__(method)
-        self.latent = method.latent
+        self.thinks_in_latents = method.thinks_in_latents
 
     def choices(self) -> dict[str, Any]:
-        return {"compression_factor": [FACTOR]} if self.latent else {}
+        return {"compression_factor": [FACTOR]} if self.thinks_in_latents else {}
 
 
 def serve(system: str, args: argparse.Namespace) -> None:
@@ -242,11 +242,11 @@ def serve(system: str, args: argparse.Namespace) -> None:
     if system == "llama-cpp":
         _serve_llama_cpp(args)
         return
-    from colar.engine.async_engine import apart
+    from colar.engine.async_engine import run_in_temporary_thread
     from colar.serve import app, server
     from colar.serve.served import Served
 
-    made, method, decoding = apart(partial(engine, system, args))
+    made, method, decoding = run_in_temporary_thread(partial(engine, system, args))
     served = Served("model", made.lm, Fixed(method), made, decoding)
     bound = server.bind("127.0.0.1", args.port)
     server.run(server.make(app.build([served])), bound)

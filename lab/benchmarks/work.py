@@ -101,8 +101,8 @@ class Unending(base.Method):
         self.method = method
         self.Params = method.Params
 
-    def prompt(self, params: Any) -> str:
-        return str(self.method.prompt(params))
+    def speed_text(self, params: Any) -> str:
+        return str(self.method.speed_text(params))
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         tokens = "group_decoder" in lm.extra
@@ -164,7 +164,7 @@ def make_job(
                 Request(f"{index}", example.question, params, decoding, seed=index, sample=sample)
             )
             lengths.append(length)
-    ids = [lm.template.question(request.question, method.prompt(request.params)) for request in requests]
+    ids = [lm.template.question(request.question, method.speed_text(request.params)) for request in requests]
     return Job(requests, ids, lengths)
 
 

@@ -20,11 +20,8 @@ from colar.look import thought
 from colar.methods import pretrained, registry
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
-from colar.ops import devices
 from colar.ops.noise import seed_from
-
-UNFINISHED = "\ufffd"
-"""The end of a text whose last character is not complete yet."""
+from colar.template.token_text import AnswerText
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,7 @@ class Model:
 
     def stream(self, question: str, **asked: Any) -> Iterator[Piece]:
         """Yield the thoughts and the answer of one question as they come. Arguments are those of `ask`."""
-        ids: list[int] = []
-        shown = ""
+        answer = AnswerText(self.lm.template)
         request = self._request(question, 0, **asked)
         size = thought.group_size(request.params)
         directions_VD = thought.directions(self.lm)
@@ -111,14 +107,12 @@ class Model:
                 )
                 yield Piece("thought", found["text"])
             elif event.kind == "token" and event.token_id != self.lm.template.eos_id:
-                ids.append(event.token_id)
-                text = self.lm.template.decode(ids)
-                if not text.endswith(UNFINISHED) and len(text) > len(shown):
-                    yield Piece("answer", text[len(shown) :])
-                    shown = text
-        text = self.lm.template.decode(ids)
-        if len(text) > len(shown):
-            yield Piece("answer", text[len(shown) :])
+                text = answer.add(event.token_id)
+                if text:
+                    yield Piece("answer", text)
+        rest = answer.end()
+        if rest:
+            yield Piece("answer", rest)
 
     def _request(
         self,
@@ -171,7 +165,4 @@ def load(
     `dtype` is that of the weights, `backbone` the folder or Hub id of an adapter's backbone where it is not the one
     that its checkpoint names, `device` by default the GPU if there is one. ValueError where there is no checkpoint.
     """
-    lm, method = pretrained.load(path_or_id, dtype, backbone)
-    # Nothing is trained here: a step then costs what a step of the backbone costs.
-    lm.merge()
-    return Model(lm.to(device or devices.best()), method, batch_size)
+    return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device), batch_size)

@@ -136,14 +136,14 @@ def _print_lengths(model: str, examples: list[Example]) -> None:
 def _print_versions(example: Example, versions: int, seed: int) -> None:
     """Print a row, and below it up to `versions` new ones with other numbers."""
     from colar.data.renumber import renumber
-    from colar.data.renumber.program import NotAProgram
+    from colar.data.renumber.equations import CannotRenumber
 
     print(example.id)
     shown = [example]
     try:
         shown += renumber.versions_of(example, versions, seed)
         reason = ""
-    except NotAProgram as error:
+    except CannotRenumber as error:
         reason = f"   stays alone: {error}\n"
     for row in shown:
         mark = row.id.removeprefix(example.id)

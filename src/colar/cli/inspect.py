@@ -57,7 +57,10 @@ def add_parser(commands: Any, method_options: bool) -> None:
         params_options(inspect)
     limit_options(inspect, max_completion_length=16)
     inspect.add_argument(
-        "--look", type=int, default=32, help="first N problems whose thoughts are changed, which takes long"
+        "--changed",
+        type=int,
+        default=32,
+        help="first N problems whose thoughts are changed, which takes long",
     )
     inspect.add_argument(
         "--output",
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
-    checks.check_holds("--look", args.look >= 1, args.look, "1 or more")
+    checks.check_holds("--changed", args.changed >= 1, args.changed, "1 or more")
     files.require_writable(output.parent)
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
@@ -92,12 +95,12 @@ def run(args: argparse.Namespace) -> None:
     limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):
-        system = inspect_system(key, lm, method, examples, params, limits, look=args.look)
+        system = inspect_system(key, lm, method, examples, params, limits, n_changed=args.changed)
         if system.numbers["retrieval"] is None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)
-    asked = {"data": args.data, "split": args.split, "limit": args.limit, "look": args.look}
+    asked = {"data": args.data, "split": args.split, "limit": args.limit, "changed": args.changed}
     inspection = Inspection(examples, systems, {"asked": asked})
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]

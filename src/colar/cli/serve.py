@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     try:
         with collector_off():
-            from colar.engine.async_engine import apart
+            from colar.engine.async_engine import run_in_temporary_thread
             from colar.model import checkpoint
             from colar.serve import app, server
     except ModuleNotFoundError as error:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         if not keys and not alone:
             progress.say(f"warning: no API key, and {args.host} can be reached from other machines")
         # In threads that end: else this thread's OpenMP threads would be in the way of the engine's.
-        served = [apart(partial(_serve, name, path, args)) for name, path in models.items()]
+        served = [run_in_temporary_thread(partial(_serve, name, path, args)) for name, path in models.items()]
         # Without a key, a site that a browser on this machine visits could have its name point here.
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if alone and not keys else []
         made = server.make(app.build(served, keys, hosts), args.drain, args.log_config)

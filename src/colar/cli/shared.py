@@ -153,10 +153,7 @@ def load(path: str, args: argparse.Namespace) -> tuple[Any, Any]:
 
     quiet_libraries()
     device = _device(args)
-    lm, method = pretrained.load(path, args.dtype, args.backbone)
-    # Nothing is trained here: a step then costs what a step of the backbone costs.
-    lm.merge()
-    lm = lm.to(device)
+    lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device)
     if args.dtype == "bfloat16" and not devices.computes_bfloat16(lm.device):
         progress.say("warning: this CPU has no bfloat16 arithmetic: --dtype float32 is faster")
     return lm, method
@@ -217,7 +214,7 @@ def param_grids(folders: Mapping[str, Path], args: argparse.Namespace) -> dict[s
             registry.make_params(method, dict(zip(names, values, strict=True))) for values in combinations
         ]
         for params in grids[key]:
-            warning = method.warning_for(params)
+            warning = method.check_params(params)
             if warning:
                 progress.say(f"warning: {method.name}: {warning}")
     return grids

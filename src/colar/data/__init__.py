@@ -1,10 +1,11 @@
 """Problems as text: where rows come from, how they are read, and how an answer is judged.
 
-sources        load("gsm8k-aug", "test"): the entry; catalogue has the table of published data sets
-own            a user's own file: read, split, guess how answers are judged
-tables         a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...)
-formats        rows of published data sets -> question, steps, answer; programs reads code and formulas
-layouts        rows as people have them -> the same, by the columns of the first row
+sources        load("gsm8k-aug", "test"): rows of a published data set, a generator or a user's file, as examples
+catalogue      table of the published data sets;  published_rows parses the rows of each
+own            a user's own file: read, split, guess how answers are judged;  layouts parses its rows, by their columns
+data_files     a file, a folder or the Hub -> raw rows (JSON, CSV, Parquet, ...)
+fields         question, steps and answer of a raw row, checked: what all parsers make
+programs       Python programs and formulas as chains of equations
 example        `Example`, what all of these yield
 arithmetic     a generated source
 judge, renumber   is this completion the gold answer; rows by other numbers

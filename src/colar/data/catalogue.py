@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from colar import progress
-from colar.data import formats, tables
+from colar.data import data_files, published_rows
+from colar.data.data_files import Entries
 from colar.data.example import SPLITS, AnswerType
-from colar.data.formats import Parser
-from colar.data.tables import Entries
+from colar.data.fields import Parser, coconut
 
 DATA_DIR_VARIABLE = "COLAR_DATA_DIR"
 
@@ -41,7 +41,7 @@ class Split:
 class Source:
     """One entry of the table. `order="key"`: sorted by the row's own id, or by the hash of its question.
 
-    `equations`: the published steps are equations alone, which `renumber.py` can run on other numbers.
+    `equations`: the published steps are equations alone, which `renumber/` can run on other numbers.
     """
 
     about: str
@@ -107,8 +107,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "validation": _one_file("gsm8k_aug/valid.txt", hub="validation"),
                 "test": _one_file("gsm8k_aug/test.txt", hub="test"),
             },
-            parser=formats.icot_line,
-            hub_parser=formats.coconut,
+            parser=published_rows.icot_line,
+            hub_parser=coconut,
             hub="whynlp/gsm8k-aug",
             equations=True,
         ),
@@ -120,7 +120,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "train": _one_file("gsm8k/train.jsonl", hub="train"),
                 "test": _one_file("gsm8k/test.jsonl", hub="test"),
             },
-            parser=formats.gsm8k,
+            parser=published_rows.gsm8k,
             hub="openai/gsm8k",
             hub_configs=("main",),
         ),
@@ -130,7 +130,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub calls its only split "train"; it is made of GSM8K's test questions.
             splits={"test": _one_file("gsm_hard/gsmhardv2.jsonl", hub="train")},
-            parser=formats.columns("input", "target"),
+            parser=published_rows.columns("input", "target"),
             hub="reasoning-machines/gsm-hard",
         ),
         "svamp": Source(
@@ -139,7 +139,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             answer_type="number",
             # The Hub splits what was published, and is tested on in the paper, as one set. So with MultiArith.
             splits={"test": _one_file("svamp/SVAMP.json", hub="train+test")},
-            parser=formats.svamp,
+            parser=published_rows.svamp,
             hub="ChilleD/SVAMP",
             order="key",
         ),
@@ -148,8 +148,8 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="none stated",
             answer_type="number",
             splits={"test": _one_file("multiarith/MultiArith.json", hub="train+test")},
-            parser=formats.columns("sQuestion", "lSolutions"),
-            hub_parser=formats.columns("question", "final_ans"),
+            parser=published_rows.columns("sQuestion", "lSolutions"),
+            hub_parser=published_rows.columns("question", "final_ans"),
             hub="ChilleD/MultiArith",
             order="key",
         ),
@@ -163,7 +163,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
                 "validation": replace(_MATH_TRAIN, part="held"),
                 "test": _one_file("math/test.parquet", hub="test"),
             },
-            parser=formats.hendrycks_math,
+            parser=published_rows.hendrycks_math,
             hub="EleutherAI/hendrycks_math",
             hub_configs=_MATH_SUBJECTS,
             order="key",
@@ -173,7 +173,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="latex",
             splits={"test": _one_file("math500/test500.jsonl", hub="test")},
-            parser=formats.math_500,
+            parser=published_rows.math_500,
             hub="HuggingFaceH4/MATH-500",
         ),
         # No files: its authors ask that no copy in plain text be published.
@@ -182,7 +182,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="CC-BY-4.0",
             answer_type="choice",
             splits={"test": Split(hub="train")},
-            parser=formats.gpqa,
+            parser=published_rows.gpqa,
             hub="Idavidrein/gpqa",
             hub_configs=("gpqa_main",),
             order="key",
@@ -193,14 +193,14 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             licence="MIT",
             answer_type="text",
             splits=_coconut_splits("prosqa"),
-            parser=formats.coconut,
+            parser=coconut,
         ),
         "prontoqa": Source(
             about="true or false by deduction over made-up words (asaparov/prontoqa, as Coconut converts it)",
             licence="Apache-2.0",
             answer_type="choice",
             splits=_coconut_splits("prontoqa"),
-            parser=formats.coconut,
+            parser=coconut,
         ),
         # No files and no Hub: it is made.
         "arithmetic": Source(
@@ -252,7 +252,7 @@ def entries_of_source(
             f"{name} is read from files only: put {_wanted(plan)} under a folder and name it with --data-dir or "
             f"{DATA_DIR_VARIABLE}"
         )
-    return tables.from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser or source.parser
+    return data_files.from_hub(source.hub, source.hub_configs, plan.hub), source.hub_parser or source.parser
 
 
 def found(source: Source, data_dir: str | Path | None) -> str:
@@ -274,7 +274,7 @@ def _from_files(name: str, source: Source, plan: Split, under: Path) -> Entries:
         otherwise = f", or name no folder to load {source.hub} from the Hub" if source.hub else ""
         raise ValueError(f"{name}: no {_wanted(plan)} under {under}{otherwise}")
     if len(paths) == 1:
-        return tables.read(paths[0])
+        return data_files.read(paths[0])
     parts = " and ".join(path.name for path in paths)
     progress.say(f"{name}: no {plan.files[0][0]} under {under}, reading {parts}")
     return _distinct(name, paths)
@@ -285,7 +285,7 @@ def _distinct(name: str, paths: list[Path]) -> Entries:
     seen: set[str] = set()
     dropped = 0
     for path in paths:
-        for place, line in tables.read(path):
+        for place, line in data_files.read(path):
             question = line.partition("||")[0].strip()
             # The parts overlap: both have some of GSM8K's own training problems.
             if question in seen:

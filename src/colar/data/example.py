@@ -84,6 +84,16 @@ def leave_out(
     return [example for index, example in enumerate(examples) if index not in too_long]
 
 
+def collapsed(text: str) -> str:
+    """The text with every run of white space as one space: two copies of a question differ in no more than that."""
+    return " ".join(text.split())
+
+
+def question_hash(question: str) -> str:
+    """16 hex digits of the SHA-256 of the question with its white space collapsed: the same on every machine."""
+    return hashlib.sha256(collapsed(question).encode()).hexdigest()[:16]
+
+
 def split_by_hash(problem: str) -> str:
     """The split of a generated problem: one tenth test, one tenth validation, the rest train.
 

@@ -1,4 +1,7 @@
-"""Rows as people have them: each layout is known by its columns, and read into question, steps, answer and context.
+"""Layouts of a user's rows: each is known by its columns, and read into question, steps, answer and context.
+
+A user's rows in GSM8K's layout train on the equations in its `<<21/7=3>>` marks, where there are some; the published
+source `gsm8k` has the words as its steps (`published_rows.py`).
 
 | layout | columns |
 |---|---|
@@ -22,8 +25,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from colar.data import formats, programs
-from colar.data.formats import Fields, filled
+from colar.data import programs
+from colar.data.fields import EQUATION, Fields, answer_of, coconut, filled, steps_of, text_of
 from colar.data.judge.latex import extract_boxed
 
 QUESTION = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -44,7 +47,6 @@ KEYS = ("question", "steps", "answer")
 """Names that a user may give columns."""
 ROLE = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "developer": "system"}
 THINK = re.compile(r"^\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>\s*(.*)$", re.DOTALL)
-MARK = re.compile(r"<<[^<>]*>>")
 FORMULA = re.compile(
     r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL
 )
@@ -160,12 +162,12 @@ def _completion(row: Mapping[str, Any]) -> Fields:
 def _program(row: Mapping[str, Any]) -> Fields:
     solution = programs.of_python(str(row[_first(row, PROGRAM)]))
     given = next((row[name] for name in ("answer", "result", "target") if row.get(name) is not None), None)
-    return _checked(formats.text_of(row, _first(row, QUESTION)), solution, given, row)
+    return _checked(text_of(row, _first(row, QUESTION)), solution, given, row)
 
 
 def _mathqa(row: Mapping[str, Any]) -> Fields:
-    problem = formats.text_of(row, "Problem")
-    solution = programs.of_formula(formats.text_of(row, "linear_formula"), problem)
+    problem = text_of(row, "Problem")
+    solution = programs.of_formula(text_of(row, "linear_formula"), problem)
     options = dict(re.findall(r"([a-e])\s*\)\s*(.+?)(?=\s*,\s*[a-e]\s*\)|$)", str(row.get("options", ""))))
     return _checked(problem, solution, options.get(str(row.get("correct", "")).strip()), row)
 
@@ -197,8 +199,8 @@ def _first(row: Mapping[str, Any], names: Collection[str]) -> str:
 
 def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | None) -> Fields:
     """The fields of a question and a solution, which may hold its own reasoning."""
-    asked = formats.text_of(row, question)
-    given = formats.answer_of(row, answer)
+    asked = text_of(row, question)
+    given = answer_of(row, answer)
     if steps is None:
         return replace(answered({"content": given}, {}), question=asked, key=_key(row))
     chain = row.get(steps)
@@ -207,7 +209,7 @@ def _solution(row: Mapping[str, Any], question: str, answer: str, steps: str | N
         # The column of reasoning may end in the answer once more.
         before, mark, _ = chain.rpartition("####")
         return replace(fields, steps=cut(before if mark else chain))
-    return replace(fields, steps=formats.steps_of(chain, steps) if chain is not None else ())
+    return replace(fields, steps=steps_of(chain, steps) if chain is not None else ())
 
 
 def answered(message: Mapping[str, Any], row: Mapping[str, Any]) -> Fields:
@@ -243,7 +245,7 @@ def _key(row: Mapping[str, Any]) -> str | None:
 
 def cut(chain: str) -> tuple[str, ...]:
     """A chain as steps: its `<<...>>` marks where it has some, else its lines, long ones cut at sentence ends."""
-    marks = MARK.findall(chain)
+    marks = EQUATION.findall(chain)
     if marks:
         return tuple(marks)
     steps: list[str] = []
@@ -308,7 +310,7 @@ LAYOUTS = (
         lambda row: _has(row, PROGRAM) and _has(row, QUESTION), _program,
     ),
     Layout("completion", "prompt, completion", lambda row: {"prompt", "completion"} <= row.keys(), _completion),
-    Layout("steps", "question, steps, answer", _is_steps, formats.coconut),
+    Layout("steps", "question, steps, answer", _is_steps, coconut),
     Layout(
         "GSM8K", "question, and an answer with ####",
         _is_gsm8k, lambda row: _solution(row, "question", "answer", None),

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from colar.checks import check_text, did_you_mean
-from colar.data import formats, layouts, tables
-from colar.data.example import AnswerType, Example
-from colar.data.formats import Fields
+from colar.data import data_files, layouts
+from colar.data.example import AnswerType, Example, question_hash
+from colar.data.fields import Fields, named_fields
 from colar.data.judge import answers, custom
 
 FEWEST = 20
@@ -102,7 +102,7 @@ def read(
     """Read a user's rows.
 
     Args:
-        data: A file (`tables.ENDINGS`), a folder of SPLIT files, a Hub id `owner/name` with `:split`, a list of
+        data: A file (`data_files.ENDINGS`), a folder of SPLIT files, a Hub id `owner/name` with `:split`, a list of
             dicts, or a `datasets.Dataset`.
         columns: `{"question": "problem", "answer": "solution"}` where the columns have other names.
         split: Of a folder.
@@ -119,7 +119,7 @@ def read(
     there: dict[str, None] = {}
     for place, raw in entries:
         try:
-            row = {key: value for key, value in formats.named_fields(raw).items() if value is not None}
+            row = {key: value for key, value in named_fields(raw).items() if value is not None}
             there |= dict.fromkeys(map(str, row))
             if rows is None:
                 rows = OwnRows(name, layouts.renamed(columns) if columns else layouts.of(row))
@@ -155,16 +155,16 @@ def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:
     if isinstance(data, str | Path):
         path = Path(data)
         if path.is_dir():
-            return path.name, tables.read(tables.existing(path, split))
+            return path.name, data_files.read(data_files.existing(path, split))
         if path.is_file():
-            return path.name.split(".")[0], tables.read(path)
+            return path.name.split(".")[0], data_files.read(path)
         hub, _, part = str(data).partition(":")
-        is_path = str(data).startswith((".", "/", "~")) or tables.ending(path) in tables.ENDINGS
+        is_path = str(data).startswith((".", "/", "~")) or data_files.ending(path) in data_files.ENDINGS
         if is_path or hub.count("/") != 1:
             beside = path.parent.iterdir() if path.parent.is_dir() else ()
             near = did_you_mean(path.name, [each.name for each in beside])
             raise ValueError(f"no data at {data}: there is no such file or folder{near}")
-        return hub, tables.from_hub(hub, (None,), part or split)
+        return hub, data_files.from_hub(hub, (None,), part or split)
     if not isinstance(data, Iterable) or isinstance(data, Mapping):
         raise ValueError(
             f"data must be a file, a folder, a Hub id, or a list of rows, got {type(data).__name__}"
@@ -264,7 +264,7 @@ def split(rows: Sequence[Example], test: Sequence[Example] | None = None) -> Spl
 
 def _question(row: Example) -> str:
     """A hash of what a row asks, its context included."""
-    return formats.question_hash(" ".join([*(text for _, text in row.context), row.question]))
+    return question_hash(" ".join([*(text for _, text in row.context), row.question]))
 
 
 def digest(data: Iterable[Any]) -> str:

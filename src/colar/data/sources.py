@@ -24,12 +24,13 @@ from typing import Any
 
 from colar import files, progress
 from colar.checks import check_holds, check_known
-from colar.data import arithmetic, catalogue, formats, layouts, own, tables
+from colar.data import arithmetic, catalogue, data_files, layouts, own
 from colar.data.catalogue import DATA_DIR_VARIABLE, SOURCES, Source, Split
-from colar.data.example import SPLITS, AnswerType, Example
-from colar.data.formats import Fields, Parser, UpstreamFault
+from colar.data.data_files import Entries
+from colar.data.example import SPLITS, AnswerType, Example, collapsed, question_hash
+from colar.data.fields import Fields, Parser, coconut, named_fields
 from colar.data.judge import answers
-from colar.data.tables import Entries
+from colar.data.published_rows import UpstreamFault
 
 __all__ = [
     "DATA_DIR_VARIABLE",
@@ -82,11 +83,11 @@ def load(
     _check_source(source)
     if _is_path(source):
         check_known("file option", options, ())
-        path = tables.existing(Path(source), split)
+        path = data_files.existing(Path(source), split)
         if columns or not _is_coconut(path):
             return _with_clusters(_in_layout(path, skip_malformed, columns)[:limit])
-        reader = _Reader(f"{Path(source).stem}/{split}", formats.coconut, "number", skip_malformed)
-        found = reader.examples(tables.read(path))
+        reader = _Reader(f"{Path(source).stem}/{split}", coconut, "number", skip_malformed)
+        found = reader.examples(data_files.read(path))
     else:
         if columns is not None:
             raise ValueError(
@@ -132,7 +133,7 @@ def splits_of(source: str) -> list[str]:
         return list(SOURCES[source].splits)
     if not Path(source).is_dir():
         return ["train"]
-    splits = tables.splits_in(Path(source))
+    splits = data_files.splits_in(Path(source))
     if not splits:
         raise ValueError(f"{source} holds no SPLIT.jsonl or SPLIT.json file")
     # A folder's train split comes first, as a source's does; splits with names of their own come last.
@@ -166,7 +167,7 @@ def user_file(source: str, split: str) -> Path | None:
     """The file that a split of a user's file or folder is read from, by its real path; None for the table's sources."""
     if not _is_path(source):
         return None
-    return tables.file_of(Path(source), split).resolve()
+    return data_files.file_of(Path(source), split).resolve()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +202,7 @@ class _Reader:
 
     def _example(self, fields: Fields, index: int, ids: set[str]) -> Example:
         leave_out = self.plan.leave_out if self.plan else ()
-        if leave_out and formats.question_hash(fields.question) in leave_out:
+        if leave_out and question_hash(fields.question) in leave_out:
             raise UpstreamFault("the test set asks the same question")
         answer_type = fields.answer_type or self.answer_type
         example = fields.example(self._id(fields, index, ids), answer_type)
@@ -221,7 +222,7 @@ class _Reader:
             return key
         if self.source is None or self.source.order == "upstream":
             return f"{self.name}/{index}"
-        first = f"{self.name}/{formats.question_hash(fields.question)}"
+        first = f"{self.name}/{question_hash(fields.question)}"
         # MultiArith asks 20 questions twice.
         again = (f"{first}-{n}" for n in itertools.count(2))
         return next(key for key in itertools.chain([first], again) if key not in ids)
@@ -229,9 +230,9 @@ class _Reader:
 
 def _is_coconut(path: Path) -> bool:
     """True if a user's file is read as Coconut's, row by row; so is one whose first row is of no layout."""
-    for _, raw in tables.read(path):
+    for _, raw in data_files.read(path):
         try:
-            return layouts.is_coconut(formats.named_fields(raw))
+            return layouts.is_coconut(named_fields(raw))
         except ValueError:  # the error of reading names the row
             break
     return True
@@ -270,7 +271,7 @@ def _with_clusters(examples: list[Example]) -> list[Example]:
     first_id: dict[tuple[Any, ...], str] = {}
     marked = []
     for example in examples:
-        question = (example.context, formats.collapsed(example.question))
+        question = (example.context, collapsed(example.question))
         if question in first_id:
             example = dataclasses.replace(example, cluster=first_id[question])
         else:
@@ -292,7 +293,7 @@ def _check_source(source: str) -> None:
     if source in SOURCES or _is_path(source):
         return
     if Path(source).is_file():
-        raise ValueError(f"{source}: a file of one's own must end in {', '.join(tables.ENDINGS[:-1])}")
+        raise ValueError(f"{source}: a file of one's own must end in {', '.join(data_files.ENDINGS[:-1])}")
     if os.sep in source:
         raise ValueError(f"no file or folder {source}")
     check_known("source", [source], SOURCES)
@@ -300,4 +301,4 @@ def _check_source(source: str) -> None:
 
 def _is_path(source: str) -> bool:
     # A source's name wins over a folder that happens to be called so.
-    return source not in SOURCES and (tables.is_own_file(source) or Path(source).is_dir())
+    return source not in SOURCES and (data_files.is_own_file(source) or Path(source).is_dir())

@@ -14,7 +14,7 @@ untouched. Only the worker touches the engine and its model; `run` has it do oth
 
 On a CPU the worker should be the only thread that computes. Each thread that has done so keeps OpenMP threads of its
 own, and if all of these are more than the cores, they sleep instead of waiting actively: steps of SmolLM2-135M then
-take half as long again on two cores. So load a model that is served in a thread that ends (`apart`).
+take half as long again on two cores. So load a model that is served in a thread that ends (`run_in_temporary_thread`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Items = list[Event | Exception]
 
 
 @dataclass(frozen=True)
-class Reader:
+class Subscriber:
     """The place in which a caller waits: a queue of its event loop."""
 
     loop: asyncio.AbstractEventLoop
@@ -52,7 +52,7 @@ class AsyncEngine:
         self.engine = engine
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Work of the worker between two steps; None ends it."""
-        self._readers: dict[int, Reader] = {}
+        self._subscribers: dict[int, Subscriber] = {}
         """Those of unfinished requests, by the engine's number. Used by the worker alone."""
         self._lock = threading.Lock()
         """Held to give an order: none is given to a worker that has ended."""
@@ -69,24 +69,24 @@ class AsyncEngine:
         """
         # An object of its own: to cancel it must not cancel another caller's.
         request = dataclasses.replace(request)
-        reader = Reader(asyncio.get_running_loop(), asyncio.Queue())
+        subscriber = Subscriber(asyncio.get_running_loop(), asyncio.Queue())
         # Set by the worker: this task may be cancelled before it would learn its number.
         number = -1
 
         def submit() -> None:
             nonlocal number
             number = self.engine.submit(request)
-            self._readers[number] = reader
+            self._subscribers[number] = subscriber
 
         def cancel() -> None:
             # Nothing is left to cancel of a request that was refused, or has finished.
-            if self._readers.pop(number, None) is not None:
+            if self._subscribers.pop(number, None) is not None:
                 self.engine.cancel(request)
 
         try:
             await self.run(submit)
             while True:
-                event = await reader.events.get()
+                event = await subscriber.events.get()
                 if isinstance(event, Exception):
                     raise event
                 if event.error is not None:
@@ -175,41 +175,41 @@ class AsyncEngine:
 
     def _deliver(self, events: list[Event]) -> None:
         """Put events into the queues of those who wait for them."""
-        items: dict[Reader, Items] = {}
+        items: dict[Subscriber, Items] = {}
         for event in events:
-            reader = self._readers.get(event.number)
+            subscriber = self._subscribers.get(event.number)
             # None: the caller left, and its order to cancel is on the way.
-            if reader is not None:
-                items.setdefault(reader, []).append(event)
+            if subscriber is not None:
+                items.setdefault(subscriber, []).append(event)
             if event.kind == "finished":
-                self._readers.pop(event.number, None)
+                self._subscribers.pop(event.number, None)
         _put(items)
 
     def _fail(self, error: Exception) -> None:
         """Remove all requests and end their streams with this error."""
-        items: dict[Reader, Items] = {reader: [error] for reader in self._readers.values()}
-        self._readers.clear()
+        items: dict[Subscriber, Items] = {subscriber: [error] for subscriber in self._subscribers.values()}
+        self._subscribers.clear()
         try:
             self.engine.clear()
         finally:
             _put(items)
 
 
-def _put(items: Mapping[Reader, Items]) -> None:
+def _put(items: Mapping[Subscriber, Items]) -> None:
     """Put items into their queues, by one call for each event loop: each call wakes the loop's thread."""
 
-    def put(readers: list[Reader]) -> None:
-        for reader in readers:
-            for item in items[reader]:
-                reader.events.put_nowait(item)
+    def put(subscribers: list[Subscriber]) -> None:
+        for subscriber in subscribers:
+            for item in items[subscriber]:
+                subscriber.events.put_nowait(item)
 
-    for loop in {reader.loop for reader in items}:
+    for loop in {subscriber.loop for subscriber in items}:
         # The loop may be closed, and its callers gone with it.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(put, [reader for reader in items if reader.loop is loop])
+            loop.call_soon_threadsafe(put, [subscriber for subscriber in items if subscriber.loop is loop])
 
 
-def apart(work: Callable[[], T]) -> T:
+def run_in_temporary_thread(work: Callable[[], T]) -> T:
     """The result of `work`, done in a thread that then ends, its OpenMP threads with it. Raises what it raises."""
     with ThreadPoolExecutor(max_workers=1) as one:
         return one.submit(work).result()

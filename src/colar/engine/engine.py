@@ -17,7 +17,6 @@ an embedding like any other, and is written into the row's own next column of th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -36,11 +35,11 @@ from colar.engine.step import CachedHeadRows, choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 
-__all__ = ["Engine", "QueueFull", "evaluating"]
+__all__ = ["Engine", "QueueFull"]
 
 PREFILL_CHUNK = 2048
 """Positions of prefill between two decode steps, padding included."""
-ALONE = 3
+FAILURES_ALONE = 3
 """A request fails when memory has run out this often with no other request running."""
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 """Messages of errors that have no class of their own: allocators of CPUs, and cuBLAS."""
@@ -75,7 +74,9 @@ class Engine:
         if compile and cuda_graphs:
             raise ValueError("an engine has compile or cuda_graphs, not both")
         checks.check_number("prefill_chunk", prefill_chunk, 1, whole=True)
-        self.scheduler = Scheduler(max_batch, token_budget, max_waiting, spare=compile, filled=cuda_graphs)
+        self.scheduler = Scheduler(
+            max_batch, token_budget, max_waiting, for_compile=compile, for_graphs=cuda_graphs
+        )
         self.runner = Runner(lm, compile, max_batch, cuda_graphs)
         self.lm = self.runner.lm
         self.method = method
@@ -179,7 +180,7 @@ class Engine:
         Returns what has happened. A request whose step raises finishes with the error, and the others go on.
         """
         self._events = []
-        with evaluating(self.lm):
+        with self.lm.evaluating():
             try:
                 self._decode()
                 self._admit()
@@ -219,7 +220,7 @@ class Engine:
             self.runner.refresh()
             self._head_rows.clear()
         widest = max(rows.widest, *(entry.positions for entry in admitted))
-        size = self.scheduler.grown(self.cache.size, len(rows) + len(admitted), widest)
+        size = self.scheduler.next_size(self.cache.size, len(rows) + len(admitted), widest)
         self.cache.reserve(size, len(rows))
 
     def _choose(self) -> None:
@@ -263,7 +264,7 @@ class Engine:
             # The error's frames hold tensors: the very memory that is needed now.
             error.__traceback__ = None
             started = [*self.running.entries, *self.prefill.entries]
-            if len(started) == 1 and started[0].alone + 1 >= ALONE:
+            if len(started) == 1 and started[0].alone + 1 >= FAILURES_ALONE:
                 self._fail(started[0], error)
             else:
                 self._preempt()
@@ -280,7 +281,7 @@ class Engine:
         rows, stopped = self.running, self.prefill.entries
         n_started = len(rows) + len(stopped)
         widest = max(rows.widest, *(entry.positions for entry in stopped), 0)
-        self.scheduler.reduce_budget(self.scheduler.least(n_started, widest).positions)
+        self.scheduler.reduce_budget(self.scheduler.smallest_size(n_started, widest).positions)
         self.prefill = Prefill()
         if not stopped:
             by_age = sorted(range(len(rows)), key=lambda i: rows.entries[i].number)
@@ -292,7 +293,7 @@ class Engine:
         self.scheduler.put_back(stopped)
         try:
             self.cache.reserve(
-                self.scheduler.least(len(rows), rows.widest) if len(rows) else EMPTY, len(rows)
+                self.scheduler.smallest_size(len(rows), rows.widest) if len(rows) else EMPTY, len(rows)
             )
         except Exception as error:
             self._stop_rows(error)
@@ -332,16 +333,3 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
-
-
-@contextlib.contextmanager
-def evaluating(lm: LatentLM) -> Iterator[None]:
-    """Switch dropout off inside the block, and restore the model's mode after it."""
-    training = lm.training
-    if training:
-        lm.eval()
-    try:
-        yield
-    finally:
-        if training:
-            lm.train()

@@ -105,5 +105,5 @@ def think_state(
         sample=whole(request.sample),
         make_logits=lm.logits,
         begun=begun,
-        asked=[request],
+        requests=[request],
     )

@@ -255,7 +255,7 @@ def check(method: Method, request: Request) -> None:
                 f"params must be {method.Params.__name__}, those of method {method.name}, got {request.params!r}"
             )
         # Its warnings are for those who choose the params: a command line, a server.
-        method.warning_for(request.params)
+        method.check_params(request.params)
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error
 
@@ -279,7 +279,7 @@ def prompt_ids(lm: LatentLM, method: Method, request: Request) -> list[int]:
     limits do not fit the model's context."""
     try:
         ids = lm.template.question(
-            request.question, method.prompt(request.params), asked=True, context=request.context
+            request.question, method.speed_text(request.params), asked=True, context=request.context
         )
     except ValueError as error:
         raise ValueError(f"request {request.id}: {error}") from error

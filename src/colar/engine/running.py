@@ -209,5 +209,5 @@ class Rows:
             begun={name: column[rows_B] for name, column in self.begun.items()},
             wants_info=any(entry.request.keep_latents for entry in self.entries),
             make_head_rows=head_rows,
-            asked=[self.entries[i].request for i in rows],
+            requests=[self.entries[i].request for i in rows],
         )

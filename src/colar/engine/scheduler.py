@@ -63,9 +63,9 @@ class Queued:
 class Scheduler:
     """The queue of an engine with `slots` slots and `budget` positions in all (None: bounded by the slots alone).
 
-    A compiled step needs spare room: a slice that reads all slots or all columns would be a case of its own to it, and
-    a row that is alone runs beside a copy, which writes into a slot that nothing reads. With `filled`, as for CUDA
-    graphs, rows are filled up to a power of 2 with such copies.
+    A compiled step (`for_compile`) needs spare room: a slice that reads all slots or all columns would be a case of its
+    own to it, and a single row runs beside a copy, which writes into a slot that nothing reads. For CUDA graphs
+    (`for_graphs`), rows are filled up to a power of 2 with such copies.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Scheduler:
         slots: int,
         budget: int | None = None,
         max_waiting: int | None = None,
-        spare: bool = False,
-        filled: bool = False,
+        for_compile: bool = False,
+        for_graphs: bool = False,
     ) -> None:
         # Named as the engine's arguments are: these are what a user gave.
         limits = {"max_batch": slots, "token_budget": budget, "max_waiting": max_waiting}
@@ -84,8 +84,8 @@ class Scheduler:
         self.slots = slots
         self.budget = budget
         self.max_waiting = max_waiting
-        self.spare = spare
-        self.filled = filled
+        self.for_compile = for_compile
+        self.for_graphs = for_graphs
         self.reduced_budget: int | None = None
         """The budget while it is halved."""
         self.steps_since_reduced = 0
@@ -98,7 +98,7 @@ class Scheduler:
 
     def check(self, entry: Queued) -> None:
         """ValueError for a request that could never run."""
-        needed = self.least(1, entry.positions).positions
+        needed = self.smallest_size(1, entry.positions).positions
         if self.budget is not None and needed > self.budget:
             raise ValueError(
                 f"request {entry.request.id} needs {needed} positions; token_budget is {self.budget}"
@@ -136,7 +136,11 @@ class Scheduler:
             widest = max(widest, self.waiting[0].positions)
             # A single row always runs: `check` has let it pass. If the first in the queue does not fit, none overtakes
             # it, or it might starve.
-            if rows > 1 and self.limit is not None and self.least(rows, widest).positions > self.limit:
+            if (
+                rows > 1
+                and self.limit is not None
+                and self.smallest_size(rows, widest).positions > self.limit
+            ):
                 break
             admitted.append(self.waiting.popleft())
         if admitted:
@@ -151,25 +155,25 @@ class Scheduler:
         limits = [limit for limit in (self.budget, self.reduced_budget) if limit is not None]
         return min(limits, default=None)
 
-    def least(self, rows: int, widest: int) -> CacheSize:
+    def smallest_size(self, rows: int, widest: int) -> CacheSize:
         """The smallest cache for this many rows, each of at most `widest` positions."""
         columns = round_up(widest)
-        if self.filled:
+        if self.for_graphs:
             return CacheSize(rows_of(rows, self.slots) + 1, columns)
-        if self.spare:
+        if self.for_compile:
             return CacheSize(max(rows, 2) + 1, columns + ROUND_TO)
         return CacheSize(rows, columns)
 
-    def grown(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
+    def next_size(self, now: CacheSize, rows: int, widest: int) -> CacheSize:
         """The size to change to from `now`, within the limit if the smallest one is.
 
         Larger than the smallest: slots are doubled, and neither slots nor columns are given back for a little while,
         so that rows that come and go do not have all others copied each time.
         """
-        least = self.least(rows, widest)
+        least = self.smallest_size(rows, widest)
         slots = now.slots
         if slots < least.slots:
-            slots = max(least.slots, min(2 * now.slots, self.least(self.slots, widest).slots))
+            slots = max(least.slots, min(2 * now.slots, self.smallest_size(self.slots, widest).slots))
         if slots > SHRINK_FACTOR * least.slots:
             slots = least.slots
         columns = now.columns

@@ -14,8 +14,9 @@ from typing import Any
 
 from colar import files
 from colar.checks import check_choice, check_holds, check_same_run, check_text
-from colar.data import formats, tables
+from colar.data import data_files
 from colar.data.example import ROLES
+from colar.data.fields import named_fields
 from colar.data.layouts import QUESTION
 from colar.engine.request import Completion, Decoding, Request, answer_key
 from colar.ops.noise import seed_from
@@ -27,9 +28,9 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
     The question may have another of the names in `layouts.QUESTION`.
     """
     rows = []
-    for number, (place, given) in enumerate(tables.read(Path(path)), start=1):
+    for number, (place, given) in enumerate(data_files.read(Path(path)), start=1):
         try:
-            row = formats.named_fields(given)
+            row = named_fields(given)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         question = next((row[name] for name in QUESTION if row.get(name) is not None), None)

@@ -38,7 +38,7 @@ from colar.evaluation import folder
 from colar.evaluation.evaluate import EvaluatedModel, GridPoint, Limits, evaluate, make_request
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import CONTROL
-from colar.methods.base import Asked, Batch, Method, Row, ThinkState, Thought
+from colar.methods.base import Batch, Method, RequestView, Row, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise
 from colar.template.template import Template
@@ -60,7 +60,7 @@ class GivenThoughts(Method):
     `begin` for a request that is none of these.
     """
 
-    def __init__(self, method: Method, requests: Sequence[Asked], thoughts: Thoughts) -> None:
+    def __init__(self, method: Method, requests: Sequence[RequestView], thoughts: Thoughts) -> None:
         super().__init__(method.config)
         self.method = method
         self.row_of = _rows(requests)
@@ -68,7 +68,7 @@ class GivenThoughts(Method):
 
     # Thinking
 
-    def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
+    def begin(self, lm: LatentLM, requests: Sequence[RequestView]) -> dict[str, Tensor]:
         """Find each request's row in the table of thoughts, (B,)."""
         rows = []
         for request in requests:
@@ -106,14 +106,14 @@ class GivenThoughts(Method):
         return self.method.Params
 
     @property
-    def latent(self) -> bool:  # type: ignore[override]
-        return self.method.latent
+    def thinks_in_latents(self) -> bool:  # type: ignore[override]
+        return self.method.thinks_in_latents
 
-    def prompt(self, params: Any) -> str:
-        return self.method.prompt(params)
+    def speed_text(self, params: Any) -> str:
+        return self.method.speed_text(params)
 
-    def warning_for(self, params: Any) -> str | None:
-        return self.method.warning_for(params)
+    def check_params(self, params: Any) -> str | None:
+        return self.method.check_params(params)
 
     def encode(self, template: Template, example: Example, rng: Random, epoch: float) -> Row:
         return self.method.encode(template, example, rng, epoch)
@@ -122,7 +122,7 @@ class GivenThoughts(Method):
         return self.method.loss(lm, batch)
 
 
-def _identity(request: Asked) -> tuple[Any, ...]:
+def _identity(request: RequestView) -> tuple[Any, ...]:
     """The parts of a request that make it one of a kind."""
     return (
         request.id,
@@ -134,7 +134,7 @@ def _identity(request: Asked) -> tuple[Any, ...]:
     )
 
 
-def _rows(requests: Sequence[Asked]) -> dict[tuple[Any, ...], int]:
+def _rows(requests: Sequence[RequestView]) -> dict[tuple[Any, ...], int]:
     """Number the requests. ValueError where two are alike."""
     rows: dict[tuple[Any, ...], int] = {}
     for r, request in enumerate(requests):
@@ -266,7 +266,7 @@ KINDS: dict[str, Callable[[Thoughts, Sequence[Request], int], Thoughts]] = {
 
 def require_latent(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """The models that think in latents. ValueError where there is none: there would be nothing to replace."""
-    latent = [model for model in models if model.method.latent]
+    latent = [model for model in models if model.method.thinks_in_latents]
     if not latent:
         names = ", ".join(dict.fromkeys(model.method.name for model in models))
         raise ValueError(

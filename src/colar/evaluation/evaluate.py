@@ -269,7 +269,7 @@ def make_request(point: GridPoint, example: Example, limits: Limits) -> Request:
     return Request(example.id, example.question, point.params, decoding, seed, context=example.context)
 
 
-def score(
+def validate(
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],

@@ -22,8 +22,8 @@ from accelerate import PartialState
 
 from colar import checks, files, processes
 from colar.data import sources
+from colar.data.data_files import is_own_file
 from colar.data.example import Example
-from colar.data.tables import is_own_file
 from colar.evaluation.records import RecordKey, record_key
 from colar.evaluation.report_rows import AVERAGE
 from colar.methods import registry

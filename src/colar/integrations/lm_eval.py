@@ -91,9 +91,7 @@ class ColarLM(LM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         # A folder may be called 2024, which lm-eval reads as a number.
-        lm, self.method = checkpoints.load(str(pretrained), dtype, backbone)
-        lm.merge()
-        self.lm = lm.to(place(device))
+        self.lm, self.method = checkpoints.load_for_inference(str(pretrained), dtype, backbone, place(device))
         self.params = registry.make_params(self.method, params)
         self.limits = Decoding(max_latents=max_latents, max_completion_length=max_gen_toks)
         self.batch_size = rows(batch_size, max_batch_size)

@@ -1,6 +1,6 @@
 """Effects of thoughts on the answer: accuracy and cost with other thoughts, and with one thought changed.
 
-All thoughts of a question are replaced (`cost_of`):
+All thoughts of a question are replaced (`control_results`):
 
     own        its own thoughts
     shuffled   those of another question (`controls.py`)
@@ -45,7 +45,7 @@ from colar.engine.request import Completion, Request
 from colar.evaluation import controls, stats
 from colar.evaluation.controls import GivenThoughts, Thoughts
 from colar.look.chains import BATCH, answer_all
-from colar.methods.base import Asked, Method, ThinkState, Thought
+from colar.methods.base import Method, RequestView, ThinkState, Thought
 from colar.model.latent_lm import LatentLM
 
 REPLACED = ("shuffled", "zeroed")
@@ -77,13 +77,13 @@ class ControlOutcome:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ControlResults:
     outcomes: dict[str, ControlOutcome]
     differences: dict[str, Mean]
     """Accuracy with its own thoughts minus that of each control, on the same questions."""
 
 
-def cost_of(
+def control_results(
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],
@@ -91,7 +91,7 @@ def cost_of(
     completions: Sequence[Completion],
     kinds: Sequence[str] = CONTROLS,
     seed: int = 0,
-) -> Cost:
+) -> ControlResults:
     """Answer the requests with other thoughts than those of their `completions`, for each of the `kinds` of control.
 
     `seed` fixes who gets whose thoughts.
@@ -104,7 +104,7 @@ def cost_of(
     for kind, outcome in outcomes.items():
         if kind != "own":
             differences[kind] = difference(examples, outcomes["own"].right, outcome.right)
-    return Cost(outcomes, differences)
+    return ControlResults(outcomes, differences)
 
 
 def _controls(
@@ -118,7 +118,7 @@ def _controls(
     """Each control: its requests, and the method that answers them."""
     made: list[tuple[str, list[Request], Method]] = []
     # A chain of tokens has no latents to replace, and neither has a model that never thought.
-    if method.latent and any(completion.length for completion in completions):
+    if method.thinks_in_latents and any(completion.length for completion in completions):
         own = controls.thoughts_of(lm, completions)
         questions = {(request.question, request.context) for request in requests}
         for kind in REPLACED:
@@ -201,7 +201,7 @@ class CausalTests:
 class Prefixed(GivenThoughts):
     """Feeds request r its given thoughts, as `GivenThoughts` does; then the inner method thinks on by itself."""
 
-    def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
+    def begin(self, lm: LatentLM, requests: Sequence[RequestView]) -> dict[str, Tensor]:
         own = self.method.begin(lm, requests)
         # A name of its own: an inner method that is a control has a column `row` too.
         return {**own, "prefix_row": super().begin(lm, requests)["row"]}

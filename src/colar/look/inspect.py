@@ -5,7 +5,7 @@ A system is a model at one value of its params. Its part of the JSON holds
     model params              its name
     n                         questions with a reference chain
     retrieval diagnosis       of all of them
-    causal                    of the first `look`
+    causal                    of the first `n_changed`
     cost                      accuracy and cost, with controls
     answers                   of each question: the answer, and what went wrong
 
@@ -26,7 +26,7 @@ from colar.data.example import Example
 from colar.engine.request import GREEDY, Completion, Decoding
 from colar.evaluation.report_rows import given
 from colar.look.chains import Chain, answer_all, chains_of, diagnose, requests_of
-from colar.look.effects import CONTROLS, causal_tests, cost_of, difference
+from colar.look.effects import CONTROLS, causal_tests, control_results, difference
 from colar.look.reference_chain import reference_passes, require_groups
 from colar.look.retrieval import own_ranks, reference_ranks, retrieval_accuracy, written_ranks
 from colar.look.thought import directions
@@ -36,7 +36,7 @@ from colar.model.latent_lm import LatentLM
 
 FACTORS = (1, 2, 5)
 """Compression factors that `inspect` asks for, where a method has any: those of them that it can work with."""
-COMPARED = ("n", "retrieval", "diagnosis", "causal")
+REFERENCE_KEYS = ("n", "retrieval", "diagnosis", "causal")
 """The keys that need a reference chain to compare with."""
 
 
@@ -59,36 +59,38 @@ def inspect_system(
     method: Method,
     examples: Sequence[Example],
     params: Any,
-    limits: Decoding = GREEDY,
+    decoding: Decoding = GREEDY,
     *,
-    look: int = 32,
+    n_changed: int = 32,
     numbers: bool = True,
     controls: bool = True,
     causal: bool = True,
 ) -> Findings:
-    """Let one system answer, and measure it. The model thinks once for all of it, controls apart.
+    """Let one system answer, and measure it. The model thinks once for all of it but the controls.
 
     Without `numbers` only the chains are read; without `controls` its own cost is measured alone; without `causal` no
     thoughts are changed, which takes longest.
     """
     # The first batch of a process is slow, and no question should pay for it.
-    requests = requests_of(examples, params, limits)
+    requests = requests_of(examples, params, decoding)
     answer_all(lm, method, requests[:1], "warm up")
     completions = answer_all(lm, method, requests)
-    compared = compares(lm, method, examples, params)
+    compared = has_reference_groups(lm, method, examples, params)
     chains = chains_of(lm, method, examples, params, completions, compared)
-    found: dict[str, Any] = dict.fromkeys(COMPARED)
+    found: dict[str, Any] = dict.fromkeys(REFERENCE_KEYS)
     if compared and numbers:
-        found |= compare(lm, method, examples, params, limits, completions, look, causal)
+        found |= measure_against_reference(
+            lm, method, examples, params, decoding, completions, n_changed, causal
+        )
     cost = None
     if numbers:
         kinds = CONTROLS if controls else ()
-        cost = asdict(cost_of(lm, method, examples, requests, completions, kinds))
+        cost = asdict(control_results(lm, method, examples, requests, completions, kinds))
     answers = [chain.summary() for chain in chains]
     return Findings({**key, **found, "cost": cost, "answers": answers}, chains)
 
 
-def compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
+def has_reference_groups(lm: LatentLM, method: Method, examples: Sequence[Example], params: Any) -> bool:
     """True if thoughts can be compared with reference chains."""
     # `require_groups` raises for an empty list too: without a reference chain nothing is compared.
     with_steps = [example for example in examples if example.steps]
@@ -99,17 +101,17 @@ def compares(lm: LatentLM, method: Method, examples: Sequence[Example], params: 
     return True
 
 
-def compare(
+def measure_against_reference(
     lm: LatentLM,
     method: Method,
     examples: Sequence[Example],
     params: Any,
-    limits: Decoding,
+    decoding: Decoding,
     completions: Sequence[Completion],
-    look: int = 32,
+    n_changed: int = 32,
     causal: bool = True,
 ) -> dict[str, Any]:
-    """The numbers of `COMPARED`, of the examples that have a reference chain.
+    """The numbers of `REFERENCE_KEYS`, of the examples that have a reference chain.
 
     `completions` are those of all examples.
     """
@@ -124,16 +126,18 @@ def compare(
         ranks["written"] += written_ranks(each, directions_VD)
         ranks["own"] += own_ranks(lm, each, completion, directions_VD)
         ranks["reference"] += reference_ranks(each, directions_VD)
-    changed = causal_tests(lm, method, with_steps[:look], own[:look]) if causal else None
+    changed = causal_tests(lm, method, with_steps[:n_changed], own[:n_changed]) if causal else None
     return {
         "n": n,
         "retrieval": {chain: asdict(retrieval_accuracy(found)) for chain, found in ranks.items()},
-        "diagnosis": asdict(diagnose(lm, method, passes, params, limits)),
+        "diagnosis": asdict(diagnose(lm, method, passes, params, decoding)),
         "causal": None if changed is None else asdict(changed),
     }
 
 
-def comparisons(systems: Sequence[Mapping[str, Any]], examples: Sequence[Example]) -> list[dict[str, Any]]:
+def system_differences(
+    systems: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+) -> list[dict[str, Any]]:
     """Each system's accuracy minus that of the first model at the same params, paired by question.
 
     Of questions that have an answer: of others it is not known who is right, and without any there is no comparison.
@@ -182,7 +186,7 @@ class Inspection:
             **self.more,
             "provenance": files.provenance(),
             "systems": numbers,
-            "comparisons": comparisons(numbers, self.examples),
+            "comparisons": system_differences(numbers, self.examples),
         }
 
     def page(self) -> str:
@@ -261,7 +265,7 @@ def _possible(method: Method) -> list[float]:
     found: list[float] = []
     for c in FACTORS:
         try:
-            method.warning_for(registry.make_params(method, {"compression_factor": c}))
+            method.check_params(registry.make_params(method, {"compression_factor": c}))
         except ValueError:
             continue
         found.append(c)

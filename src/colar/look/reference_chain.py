@@ -64,7 +64,7 @@ def reference_rows(lm: LatentLM, method: Method, examples: Sequence[Example], pa
         # A curriculum ends in its last stage, and so does the model that is looked at.
         row = method.encode(lm.template, example, Random(0), epoch=math.inf)
         # The question names the speed that `encode` drew: it is made anew for the one that is asked for.
-        question = lm.template.question(example.question, method.prompt(params), context=example.context)
+        question = lm.template.question(example.question, method.speed_text(params), context=example.context)
         seed = noise.seed_from(0, example.id)
         rows.append(replace(row, question=question, params=params, seed=seed))
     return rows
@@ -118,7 +118,7 @@ def require_groups(lm: LatentLM, method: Method, examples: Sequence[Example], pa
     if not examples:
         raise ValueError("none of these rows has a reference chain")
     refused = f"method {method.name} does not think in the reference chain's tokens"
-    if not method.says_chain(params):
+    if not method.thinks_whole_chain(params):
         raise ValueError(f"{refused} with {params}: there is nothing to compare")
     # One example tells: a method either thinks in groups of tokens or it does not.
     row = reference_rows(lm, method, examples[:1], params)[0]

@@ -124,7 +124,7 @@ def thought_object(
         "tokens": tokens,
         "ordered": ordered,
         # The next token of the group had low confidence (`confidence_threshold`), and ended it.
-        "low_confidence": bool(info.get("group_unsure", False)),
+        "low_confidence": bool(info.get("group_low_confidence", False)),
         "neighbours": [_token(template, each, cosine) for each, cosine in near],
         "sigma": _mean(info.get("sigma")),
         "stop_probability": _mean(info.get("stop_probability")),

@@ -123,7 +123,7 @@ class Batch:
         return cls(**segments, params=params)
 
 
-class Asked(Protocol):
+class RequestView(Protocol):
     """The fields of a request that a method may read; `engine.request.Request` has them."""
 
     @property
@@ -166,7 +166,7 @@ class ThinkState:
     """True if `Thought.info` is read: a method may leave out what is costly to compute."""
     make_head_rows: Callable[[tuple[int, ...]], HeadRows] | None = None
     """The model's `head_rows` where an engine keeps them from step to step; None without an engine."""
-    asked: Sequence[Asked] | None = None
+    requests: Sequence[RequestView] | None = None
     """The rows' requests: what Python decides by need not be looked up on the device."""
 
     @cached_property
@@ -183,11 +183,11 @@ class ThinkState:
         A method that branches by such a column asks here: reading a GPU's tensor waits for the GPU.
         """
         column = self.params[name] if name in self.params else getattr(self, name)
-        if column.device.type == "cpu" or self.asked is None:
+        if column.device.type == "cpu" or self.requests is None:
             return column.cpu()
         if name in self.params:
-            return param_columns([request.params for request in self.asked])[name]
-        values = [getattr(request.decoding, name) for request in self.asked]
+            return param_columns([request.params for request in self.requests])[name]
+        values = [getattr(request.decoding, name) for request in self.requests]
         return torch.tensor(values, dtype=torch.float64)
 
     def known_decoding(self) -> tuple[Tensor, Tensor]:
@@ -229,12 +229,12 @@ class Method(ABC):
     """Per-request values: a frozen dataclass that checks itself."""
     draws: ClassVar[bool] = False
     """True if `encode` draws params: two rows of one example may differ."""
-    latent: ClassVar[bool] = False
+    thinks_in_latents: ClassVar[bool] = False
     """True if it thinks in embeddings of its own, not in tokens: what a control can replace."""
     training_only: ClassVar[frozenset[str]] = frozenset()
     """Names of those `modules` that `think` does not need: kept to resume, left out of a published checkpoint."""
 
-    measured: ClassVar[frozenset[str]] = frozenset()
+    filled_by_prepare: ClassVar[frozenset[str]] = frozenset()
     """Keys of the config that `prepare` fills in where they are null."""
 
     def __init__(self, config: Any) -> None:
@@ -245,11 +245,11 @@ class Method(ABC):
         """`max_latents` and `max_completion_length` that its training rows need. {}: those of `Decoding`."""
 
     def non_default_config(self) -> dict[str, Any]:
-        """Its name and the keys of its config that are not as by default, without those that are `measured`."""
+        """Its name and the keys of its config that are not as by default, without those in `filled_by_prepare`."""
         found = {"name": self.name}
         for key in dataclasses.fields(self.config):
             value = getattr(self.config, key.name)
-            if value != key.default and key.name not in self.measured:
+            if value != key.default and key.name not in self.filled_by_prepare:
                 found[key.name] = value
         return found
 
@@ -267,12 +267,12 @@ class Method(ABC):
         """Once over the data before training; may also fix `self.config` (a measured scale)."""
         return examples
 
-    def prompt(self, params: Any) -> str:
+    def speed_text(self, params: Any) -> str:
         """The text of the template's speed slot, in training and at inference alike."""
         return ""
 
     @property
-    def unrolled(self) -> bool:
+    def multiple_forwards(self) -> bool:
         """True if its loss feeds the model several times, the later times with what came out before."""
         return False
 
@@ -313,13 +313,13 @@ class Method(ABC):
         """
         return length_mask(batch.chain_lengths, batch.chain_ids.shape[1]).long()
 
-    def says_chain(self, params: Any) -> bool:
+    def thinks_whole_chain(self, params: Any) -> bool:
         """True if it learns to think all of the reference chain at these values: only then are the two compared."""
         return True
 
     # Thinking
 
-    def begin(self, lm: LatentLM, requests: Sequence[Asked]) -> dict[str, Tensor]:
+    def begin(self, lm: LatentLM, requests: Sequence[RequestView]) -> dict[str, Tensor]:
         """State of its own for each request, before its first thought: columns (B, ...) on the model's device.
 
         They come back in `ThinkState.begun`, a row each, at every step. A row is a function of its request alone, and
@@ -331,8 +331,8 @@ class Method(ABC):
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Inference, one step, behaviour of the final stage; a pure function of the state's columns."""
 
-    def warning_for(self, params: Any) -> str | None:
-        """None where `params` are as trained; a warning where they go beyond. ValueError where they cannot work."""
+    def check_params(self, params: Any) -> str | None:
+        """Raise ValueError for values that cannot work; return a warning for values that were not trained."""
         return None
 
     # Serving
@@ -349,12 +349,12 @@ class Method(ABC):
         return {}
 
 
-def encode_row(template: Template, example: Example, params: Any, prompt: str, seed: int) -> Row:
-    """The plain layout: question with its prompt, all steps, answer. ValueError names the example."""
+def encode_row(template: Template, example: Example, params: Any, speed_text: str, seed: int) -> Row:
+    """The plain layout: question with its speed text, all steps, answer. ValueError names the example."""
     # A step that contains the separator cannot be encoded: the error must name the example.
     try:
         return Row(
-            template.question(example.question, prompt, context=example.context),
+            template.question(example.question, speed_text, context=example.context),
             template.steps(example.steps),
             template.answer(example.answer),
             params,
@@ -364,7 +364,7 @@ def encode_row(template: Template, example: Example, params: Any, prompt: str, s
         raise ValueError(f"{example.id}: {error}") from error
 
 
-def decoding_columns(requests: Sequence[Asked]) -> tuple[Tensor, Tensor]:
+def decoding_columns(requests: Sequence[RequestView]) -> tuple[Tensor, Tensor]:
     """Temperature and top_p of requests on the CPU, float64 (B,), for `sample_tokens`."""
     temperatures = [request.decoding.temperature for request in requests]
     top_ps = [request.decoding.top_p for request in requests]

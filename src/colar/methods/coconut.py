@@ -68,10 +68,10 @@ class CoconutConfig:
 class Coconut(base.Method):
     name: ClassVar[str] = "coconut"
     Config: ClassVar[type] = CoconutConfig
-    latent: ClassVar[bool] = True
+    thinks_in_latents: ClassVar[bool] = True
 
     @property
-    def unrolled(self) -> bool:
+    def multiple_forwards(self) -> bool:
         return True
 
     def stage(self, epoch: float) -> int:

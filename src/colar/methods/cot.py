@@ -23,7 +23,7 @@ from torch import Tensor
 from colar.data.example import Example
 from colar.methods import base, losses
 from colar.methods.base import Batch, NoParams, Row, ThinkState, Thought
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
 from colar.ops import ragged
 from colar.ops.sampling import sample_tokens, token_logps
@@ -57,7 +57,7 @@ class Cot(base.Method):
         labels_BN = ragged.pack(chain, answer)
         lengths_B = batch.question_lengths + batch.chain_lengths + batch.answer_lengths
         hidden_BTD = lm.hidden_of_rows(lm.embed(ids_BT), question, lengths_B)
-        hidden_BND = ragged.shift(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
+        hidden_BND = ragged.take_from(hidden_BTD, batch.question_lengths - 1, labels_BN.shape[1])
         # The separator that opens the answer is a label (the decision to stop) and its last token, EOS, too.
         mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
         return {"ce": losses.token_loss(lm, hidden_BND, labels_BN, mask_BN)}
@@ -81,7 +81,7 @@ class Cot(base.Method):
             )
             return logps_L, {}
 
-        return score(lm, rollouts, thought_logps)
+        return score_actions(lm, rollouts, thought_logps)
 
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob

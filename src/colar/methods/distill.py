@@ -70,10 +70,10 @@ class Projection(nn.Sequential):
 class Distill(base.Method):
     name: ClassVar[str] = "distill"
     Config: ClassVar[type] = DistillConfig
-    latent: ClassVar[bool] = True
+    thinks_in_latents: ClassVar[bool] = True
 
     @property
-    def unrolled(self) -> bool:
+    def multiple_forwards(self) -> bool:
         return True
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
@@ -102,12 +102,12 @@ class Distill(base.Method):
 
         # Labels: the chain, the separator that closes it, the answer. The first is predicted by the question's end.
         labels_BN = ragged.pack(chain, answer)
-        hidden_BND = ragged.shift(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
+        hidden_BND = ragged.take_from(layers[-1], batch.question_lengths - 1, labels_BN.shape[1])
         mask_BN = ragged.length_mask(batch.chain_lengths + batch.answer_lengths, labels_BN.shape[1])
 
         # The closing separator is fed right behind the chain: there the student is aligned with the teacher.
         separator_B = batch.question_lengths + batch.chain_lengths
-        at_separator = [ragged.shift(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
+        at_separator = [ragged.take_from(layer_BTD, separator_B, 1)[:, 0] for layer_BTD in layers]
         return losses.token_loss(lm, hidden_BND, labels_BN, mask_BN), at_separator
 
     def _student(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, list[Tensor]]:

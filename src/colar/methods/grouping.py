@@ -293,7 +293,7 @@ class Fed:
         # One example at several speeds has one question.
         shared = (batch.question_ids, batch.question_lengths)
         hidden_BTD = lm.hidden_of_rows(fed_BTD, shared, lengths_B)
-        return ragged.shift(hidden_BTD, batch.question_lengths - 1, n)
+        return ragged.take_from(hidden_BTD, batch.question_lengths - 1, n)
 
 
 def followed_by_answer(
@@ -321,16 +321,16 @@ class GroupMethod(base.Method):
     """A method that thinks in latents of c tokens each: `Params` have a `compression_factor`, the config `factors`."""
 
     draws: ClassVar[bool] = True
-    latent: ClassVar[bool] = True
+    thinks_in_latents: ClassVar[bool] = True
 
     @abstractmethod
     def fed(self, lm: LatentLM, batch: Batch) -> Fed:
         """The latents of the rows' chains."""
 
-    def prompt(self, params: Any) -> str:
+    def speed_text(self, params: Any) -> str:
         return f"(Thinking speed: {params.compression_factor:g})"
 
-    def warning_for(self, params: Any) -> str | None:
+    def check_params(self, params: Any) -> str | None:
         # A pretrained model's chains interpolate between its factors, a small model's do not (results/toy).
         c, factors = params.compression_factor, self.config.factors
         if c in factors:
@@ -356,7 +356,7 @@ class GroupMethod(base.Method):
             # Drawn in this order: a row without other values stays what it was when there were none.
             seed = rng.getrandbits(62)
             params = self.Params(c, **next(others))
-            rows.append(base.encode_row(template, example, params, self.prompt(params), seed))
+            rows.append(base.encode_row(template, example, params, self.speed_text(params), seed))
         return rows
 
     def other_values(self, rng: Random) -> Iterator[dict[str, float]]:

@@ -52,8 +52,8 @@ class PauseConfig:
 class Pause(base.Method):
     name: ClassVar[str] = "pause"
     Config: ClassVar[type] = PauseConfig
-    latent: ClassVar[bool] = True
-    measured: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
+    thinks_in_latents: ClassVar[bool] = True
+    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return {"pauses": nn.Embedding(self.config.n_pauses, lm.width)}  # standard normal
@@ -87,7 +87,7 @@ class Pause(base.Method):
         hidden_BTD = lm.hidden(ragged.pack(question, (pauses_BKD, counts_B), answer, multiple=ragged.PAD_TO))
         # Only the answer is a label: what the model says at a pause is not trained.
         separator_B = batch.question_lengths + counts_B
-        hidden_BAD = ragged.shift(hidden_BTD, separator_B, batch.answer_ids.shape[1])
+        hidden_BAD = ragged.take_from(hidden_BTD, separator_B, batch.answer_ids.shape[1])
         return {"ce": losses.answer_loss(lm, hidden_BAD, batch)}
 
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:

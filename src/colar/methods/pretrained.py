@@ -26,6 +26,7 @@ from colar.methods.base import Method
 from colar.model import backbones, card, checkpoint, weights
 from colar.model.latent_lm import LatentLM
 from colar.model.lora import LoraSettings
+from colar.ops import devices
 from colar.template.template import Template
 
 
@@ -85,6 +86,19 @@ def load(
     lm.add_modules({name: modules[name] for name in modules.keys() - method.training_only})
     weights.load_modules(lm.extra, folder)
     return lm.eval(), method
+
+
+def load_for_inference(
+    path_or_id: str | Path,
+    dtype: str = "float32",
+    backbone: str | None = None,
+    device: str | None = None,
+) -> tuple[LatentLM, Method]:
+    """`load`, with the adapter added to the weights, on `device`: by default the GPU if there is one."""
+    lm, method = load(path_or_id, dtype, backbone)
+    # Nothing is trained here: a step then costs what a step of the backbone costs.
+    lm.merge()
+    return lm.to(device or devices.best()), method
 
 
 def merge(folder: str | Path, target: str | Path, dtype: str) -> Path:

@@ -151,7 +151,7 @@ def require_scorable(method: Any) -> Scorable:
     return method
 
 
-def score(
+def score_actions(
     lm: LatentLM, rollouts: Rollouts, thought_logps: ThoughtLogps, latents_BKD: Tensor | None = None
 ) -> Scores:
     """Log-probs of all actions, in one forward over all rows.
@@ -200,8 +200,8 @@ def score(
         logps=logps_BN.masked_scatter(thought_BN, thought_logps_L),
         mask=mask_BN,
         # Of what was written the answer's tokens alone, without the stop.
-        entropy=_row_mean(entropy_M[token_BN[written_BN]], token_BN),
-        logged={name: _row_mean(values_L, thought_BN) for name, values_L in logged_L.items()},
+        entropy=_mean_or_nan(entropy_M[token_BN[written_BN]], token_BN),
+        logged={name: _mean_or_nan(values_L, thought_BN) for name, values_L in logged_L.items()},
     )
 
 
@@ -231,7 +231,7 @@ def _hidden(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor, N: int) -> Te
     lengths_B = rollouts.question_lengths + rollouts.thought_counts + 1 + fed_tokens_B
     # The outputs of a group answer one question.
     hidden_BTD = lm.hidden_of_rows(fed_BTD, (rollouts.question_ids, rollouts.question_lengths), lengths_B)
-    return ragged.shift(hidden_BTD, rollouts.question_lengths - 1, N)
+    return ragged.take_from(hidden_BTD, rollouts.question_lengths - 1, N)
 
 
 def _fed(lm: LatentLM, rollouts: Rollouts, latents_BKD: Tensor) -> Tensor:
@@ -256,10 +256,10 @@ def _labels(lm: LatentLM, rollouts: Rollouts) -> Tensor:
     )
 
 
-def _row_mean(values_M: Tensor, where_BN: Tensor) -> Tensor:
+def _mean_or_nan(values_M: Tensor, where_BN: Tensor) -> Tensor:
     """Mean of each row's values, (B,); nan in rows that have none."""
     values_BN = values_M.new_zeros(where_BN.shape).masked_scatter(where_BN, values_M)
-    return values_BN.sum(-1) / where_BN.sum(-1)
+    return ragged.row_mean(values_BN, where_BN).masked_fill(~where_BN.any(-1), torch.nan)
 
 
 def _separator(lm: LatentLM, device: torch.device) -> Tensor:

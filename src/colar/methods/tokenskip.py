@@ -44,8 +44,8 @@ from colar.template.template import Template
 ROWS = 32
 """Rows that are scored at once. Processes divide batches, not rows: a score is the same to the last bit."""
 
-Scores = tuple[float, ...]
-"""A number for each token of a chain."""
+Importances = tuple[float, ...]
+"""Surprisals of a chain's tokens."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class TokenSkip(Cot):
         scores = surprisal(lm, rows)
         return [ScoredExample(**vars(row), importance=one) for row, one in zip(rows, scores, strict=True)]
 
-    def prompt(self, params: TokenSkipParams) -> str:
+    def speed_text(self, params: TokenSkipParams) -> str:
         return f"(Tokens kept: {params.ratio:g})"
 
-    def warning_for(self, params: TokenSkipParams) -> str | None:
+    def check_params(self, params: TokenSkipParams) -> str | None:
         if params.ratio in self.config.ratios:
             return None
         known = ", ".join(f"{ratio:g}" for ratio in sorted(set(self.config.ratios)))
         return f"ratio {params.ratio:g} was not trained (trained: {known}): expect less"
 
-    def says_chain(self, params: TokenSkipParams) -> bool:
+    def thinks_whole_chain(self, params: TokenSkipParams) -> bool:
         # Which tokens a smaller share would have kept is not known of a question that was not scored.
         return params.ratio == 1
 
@@ -116,7 +116,7 @@ class TokenSkip(Cot):
         ratio = rng.choice(self.config.ratios)
         scored = isinstance(example, ScoredExample)
         params = TokenSkipParams(ratio if scored else 1.0)
-        row = base.encode_row(template, example, params, self.prompt(params), rng.getrandbits(62))
+        row = base.encode_row(template, example, params, self.speed_text(params), rng.getrandbits(62))
         # Held-out rows were not scored: they keep their whole chain, and their prompt says so.
         if not isinstance(example, ScoredExample):
             return row
@@ -145,29 +145,26 @@ def prune(steps: list[list[int]], importance: tuple[float, ...], ratio: float) -
 
 
 @torch.no_grad()
-def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[Scores]:
+def surprisal(lm: LatentLM, examples: Sequence[Example]) -> list[Importances]:
     """Surprisal in nats of each token of each example's chain; processes divide the batches."""
     batches = [examples[start : start + ROWS] for start in range(0, len(examples), ROWS)]
 
-    def work(share: Sequence[Sequence[Example]]) -> Iterator[list[Scores]]:
+    def work(share: Sequence[Sequence[Example]]) -> Iterator[list[Importances]]:
         for part in progress.track(share, "score chains"):
             # No ratio in the prompt: one score serves all ratios.
             batch = Batch.collate([base.encode_row(lm.template, e, NoParams(), "", 0) for e in part])
             yield list(_surprisal(lm, {k: v.to(lm.device) for k, v in batch.tensors().items()}))
 
     # Dropout would make the scores a matter of chance.
-    was_training = lm.training
-    lm.eval()
-    scored = [scores for found in processes.split(batches, work) for scores in found]
-    lm.train(was_training)
-    return scored
+    with lm.evaluating():
+        return [scores for found in processes.split(batches, work) for scores in found]
 
 
-def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[Scores]:
+def _surprisal(lm: LatentLM, tensors: dict[str, Tensor]) -> Iterator[Importances]:
     batch = Batch.from_tensors(tensors)
     question = (batch.question_ids, batch.question_lengths)
     ids_BT = ragged.pack(question, (batch.chain_ids, batch.chain_lengths), multiple=ragged.PAD_TO)
-    hidden_BND = ragged.shift(lm.hidden(lm.embed(ids_BT)), question[1] - 1, batch.chain_ids.shape[1])
+    hidden_BND = ragged.take_from(lm.hidden(lm.embed(ids_BT)), question[1] - 1, batch.chain_ids.shape[1])
     mask_BN = ragged.length_mask(batch.chain_lengths, batch.chain_ids.shape[1])
     (logps_M,) = lm.reduce_logits(losses.chosen_logps, hidden_BND[mask_BN], batch.chain_ids[mask_BN])
     for row in torch.split(-logps_M, batch.chain_lengths.tolist()):

@@ -32,7 +32,7 @@ class Unrolled:
 
     def __init__(self, lm: LatentLM) -> None:
         self.lm = lm
-        self.cache = None if checkpoints(lm) else DynamicCache(config=lm.config)
+        self.cache = None if recomputes_activations(lm) else DynamicCache(config=lm.config)
         self.fed_BTD: Tensor | None = None
         self.real_BT: Tensor | None = None
 
@@ -96,7 +96,7 @@ def unroll(
     return sequence, torch.stack(hidden, dim=1), fed_BKD
 
 
-def checkpoints(lm: LatentLM) -> bool:
+def recomputes_activations(lm: LatentLM) -> bool:
     """True if layers recompute their activations in the backward pass (and so take no cache)."""
     # The flag stands on each layer that recomputes.
     layers = lm.causal_lm.modules()

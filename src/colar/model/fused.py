@@ -28,7 +28,7 @@ def fused(lm: PreTrainedModel) -> Iterator[None]:
     """Replace the norms and gated MLPs of a model inside the block; its weights stay where they are."""
     same: dict[type[nn.Module], bool] = {}
     replaced = []
-    with masks.in_eval_mode(lm):
+    with masks.evaluating(lm):
         for module in lm.modules():
             forward = _forward_for(module)
             if forward is None or "forward" in vars(module):

@@ -271,6 +271,10 @@ class LatentLM(nn.Module):
                 weight.data = weight.data.clone()
             self.lm = self.lm.merge_and_unload()
 
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Switch dropout off inside the block, and restore the model's mode after it."""
+        return masks.evaluating(self)
+
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
         """Fold the adapter into the weights inside the block, and put them back bit for bit after it."""

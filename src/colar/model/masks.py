@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from colar.model import backbones, vocabulary
@@ -96,7 +96,7 @@ def check_inputs(lm: PreTrainedModel, head_logits: Callable[[PreTrainedModel, Te
     if lm.device.type == "meta":
         return
     try:
-        with in_eval_mode(lm):
+        with evaluating(lm):
             reason = _refusal(lm, head_logits)
     except torch.OutOfMemoryError:
         raise
@@ -158,21 +158,21 @@ def probe(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tenso
 @torch.no_grad()
 def _outcome(lm: PreTrainedModel, forwards: Callable[[PreTrainedModel], tuple[Tensor, Tensor]]) -> str | None:
     try:
-        with in_eval_mode(lm), _narrow(lm.config.get_text_config()):
+        with evaluating(lm), _narrow(lm.config.get_text_config()):
             ours_TD, theirs_TD = forwards(lm)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         # Any exception comes from the architecture's own code.
         return f"cannot compute under a mask of ours ({_first_line(error)})"
-    apart_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
+    distance_T = (ours_TD - theirs_TD).float().norm(dim=1) / theirs_TD.float().norm(dim=1)
     # The median: rounding may send a single token to other experts.
-    apart = apart_T.median().item()
-    if apart <= _tolerance(theirs_TD.dtype):
+    distance = distance_T.median().item()
+    if distance <= _tolerance(theirs_TD.dtype):
         return None
     return (
         "does not follow the masks and positions that it is given "
-        f"(hidden states differ by {apart:.2g} of their norm from those of a row by itself)"
+        f"(hidden states differ by {distance:.2g} of their norm from those of a row by itself)"
     )
 
 
@@ -185,13 +185,17 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 @contextlib.contextmanager
-def in_eval_mode(lm: PreTrainedModel) -> Iterator[None]:
-    was_training = lm.training
-    lm.eval()
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off inside the block, and restore the model's mode after it."""
+    was_training = model.training
+    # Each call walks through all modules, and an engine makes one for every step.
+    if was_training:
+        model.eval()
     try:
         yield
     finally:
-        lm.train(was_training)
+        if was_training:
+            model.train()
 
 
 @contextlib.contextmanager

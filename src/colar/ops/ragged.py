@@ -10,10 +10,10 @@ A sample is a row of segments, each of its own length. `pack` lays them end to e
                   q # t t t t # a EOS .  .  .  .  .  .  .      "." is padding, up to a multiple of `PAD_TO`
 
 Attention is causal, so no position sees the padding to its right, and padded rows need no attention mask. What is
-computed at the padding itself is never read: every use goes through the lengths. `shift` reads the hidden states of a
-row from its own start on, for instance from the last question position, which predicts what follows:
+computed at the padding itself is never read: every use goes through the lengths. `take_from` reads the hidden states
+of a row from its own start on, for instance from the last question position, which predicts what follows:
 
-    shift(start = 3, 1; n = 6)      # t t # a EOS
+    take_from(start = 3, 1; n = 6)      # t t # a EOS
                                     # t t t t #
 
 `align_right` pads on the left instead, for methods whose rows must take a step at the same column.
@@ -95,7 +95,7 @@ def length_mask(lengths_B: Tensor, n: int) -> Tensor:
     return torch.arange(n, device=lengths_B.device) < lengths_B[:, None]
 
 
-def shift(hidden_BTD: Tensor, start_B: Tensor, n: int) -> Tensor:
+def take_from(hidden_BTD: Tensor, start_B: Tensor, n: int) -> Tensor:
     """Row b's hidden states at positions start_b, start_b + 1, ... (B, n, D), clamped at the end."""
     last = hidden_BTD.shape[1] - 1
     index_BN = (start_B[:, None] + torch.arange(n, device=start_B.device)).clamp(max=last)

@@ -19,13 +19,13 @@ from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
 from colar.data.example import Example
-from colar.evaluation.evaluate import score
+from colar.evaluation.evaluate import validate
 from colar.recipe.run import load
 from colar.recipe.schema import Recipe
 from colar.recipe.start import start_method
 from colar.training import preflight, sft
 from colar.training.grpo import run as grpo_run
-from colar.training.grpo.trainer import GrpoTrainer, without_dropout
+from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
 from colar.training.preflight import clock
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
@@ -62,7 +62,7 @@ def check(recipe: Recipe) -> Table:
             trainer = sft.make_trainer(lm, method, examples, recipe.training, run, held_out=held_out)
         else:
             trainer = grpo_run.make_trainer(lm, method, examples, recipe.training, recipe.grpo, run)
-            stack.enter_context(without_dropout(lm))
+            stack.enter_context(dropout_rates_zeroed(lm))
         return _measured(recipe, trainer, held_out)
 
 
@@ -124,7 +124,7 @@ def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: 
     lm.eval()
     started = time.perf_counter()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), lm.merged():
-        score(lm, method, first, settings.method_params(method), settings.decoding, settings.limits)
+        validate(lm, method, first, settings.method_params(method), settings.decoding, settings.limits)
     batches = math.ceil(len(held_out) / settings.limits.batch_size)
     note = f"{len(held_out):,} questions; timed on {len(first)}"
     table.add_row("a validation", clock((time.perf_counter() - started) * batches), note)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from colar import progress
 from colar.data import sources
-from colar.data.example import Example
-from colar.data.formats import collapsed
+from colar.data.example import Example, collapsed
 from colar.data.judge import custom
 from colar.data.renumber import renumber
 from colar.recipe.schema import DataConfig, SourceRows
@@ -33,7 +32,7 @@ def load_examples(data: DataConfig) -> tuple[list[Example], list[Example]]:
     train_rows: list[Example] = []
     for source in (first, *data.mixed_in):
         rows = _load(data, source)
-        rows = _selected(data, rows) if source is first else _apart(rows, train_rows, source)
+        rows = _selected(data, rows) if source is first else _with_file_ids(rows, train_rows, source)
         train_rows += rows + _renumbered(data, source, rows, held_out)
     # A row's random draws are a function of its id: two rows of one id would see the same draws.
     repeated = [id for id, n in Counter(example.id for example in train_rows).items() if n > 1]
@@ -72,7 +71,7 @@ def _say_asked_twice(train_rows: list[Example], held_out: list[Example]) -> None
         )
 
 
-def _apart(rows: list[Example], before: list[Example], source: SourceRows) -> list[Example]:
+def _with_file_ids(rows: list[Example], before: list[Example], source: SourceRows) -> list[Example]:
     """The rows of a source that is mixed in; of a user's file whose ids others have, by ids that name the file.
 
     Rows without an id are called after their file's stem, which two files may share. Rows that are really the same keep
@@ -85,11 +84,11 @@ def _apart(rows: list[Example], before: list[Example], source: SourceRows) -> li
     if not taken or any(questions[row.id] == row.question for row in taken):
         return rows
     prefix = f"{source.source}/{source.train_split}:"
-    apart = []
+    renamed = []
     for row in rows:
         cluster = prefix + row.cluster if row.cluster else ""
-        apart.append(replace(row, id=prefix + row.id, cluster=cluster))
-    return apart
+        renamed.append(replace(row, id=prefix + row.id, cluster=cluster))
+    return renamed
 
 
 def _selected(data: DataConfig, rows: list[Example]) -> list[Example]:
@@ -125,7 +124,7 @@ def _renumbered(
     # Validation may be on another source, whose questions are not among those of `source`.
     questions.update(example.question for example in held_out)
     found = renumber.renumbered(rows, source.renumber, _seed(data, source), questions)
-    renumber.say(found, len(rows))
+    found.say(len(rows))
     if found.alone.total() == len(rows):
         raise ValueError(
             f"data.renumber: {source.source} has no row whose chain is equations that can be run again"

@@ -25,7 +25,6 @@ from colar.evaluation.stats import Z95
 from colar.evaluation.tables import PAIRED
 from colar.methods import pretrained, registry
 from colar.model import checkpoint
-from colar.ops import devices
 
 SPEEDS = (
     {"compression_factor": 1},
@@ -105,9 +104,7 @@ def conclude(
     records = []
     seconds: dict[str, float] = {}
     for name, folder, grids in (("cot", cot, [{}]), ("latents", last, None)):
-        lm, method = pretrained.load(folder, dtype)
-        lm.merge()
-        lm = lm.to(devices.best())
+        lm, method = pretrained.load_for_inference(folder, dtype)
         asked = [registry.make_params(method, values) for values in (grids or speeds_of(method))]
         model = evaluate.EvaluatedModel(method.name, lm, method)
         grid = evaluate.make_grid(model, [DATASET], asked, ["greedy"], [0])
@@ -191,7 +188,7 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
 
     It is c = 1 where there is no such speed, where CoT has not learnt, and where the rows are too few to tell.
     """
-    cot, _, own, apart = _parts(made)
+    cot, _, own, differences = _parts(made)
     percent = _points(cot.accuracy, cot.accuracy_se).partition(" ")[0]
     accuracy = f"CoT answers {percent}% of {cot.n} held-out questions"
     [slowest] = [row for row in own if dict(row.system.params) == SPEEDS[0]]
@@ -200,21 +197,21 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
     least = max(cot.accuracy, slowest.accuracy) - WITHIN - 1e-9
     within = [row for row in own if row.accuracy >= least]
     best = min(within, key=lambda row: row.length) if within else slowest
-    half = Z95 * (apart[best.system].se or 0.0)
+    half = Z95 * (differences[best.system].se or 0.0)
     if half > TOO_WIDE:
         few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so c = 1 is the default"
-        found = _beside(best, cot, apart)
+        found = _beside(best, cot, differences)
         found = f": {found.replace('c = 1', 'it', 1)}" if best is slowest else f"; {found}"
         return dict(SPEEDS[0]), f"{accuracy}. {few}{found}."
-    verdict = f"no speed is within a point of CoT: {_beside(best, cot, apart)}"
+    verdict = f"no speed is within a point of CoT: {_beside(best, cot, differences)}"
     if within:
-        verdict = _beside(best, cot, apart).replace("answers", "answers as well as CoT,", 1)
+        verdict = _beside(best, cot, differences).replace("answers", "answers as well as CoT,", 1)
     return dict(best.system.params), f"{accuracy}; {verdict}."
 
 
-def _beside(row: ReportRow, cot: ReportRow, apart: Mapping[System, Difference]) -> str:
+def _beside(row: ReportRow, cot: ReportRow, differences: Mapping[System, Difference]) -> str:
     """`c = 2 answers 0.4 ± 1.1 points less, with 58% of the thoughts and 66% of the time`."""
-    difference = apart[row.system]
+    difference = differences[row.system]
     side = "less" if difference.difference < 0 else "more"
     cost = (
         f"{row.length / cot.length:.0%} of the thoughts and "
@@ -276,16 +273,16 @@ def _link(source: Path, target: Path) -> None:
 
 def grid_of(made: Report, seconds: Mapping[str, float], default: Mapping[str, Any]) -> text_table.TextTable:
     """The rows of all speeds, CoT's first."""
-    cot, bare, own, apart = _parts(made)
+    cot, bare, own, differences = _parts(made)
     rows = []
     for row in [cot, bare, *own]:
-        difference = apart.get(row.system)
+        difference = differences.get(row.system)
         mark = " (default)" if row in own and dict(row.system.params) == dict(default) else ""
         rows.append(
             [
                 _name(row) + mark,
                 _points(row.accuracy, row.accuracy_se),
-                _apart(difference),
+                _signed_points(difference),
                 f"{row.length:.2g}",
                 _milliseconds(seconds.get(_key(row.system))),
                 _milliseconds(row.seconds_per_question),
@@ -307,7 +304,7 @@ def _points(share: float, se: float | None) -> str:
     return f"{100 * share:.{digits}f} ± {half:.{digits}f}"
 
 
-def _apart(row: Difference | None) -> str:
+def _signed_points(row: Difference | None) -> str:
     """A difference in points with its sign, and a star where its interval leaves out 0."""
     if row is None:
         return text_table.BLANK

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from colar import files, processes, progress
 from colar.data.example import Example
 from colar.engine.request import DECODINGS, Decoding, fitting_questions
-from colar.evaluation.evaluate import score
+from colar.evaluation import evaluate
 from colar.look.inspect import Inspection, inspect_system, key_of
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
@@ -94,7 +94,7 @@ def _train(
     validate = None
     if held_out:
         validate = partial(
-            score,
+            evaluate.validate,
             examples=held_out,
             params=settings.method_params(method),
             decoding=settings.decoding,

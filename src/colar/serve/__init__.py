@@ -3,6 +3,6 @@
 server         socket, logs, signals;  app has paths, keys and streams
 schema         requests, checked by pydantic;  conversation has their texts
 served         a request of the API as requests of the engine
-answer, text   pieces as they come, and their text
+answer         thoughts and text as they come;  thought_text reads a thought
 formats        OpenAI's responses and events;  errors, metrics
 """

@@ -20,8 +20,9 @@ from colar.engine.engine import QueueFull
 from colar.engine.request import Event
 from colar.serve.errors import ApiError
 from colar.serve.served import Ask
-from colar.serve.text import AnswerText, ThoughtReader, token_bytes
+from colar.serve.thought_text import ThoughtReader
 from colar.template.template import Template
+from colar.template.token_text import AnswerText, token_bytes
 
 RULED_OUT = -9999.0
 """OpenAI's log-prob of a token of probability 0. JSON has no infinity."""
@@ -81,7 +82,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """The news of a sample: a thought, some text, or its end."""
 
     sample: Sample
@@ -93,13 +94,13 @@ class Piece:
     """True for the last piece. `sample` itself may be ahead of pieces that wait."""
 
 
-async def pieces(ask: Ask, samples: Sequence[Sample]) -> AsyncGenerator[Piece, None]:
+async def pieces(ask: Ask, samples: Sequence[Sample]) -> AsyncGenerator[AnswerPiece, None]:
     """All samples' pieces as they come. ApiError where one fails.
 
     Closing it, or cancelling its caller, cancels the engine's requests.
     """
     # Unbounded: the engine waits for no reader, and the limits of the requests bound what can pile up.
-    queue: asyncio.Queue[Piece | ApiError] = asyncio.Queue()
+    queue: asyncio.Queue[AnswerPiece | ApiError] = asyncio.Queue()
     tasks = [asyncio.create_task(_run(ask, sample, queue.put_nowait)) for sample in samples]
     try:
         left = len(tasks)
@@ -115,7 +116,7 @@ async def pieces(ask: Ask, samples: Sequence[Sample]) -> AsyncGenerator[Piece, N
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(ask: Ask, sample: Sample, put: Callable[[Piece | ApiError], None]) -> None:
+async def _run(ask: Ask, sample: Sample, put: Callable[[AnswerPiece | ApiError], None]) -> None:
     """Put the pieces of one sample, or the error that ends them."""
     try:
         await _answer(ask, sample, put)
@@ -132,11 +133,11 @@ async def _run(ask: Ask, sample: Sample, put: Callable[[Piece | ApiError], None]
         put(ApiError(500, words, code="engine_error", type="server_error"))
 
 
-async def _answer(ask: Ask, sample: Sample, put: Callable[[Piece], None]) -> None:
-    served, asked = ask.served, ask.asked
+async def _answer(ask: Ask, sample: Sample, put: Callable[[AnswerPiece], None]) -> None:
+    served, body = ask.served, ask.body
     request = ask.requests[sample.index]
-    reader = ThoughtReader(served.lm, served.nearest, request.params, asked.return_thoughts)
-    answer = AnswerText(served.lm.template, asked.stops)
+    reader = ThoughtReader(served.lm, served.nearest, request.params, body.return_thoughts)
+    answer = AnswerText(served.lm.template, body.stops)
     async with contextlib.aclosing(served.engine.stream(request)) as events:
         async for event in events:
             sample.last_event = event.at
@@ -147,7 +148,7 @@ async def _answer(ask: Ask, sample: Sample, put: Callable[[Piece], None]) -> Non
             kept = reader.end()
             if kept:
                 sample.reasoning += kept
-                put(Piece(sample, reasoning=kept))
+                put(AnswerPiece(sample, reasoning=kept))
             if event.kind == "token":
                 put(_token(ask, sample, answer, event))
                 # Leaving this loop cancels the engine's request, so that its last event does not come. Thinking is cut
@@ -162,23 +163,23 @@ async def _answer(ask: Ask, sample: Sample, put: Callable[[Piece], None]) -> Non
                 sample.finish, sample.cut = event.reason, event.truncated
     rest = answer.end()
     sample.text += rest
-    put(Piece(sample, text=rest, last=True))
+    put(AnswerPiece(sample, text=rest, last=True))
 
 
-async def _thought(ask: Ask, sample: Sample, reader: ThoughtReader, event: Event) -> Piece:
+async def _thought(ask: Ask, sample: Sample, reader: ThoughtReader, event: Event) -> AnswerPiece:
     """The piece of a thought; empty where thoughts are not shown."""
     sample.n_thoughts += 1
     sample.forward_passes += 1
-    if not ask.asked.include_reasoning and not ask.asked.return_thoughts:
-        return Piece(sample)
+    if not ask.body.include_reasoning and not ask.body.return_thoughts:
+        return AnswerPiece(sample)
     text, thought = await reader.read(event)
     sample.reasoning += text
     if thought is not None:
         sample.thoughts.append(thought)
-    return Piece(sample, reasoning=text, thought=thought)
+    return AnswerPiece(sample, reasoning=text, thought=thought)
 
 
-def _token(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece:
+def _token(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> AnswerPiece:
     """The piece of an answer's token; its text may be kept back."""
     # EOS counts too: each token comes out of one pass, the first out of the separator's.
     sample.forward_passes += 1
@@ -186,20 +187,20 @@ def _token(ask: Ask, sample: Sample, answer: AnswerText, event: Event) -> Piece:
         sample.answer_began = event.at
     template = ask.served.lm.template
     if event.token_id == template.eos_id:
-        return Piece(sample)
+        return AnswerPiece(sample)
     sample.n_tokens += 1
     offset = answer.length
     text = answer.add(event.token_id)
     sample.text += text
-    if ask.asked.likeliest is None:
-        return Piece(sample, text=text)
+    if ask.body.likeliest is None:
+        return AnswerPiece(sample, text=text)
     top: list[TokenLogprob] = []
     if "top_ids" in event.info:
         pairs = zip(event.info["top_ids"].tolist(), event.info["top_logps"].tolist(), strict=True)
         top = [_logprob(template, each, max(logp, RULED_OUT)) for each, logp in pairs]
     logprob = _logprob(template, event.token_id, float(event.info["logp"]), offset, tuple(top))
     sample.logprobs.append(logprob)
-    return Piece(sample, text=text, logprobs=(logprob,))
+    return AnswerPiece(sample, text=text, logprobs=(logprob,))
 
 
 def _logprob(

@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 from colar import __version__, files
 from colar.look.page import VIEWER_SCRIPTS, VIEWER_STYLES
 from colar.serve import formats
-from colar.serve.answer import Piece, Sample
+from colar.serve.answer import AnswerPiece, Sample
 from colar.serve.errors import HANDLERS, ApiError
 from colar.serve.metrics import LEFT, Metrics
 from colar.serve.schema import (
@@ -54,7 +54,7 @@ PAGE_HEADERS = {
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """The second one keeps nginx from collecting events."""
 
-Pieces = AsyncGenerator[Piece, None]
+Pieces = AsyncGenerator[AnswerPiece, None]
 T = TypeVar("T")
 
 
@@ -99,24 +99,24 @@ class Api:
         self.models = {each.name: each for each in models}
         self.metrics = Metrics(models)
 
-    async def chat(self, asked: ChatRequest, request: Request) -> Response:
-        return await self._answer(asked, request, "chatcmpl-")
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        return await self._answer(body, request, "chatcmpl-")
 
-    async def completions(self, asked: CompletionRequest, request: Request) -> Response:
-        return await self._answer(asked, request, "cmpl-")
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        return await self._answer(body, request, "cmpl-")
 
-    async def responses(self, asked: ResponseRequest, request: Request) -> Response:
-        return await self._answer(asked, request, "resp_")
+    async def responses(self, body: ResponseRequest, request: Request) -> Response:
+        return await self._answer(body, request, "resp_")
 
-    async def _answer(self, asked: GenerationRequest, request: Request, prefix: str) -> Response:
-        made = ask(self._served(asked.model), asked, prefix + secrets.token_hex(12))
+    async def _answer(self, body: GenerationRequest, request: Request, prefix: str) -> Response:
+        made = ask(self._served(body.model), body, prefix + secrets.token_hex(12))
         samples = [Sample(index) for index in range(len(made.requests))]
         form = formats.of(made)
         found = self.metrics.observed(made, samples)
         try:
             # Awaited before any header is sent: a full queue is still a 429.
             first = await _unless_gone(request, anext(found))
-            if asked.stream:
+            if body.stream:
                 return EventStream(_events(form, first, found, samples))
             await _unless_gone(request, _finish(found))
             return JSONResponse(form.whole(samples))
@@ -209,7 +209,7 @@ class EventStream(StreamingResponse):
 
 
 async def _events(
-    form: formats.Choices | formats.ResponseItems, first: Piece, rest: Pieces, samples: Sequence[Sample]
+    form: formats.Choices | formats.ResponseItems, first: AnswerPiece, rest: Pieces, samples: Sequence[Sample]
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream; an error is the last one."""
     async with contextlib.aclosing(rest):

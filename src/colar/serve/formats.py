@@ -9,14 +9,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from colar.serve.answer import Piece, Sample, TokenLogprob
+from colar.serve.answer import AnswerPiece, Sample, TokenLogprob
 from colar.serve.schema import ChatRequest, ResponseRequest, Sampled
 from colar.serve.served import Ask
 
 
 def of(ask: Ask) -> Choices | ResponseItems:
     """The form that an endpoint gives to samples."""
-    return ResponseItems(ask, ask.asked) if isinstance(ask.asked, ResponseRequest) else Choices(ask)
+    return ResponseItems(ask, ask.body) if isinstance(ask.body, ResponseRequest) else Choices(ask)
 
 
 def event(data: str, name: str | None = None) -> bytes:
@@ -42,10 +42,10 @@ class Choices:
     """/v1/chat/completions and /v1/completions: a choice for each sample."""
 
     def __init__(self, ask: Ask) -> None:
-        assert isinstance(ask.asked, Sampled)
+        assert isinstance(ask.body, Sampled)
         self.ask = ask
-        self.asked = ask.asked
-        self.chat = isinstance(ask.asked, ChatRequest)
+        self.body = ask.body
+        self.chat = isinstance(ask.body, ChatRequest)
         self.begun: set[int] = set()
         """Samples that have had an event."""
 
@@ -53,29 +53,29 @@ class Choices:
         choices = []
         for sample in samples:
             fields: dict[str, Any] = {"role": "assistant", "content": sample.text, "refusal": None}
-            if self.asked.include_reasoning:
+            if self.body.include_reasoning:
                 fields |= _reasoning(sample.reasoning)
-            if self.asked.return_thoughts:
+            if self.body.return_thoughts:
                 fields["colar"] = sample.details(self.ask)
-            logprobs = None if self.asked.likeliest is None else self._logprobs(sample.logprobs)
+            logprobs = None if self.body.likeliest is None else self._logprobs(sample.logprobs)
             choices.append(self._choice("message", sample, fields, logprobs, sample.finish))
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage(self.ask, samples)}
 
-    def events(self, piece: Piece) -> list[bytes]:
+    def events(self, piece: AnswerPiece) -> list[bytes]:
         sample = piece.sample
         fields: dict[str, Any] = {}
         if self.chat and sample.index not in self.begun:
             fields = {"role": "assistant", "content": ""}
         self.begun.add(sample.index)
-        if self.chat and piece.reasoning and self.asked.include_reasoning:
+        if self.chat and piece.reasoning and self.body.include_reasoning:
             fields |= _reasoning(piece.reasoning)
         if piece.thought is not None:
             fields["colar"] = {"thought": piece.thought}
         # A token may have a log-prob before it has text: bytes of a character that is not complete.
         if piece.text or piece.logprobs:
             fields["content"] = piece.text
-        if piece.last and self.asked.return_thoughts:
+        if piece.last and self.body.return_thoughts:
             fields["colar"] = sample.details(self.ask)
         if not fields and not piece.last:
             return []
@@ -85,9 +85,9 @@ class Choices:
 
     def end(self, samples: Sequence[Sample]) -> list[bytes]:
         found = [event("[DONE]")]
-        if self.asked.stream_options.include_usage:
+        if self.body.stream_options.include_usage:
             more: dict[str, Any] = {"usage": usage(self.ask, samples)}
-            if self.asked.return_thoughts and len(samples) == 1:
+            if self.body.return_thoughts and len(samples) == 1:
                 more["colar"] = samples[0].details(self.ask)
             found.insert(0, self._chunk([], more))
         return found
@@ -99,7 +99,7 @@ class Choices:
     def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any] | None = None) -> bytes:
         if more is None:
             # Where the usage is requested, chunks without it have the key too.
-            more = {"usage": None} if self.asked.stream_options.include_usage else {}
+            more = {"usage": None} if self.body.stream_options.include_usage else {}
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return event(_json({**self._head(kind), "choices": choices, **more}))
 
@@ -146,9 +146,9 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
 class ResponseItems:
     """/v1/responses: a reasoning item, if there are thoughts, and a message."""
 
-    def __init__(self, ask: Ask, asked: ResponseRequest) -> None:
+    def __init__(self, ask: Ask, body: ResponseRequest) -> None:
         self.ask = ask
-        self.asked = asked
+        self.body = body
         self.number = 0
         """Of the next event."""
         self.place = -1
@@ -161,7 +161,7 @@ class ResponseItems:
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         (sample,) = samples
         output = [self._item("output_text", sample.text)]
-        if self.asked.include_reasoning and sample.n_thoughts:
+        if self.body.include_reasoning and sample.n_thoughts:
             output.insert(0, self._item("reasoning_text", sample.reasoning))
         response = self._response("completed" if sample.finish == "stop" else "incomplete", output)
         counts = usage(self.ask, samples)
@@ -174,11 +174,11 @@ class ResponseItems:
         }
         if sample.finish != "stop":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        if self.asked.return_thoughts:
+        if self.body.return_thoughts:
             response["colar"] = sample.details(self.ask)
         return response
 
-    def events(self, piece: Piece) -> list[bytes]:
+    def events(self, piece: AnswerPiece) -> list[bytes]:
         found = []
         if not self.number:
             opened = self._response("in_progress", [])
@@ -187,11 +187,11 @@ class ResponseItems:
         # The first thought opens its item even if it has no text, and the sample's end that of the message.
         answers = bool(piece.text) or piece.last
         thinks = not answers and not piece.sample.n_tokens and piece.sample.n_thoughts > 0
-        if thinks and self.asked.include_reasoning:
+        if thinks and self.body.include_reasoning:
             found += self._open("reasoning_text")
         elif answers:
             found += self._open("output_text")
-        text = piece.text or (piece.reasoning if self.asked.include_reasoning else "")
+        text = piece.text or (piece.reasoning if self.body.include_reasoning else "")
         if text or piece.thought is not None:
             self.text += text
             more = (
@@ -255,7 +255,7 @@ class ResponseItems:
         return {"type": "message", "id": f"msg_{number}", "role": "assistant", **shared}
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        ask, asked = self.ask, self.asked
+        ask, body = self.ask, self.body
         decoding = ask.requests[0].decoding
         return {
             "id": ask.id,
@@ -264,17 +264,17 @@ class ResponseItems:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "instructions": asked.instructions or None,
+            "instructions": body.instructions or None,
             "max_output_tokens": decoding.max_completion_length,
             "metadata": {},
             "model": ask.served.name,
             "output": output,
             "parallel_tool_calls": False,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.effort, "summary": asked.reasoning.summary},
+            "reasoning": {"effort": body.effort, "summary": body.reasoning.summary},
             "store": False,
             "temperature": decoding.temperature,
-            "text": asked.text.model_dump(),
+            "text": body.text.model_dump(),
             "tool_choice": "none",
             "tools": [],
             "top_p": decoding.top_p,

@@ -10,7 +10,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from colar.engine.engine import Engine
-from colar.serve.answer import Piece, Sample, pieces
+from colar.serve.answer import AnswerPiece, Sample, pieces
 from colar.serve.errors import ApiError
 from colar.serve.served import Ask, Served
 
@@ -54,7 +54,7 @@ class Metrics:
             running.labels(each.name).set_function(partial(_running, engine))
             waiting.labels(each.name).set_function(partial(_waiting, engine))
 
-    async def observed(self, made: Ask, samples: Sequence[Sample]) -> AsyncGenerator[Piece, None]:
+    async def observed(self, made: Ask, samples: Sequence[Sample]) -> AsyncGenerator[AnswerPiece, None]:
         """The pieces of an ask, counted when it ends."""
         name = made.served.name
         started = time.perf_counter()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import docstring_parser
-
+from colar import settings
 from colar.engine.async_engine import AsyncEngine
 from colar.engine.engine import Engine
 from colar.engine.request import Decoding, Request, TooLong, check, prompt_ids
@@ -20,7 +18,7 @@ from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
 from colar.serve.errors import ApiError
 from colar.serve.schema import GenerationRequest
-from colar.serve.text import Nearest
+from colar.serve.thought_text import Nearest
 
 DEFAULT_EFFORT = "medium"
 """Its values are the defaults where a method's own were not trained."""
@@ -56,7 +54,7 @@ class Served:
         """The method's values for a request, and a warning where they were not trained. ApiError 400 for wrong ones."""
         try:
             params = registry.make_params(self.method, {**self.defaults, **values})
-            return params, self.method.warning_for(params)
+            return params, self.method.check_params(params)
         except ValueError as error:
             # The checks' messages have the name of the field in them.
             named = [name for name in values if name in str(error)]
@@ -98,10 +96,7 @@ def _defaults(method: Method) -> dict[str, Any]:
 def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Each value that a request may choose: its default, the trained ones, and the docstring of its field."""
     choices = method.choices()
-    about = {}
-    if inspect.getdoc(method.Params):
-        parsed = docstring_parser.parse_from_object(method.Params)
-        about = {each.arg_name: " ".join((each.description or "").split()) for each in parsed.params}
+    about = {name: meaning for name, _, meaning in settings.keys(method.Params)}
     card = {}
     for name, default in defaults.items():
         offered = choices.get(name)
@@ -109,7 +104,7 @@ def _params_card(method: Method, defaults: Mapping[str, Any]) -> dict[str, Any]:
         if offered is not None and list(offered) == [default]:
             continue
         allowed = None if offered is None else list(offered)
-        card[name] = {"default": default, "allowed": allowed, "about": about.get(name, "")}
+        card[name] = {"default": default, "allowed": allowed, "about": about[name]}
     return card
 
 
@@ -119,7 +114,7 @@ class Ask:
 
     id: str
     served: Served
-    asked: GenerationRequest
+    body: GenerationRequest
     requests: list[Request]
     prompt_tokens: int
     warning: str | None
@@ -131,25 +126,25 @@ class Ask:
         return self.requests[0].seed
 
 
-def ask(served: Served, asked: GenerationRequest, id: str) -> Ask:
+def ask(served: Served, body: GenerationRequest, id: str) -> Ask:
     """Check everything that can be checked before the engine has it. ApiError 400 names the field."""
-    values = served.effort(asked.effort) if asked.effort is not None else {}
+    values = served.effort(body.effort) if body.effort is not None else {}
     # The effort "none" is a limit on thoughts, and no value of the method.
     budget = values.pop("thinking_token_budget", None)
-    if asked.thinking_token_budget is not None:
-        budget = asked.thinking_token_budget
-    params, warning = served.params({**values, **asked.params})
-    decoding = _decoding(served.decoding, asked, budget)
+    if body.thinking_token_budget is not None:
+        budget = body.thinking_token_budget
+    params, warning = served.params({**values, **body.params})
+    decoding = _decoding(served.decoding, body, budget)
     # A method that thinks in tokens shows these as its reasoning: no embeddings need to be kept.
-    latent = asked.include_reasoning and served.method.latent
-    keep = asked.return_thoughts or asked.likeliest is not None or latent
+    latent = body.include_reasoning and served.method.thinks_in_latents
+    keep = body.return_thoughts or body.likeliest is not None or latent
     # Without a seed, draws differ from request to request.
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    context = asked.context
-    _check_place(served, context, asked.question_field)
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    context = body.context
+    _check_place(served, context, body.question_field)
     requests = []
     prompt_tokens = 0
-    for question in asked.questions:
+    for question in body.questions:
         request = Request(
             id,
             question,
@@ -157,13 +152,13 @@ def ask(served: Served, asked: GenerationRequest, id: str) -> Ask:
             decoding,
             seed,
             keep_latents=keep,
-            top_logprobs=asked.likeliest or 0,
+            top_logprobs=body.likeliest or 0,
             context=context,
         )
-        prompt_tokens += _length(served, request, asked.question_field)
+        prompt_tokens += _length(served, request, body.question_field)
         # They share the seed: `sample` makes their draws differ.
-        requests += [dataclasses.replace(request, sample=sample) for sample in range(asked.samples)]
-    return Ask(id, served, asked, requests, prompt_tokens, warning)
+        requests += [dataclasses.replace(request, sample=sample) for sample in range(body.samples)]
+    return Ask(id, served, body, requests, prompt_tokens, warning)
 
 
 def _check_place(served: Served, context: Sequence[tuple[str, str]], field: str) -> None:
@@ -193,20 +188,20 @@ def _length(served: Served, request: Request, field: str) -> int:
         raise ApiError(400, words, field, code) from error
 
 
-def _decoding(default: Decoding, asked: GenerationRequest, budget: int | None) -> Decoding:
+def _decoding(default: Decoding, body: GenerationRequest, budget: int | None) -> Decoding:
     """The server's decoding with a request's values; limits are the lower of both."""
     changes: dict[str, Any] = {}
-    if asked.temperature is not None:
+    if body.temperature is not None:
         # Latents are drawn as the tokens are, unless the request says otherwise.
-        changes["temperature"] = changes["latent_temperature"] = asked.temperature
-    if asked.latent_temperature is not None:
-        changes["latent_temperature"] = asked.latent_temperature
-    if asked.top_p is not None:
-        changes["top_p"] = asked.top_p
+        changes["temperature"] = changes["latent_temperature"] = body.temperature
+    if body.latent_temperature is not None:
+        changes["latent_temperature"] = body.latent_temperature
+    if body.top_p is not None:
+        changes["top_p"] = body.top_p
     if budget is not None:
         changes["max_latents"] = min(budget, default.max_latents)
-    if asked.max_answer is not None:
-        changes["max_completion_length"] = min(asked.max_answer, default.max_completion_length)
+    if body.max_answer is not None:
+        changes["max_completion_length"] = min(body.max_answer, default.max_completion_length)
     try:
         return dataclasses.replace(default, **changes)
     except ValueError as error:

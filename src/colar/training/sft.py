@@ -140,7 +140,7 @@ def check_fsdp(lm: LatentLM, method: Method, world_size: int, validates: bool) -
         )
     # A layer's weights are dropped behind the backward pass of one of its forwards, while another still needs them;
     # and processes must have equally many.
-    if method.unrolled:
+    if method.multiple_forwards:
         raise ValueError(
             f"training.fsdp cannot train {method.name} as configured: its loss feeds the model several times"
         )

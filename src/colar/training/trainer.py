@@ -290,18 +290,15 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
 
     def _validate(self, validate: Validate) -> dict[str, float]:
         lm = self.objective.lm
-        was_training = lm.training
-        lm.eval()
         # Training continues with the random numbers that it would have had without an evaluation.
         cuda = [lm.device] if lm.device.type == "cuda" else []
         # Compiled layers would be compiled anew for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(cuda), torch.no_grad(), eager:
+        with lm.evaluating(), torch.random.fork_rng(cuda), torch.no_grad(), eager:
             metrics = self._held_out_losses()
             # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
             with lm.merged():
                 metrics.update(validate(lm, self.objective.method))
-        lm.train(was_training)
         if "accuracy" not in metrics:
             raise ValueError(
                 f"validate must return an accuracy, it returned {', '.join(metrics) or 'nothing'}"

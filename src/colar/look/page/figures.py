@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 4.8, 3.2
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     """The first cell of each names the row."""
@@ -35,7 +35,7 @@ class Chart:
     title: str
     read: str
     image: str
-    numbers: Table
+    numbers: PageTable
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Section:
     title: str
     read: str
     charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     notes: Sequence[str] = ()
 
     @property
@@ -140,4 +140,4 @@ def shares_chart(title: str, read: str, curves: Sequence[Curve], x: str, y: str)
     as_percent(axes.yaxis)
     axes.xaxis.get_major_locator().set_params(integer=True)
     legend_below(axes, lines, [curve.name for curve in curves])
-    return Chart(title, read, address(axes), Table(["system", x, y], rows))
+    return Chart(title, read, address(axes), PageTable(["system", x, y], rows))

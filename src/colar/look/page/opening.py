@@ -12,8 +12,8 @@ from colar.look.page.figures import (
     NONE,
     Chart,
     Numbers,
+    PageTable,
     Section,
-    Table,
     address,
     as_percent,
     legend_below,
@@ -143,7 +143,7 @@ def _chart(systems: Sequence[Numbers], key: str, x: str, scale: float) -> Chart:
     legend_below(axes, marks, names)
     title = f"Accuracy against {'length' if key == 'length' else 'time'}"
     read = "Bars are 95% intervals over questions; hollow marks are controls."
-    return Chart(title, read, address(axes), Table(["system", x, "accuracy"], rows))
+    return Chart(title, read, address(axes), PageTable(["system", x, "accuracy"], rows))
 
 
 def _bar(mean: Mapping[str, Any], scale: float) -> list[list[float]] | None:
@@ -155,7 +155,7 @@ def _bar(mean: Mapping[str, Any], scale: float) -> list[list[float]] | None:
     return [[max(0.0, scale * (mean["mean"] - low))], [max(0.0, scale * (high - mean["mean"]))]]
 
 
-def _table(systems: Sequence[Numbers], names: Sequence[str]) -> Table:
+def _table(systems: Sequence[Numbers], names: Sequence[str]) -> PageTable:
     rows = []
     for system, name in zip(systems, names, strict=True):
         outcomes, differences = system["cost"]["outcomes"], system["cost"]["differences"]
@@ -176,7 +176,7 @@ def _table(systems: Sequence[Numbers], names: Sequence[str]) -> Table:
     head += ["left out", "own minus control"]
     # A column that is empty in every row is a control that was not requested.
     kept = [k for k in range(len(head)) if any(row[k] != NONE for row in rows)]
-    return Table(
+    return PageTable(
         [head[k] for k in kept],
         [[row[k] for k in kept] for row in rows],
         "Accuracy, cost and controls",
@@ -184,13 +184,13 @@ def _table(systems: Sequence[Numbers], names: Sequence[str]) -> Table:
     )
 
 
-def _comparisons(found: Sequence[Mapping[str, Any]]) -> Table:
+def _comparisons(found: Sequence[Mapping[str, Any]]) -> PageTable:
     rows = []
     for each in found:
         mean = {"mean": each["difference"], "interval": each["interval"]}
         name = f"{each['model']} minus {each['baseline']}"
         rows.append([name, *names_of([each]), str(each["n"]), _points(mean)])
-    return Table(
+    return PageTable(
         ["models", "at", "questions", "points"],
         rows,
         "Models compared",

@@ -12,8 +12,8 @@ from colar.look.page.figures import (
     Chart,
     Curve,
     Numbers,
+    PageTable,
     Section,
-    Table,
     address,
     as_percent,
     legend_below,
@@ -59,7 +59,7 @@ def causes_section(systems: Sequence[Numbers]) -> Section:
         "Answers, by the first thing that went wrong",
         "A thought is right when the group's tokens are among its c nearest, or among those that were chosen.",
         _stacked(names, values, found),
-        Table(["system", *found], rows),
+        PageTable(["system", *found], rows),
     )
     return Section(
         "causes",
@@ -98,7 +98,7 @@ def _stacked(names: Sequence[str], values: Sequence[Sequence[float]], causes: Se
     return address(axes)
 
 
-def _diagnosis_tables(systems: Sequence[Numbers]) -> list[Table]:
+def _diagnosis_tables(systems: Sequence[Numbers]) -> list[PageTable]:
     systems, names = _that_have(systems, "diagnosis")
     rows = []
     for system, name in zip(systems, names, strict=True):
@@ -107,7 +107,7 @@ def _diagnosis_tables(systems: Sequence[Numbers]) -> list[Table]:
         rows.append([name, str(found["n"]), *map(percent, shares)])
     if not rows:
         return []
-    table = Table(
+    table = PageTable(
         ["system", "questions", "reads", "writes", "writes all", "stops"],
         rows,
         "With the reference's help",
@@ -140,7 +140,7 @@ def retrieval_section(systems: Sequence[Numbers]) -> Section:
     )
 
 
-def _retrieval_table(retrieval: Mapping[str, Any], name: str) -> Table:
+def _retrieval_table(retrieval: Mapping[str, Any], name: str) -> PageTable:
     rows = []
     for kind, words in KINDS.items():
         written = retrieval["written"]["by_kind"][kind]
@@ -149,7 +149,7 @@ def _retrieval_table(retrieval: Mapping[str, Any], name: str) -> Table:
         row += [percent(retrieval[chain]["by_kind"][kind]["in_set"]) for chain in ("own", "reference")]
         rows.append(row)
     head = ["token", "n", *MEASURES.values(), "own chain", "ceiling"]
-    return Table(head, rows, name)
+    return PageTable(head, rows, name)
 
 
 def causal_section(systems: Sequence[Numbers]) -> Section:
@@ -166,14 +166,14 @@ def causal_section(systems: Sequence[Numbers]) -> Section:
     )
 
 
-def _causal_table(causal: Mapping[str, Any], name: str) -> Table:
+def _causal_table(causal: Mapping[str, Any], name: str) -> PageTable:
     effects = {(each["change"], each["then"], each["position"]): each for each in causal["effects"]}
     columns = [(then, position) for then in THENS for position in POSITIONS]
     rows = []
     for change, words in CHANGES.items():
         rows.append([words, *(_cell(effects.get((change, *column)), causal["n"]) for column in columns)])
     head = ["change", *(f"{position}, {then}" for then, position in columns)]
-    return Table(head, rows, f"{name}: {causal['n']} questions")
+    return PageTable(head, rows, f"{name}: {causal['n']} questions")
 
 
 def _cell(effect: Mapping[str, Any] | None, n_questions: int) -> str:

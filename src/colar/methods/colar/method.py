@@ -48,7 +48,7 @@ from colar.methods import grouping, losses
 from colar.methods.base import Batch, ThinkState, Thought
 from colar.methods.colar.latent_head import Body, LatentHead, gaussian_entropy, gaussian_logps, latent_loss
 from colar.methods.grouping import Factors, Fed
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.model.latent_lm import LatentLM
 from colar.ops import noise, ragged
 from colar.ops.sampling import is_drawn, probability, token_logps
@@ -139,7 +139,7 @@ class Colar(grouping.GroupMethod):
     name: ClassVar[str] = "colar"
     Config: ClassVar[type] = ColarConfig
     Params: ClassVar[type] = ColarParams
-    measured: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
+    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"sigma_e"})
 
     def modules(self, lm: LatentLM) -> dict[str, nn.Module]:
         return {"latent_head": LatentHead(lm.width, self.config.body, self.config.body_width)}
@@ -158,7 +158,7 @@ class Colar(grouping.GroupMethod):
             raise ValueError("method.sigma_e is not known yet: call prepare, or give it in the config")
         return float(self.config.sigma_e)
 
-    def warning_for(self, params: ColarParams) -> str | None:
+    def check_params(self, params: ColarParams) -> str | None:
         c, factors = params.compression_factor, self.config.factors
         # The latent head cannot see how many tokens the next group has: only a pattern that it was trained on works.
         if c != int(c) and c not in factors:
@@ -168,7 +168,7 @@ class Colar(grouping.GroupMethod):
             raise ValueError(
                 f"compression_factor must be {most:g} or less for this model (trained: {factors}), got {c:g}"
             )
-        return super().warning_for(params)
+        return super().check_params(params)
 
     # Learning
 
@@ -263,7 +263,7 @@ class Colar(grouping.GroupMethod):
                 sigma_L = log_std_LD.exp().mean(-1)
             return go_on_L + density_L, {"latents/sigma": sigma_L, "latents/entropy": entropy_L}
 
-        return score(lm, rollouts, thought_logps)
+        return score_actions(lm, rollouts, thought_logps)
 
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from colar.methods.sequential.decoder import DIGIT_OR_START, GROUP_START, NO_DIGIT, NOTHING, without
+from colar.methods.sequential.decoder import NOTHING, EndedBy, without
 from colar.methods.sequential.equations import LONGEST, Equations, Extents
 from colar.model.latent_lm import LatentLM
 from colar.model.vocabulary import HeadRows
@@ -45,10 +46,20 @@ class Rules:
     known: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name on the CPU, for what Python decides by; of `most` an upper bound. By default those above."""
 
-    @property
+    @cached_property
+    def is_greedy(self) -> bool:
+        """True if no row draws the tokens behind the first."""
+        return bool((self.on_cpu("temperature") == 0).all())
+
+    @cached_property
+    def has_threshold(self) -> bool:
+        """True if any row has one."""
+        return bool((self.on_cpu("confidence_threshold") > 0).any())
+
+    @cached_property
     def places(self) -> int:
         """The most tokens that a group may have."""
-        most = int(self.look("most").max())
+        most = int(self.on_cpu("most").max())
         # A number that begins a group is one unit; behind it a unit is one token.
         return most if self.equations is None else most + LONGEST - 1
 
@@ -61,7 +72,7 @@ class Rules:
         # result's digits are computed one from another; a sign and the digit behind it cost nothing in one thought.
         return torch.where(extents.takes_digit(rows_X), threshold_X, 0)
 
-    def look(self, name: str) -> Tensor:
+    def on_cpu(self, name: str) -> Tensor:
         """A column on the CPU, if it is known there."""
         column: Tensor = self.known.get(name, getattr(self, name))
         return column
@@ -76,12 +87,10 @@ class Groups:
     logps: Tensor
     """(B, G), of each token given those before it; 0 at the first place."""
     declined_ids: Tensor
-    """(B,), of a group that ended because of what was drawn behind it: what another draw would have let it go on with.
-    With a threshold, the one token that reaches it. Without one, `NO_DIGIT` where a digit would have, `GROUP_START`
-    where all but the tokens that start a group would have, and `DIGIT_OR_START` where digits would not, either.
-    `NOTHING` where no draw would."""
-    unsure: Tensor
-    """(B,) bool: whether a group ended before a token that is below the threshold."""
+    """(B,) Of a group that the draw ended: with a threshold the token that would have continued it, without one the
+    class of tokens that end it (`EndedBy`). `NOTHING` where no draw would have continued it."""
+    low_confidence: Tensor
+    """(B,) bool: True where a group ended before a token that is below the threshold."""
     declined_logps: Tensor
     """(B,), that such an end was drawn; 0 where nothing else could have been."""
 
@@ -164,20 +173,13 @@ def choose(
 ) -> Groups:
     """The groups that begin with `first_B`.
 
-    G is the most tokens that a group may have. A row whose first token is the separator has no more places. If no row
-    wants log-probs, they are 0, and no id is `declined`.
-    With `compact` only rows whose group goes on are computed, which takes a look at each place; the result is the same.
-    By default on the CPU, where a look costs nothing.
+    A row whose first token is the separator has no more places. If no row wants log-probs, they are 0, and no id is
+    declined. With `compact`, the default on the CPU, only rows whose group goes on are computed: it synchronises at
+    each place, and the result is the same.
     """
     if compact is None:
         compact = first_B.device.type == "cpu"
-    decoder = lm.extra["group_decoder"]
-    separator_id = lm.template.closing_id
-    shortlist = rules.shortlist
-    G = rules.places
-    found = Groups.begun(first_B, G)
-    greedy = bool((rules.look("temperature") == 0).all())
-    gated = bool((rules.look("confidence_threshold") > 0).any())
+    found = Groups.begun(first_B, rules.places)
 
     # Compact: the rows whose group goes on, and their columns. The others cost nothing more.
     #
@@ -190,54 +192,80 @@ def choose(
     token_X = first_B
     numbers_B = torch.zeros_like(first_B, dtype=torch.bool) if rules.numbers is None else rules.numbers
     extents = Extents(first_B, rules.most, rules.equations, numbers_B)
-    going_X = (first_B != separator_id) & extents.open(rows_X)
-    for place in range(1, G):
+    going_X = (token_X != lm.template.closing_id) & extents.open(rows_X)
+    for place in range(1, rules.places):
         if compact and not bool(going_X.all()):
             at = going_X.nonzero()[:, 0]
             rows_X, state_XD, token_X, going_X = rows_X[at], state_XD[at], token_X[at], going_X[at]
         if not len(rows_X):
             break
-        state_XD = decoder(state_XD, lm.embed(token_X))
-        # (X, S) with a shortlist of S tokens.
-        logits_XV = lm.logits(state_XD, shortlist)
-        temperature_X = rules.temperature[rows_X]
-        # No draw where all are greedy: its noise would cost more than the choice.
-        index_X = logits_XV.argmax(-1) if greedy else _drawn(logits_XV, rows_X, place, rules, compact)
-        token_X = index_X if shortlist is None else shortlist.ids_S[index_X]
-
-        was_going_X = going_X
-        if rules.equations is not None:
-            going_X = going_X & extents.admits(rows_X, token_X[:, None])[:, 0]
-        # A softmax over the vocabulary: only where somebody looks at it.
-        if gated or wants_logps:
-            # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
-            logps_X = token_logps(logits_XV, temperature_X, index_X)
-            unsure_X = going_X & (logps_X.exp() < rules.thresholds(rows_X, extents))
-            found.unsure[rows_X] = found.unsure[rows_X] | unsure_X
-            going_X = going_X & ~unsure_X
-            found.logps[rows_X, place] = torch.where(going_X, logps_X, 0)
-            # What is drawn is the likeliest where all are greedy: then nothing else could have been.
-            if (gated or rules.equations is not None) and wants_logps and not greedy:
-                _note_declined(found, rows_X, was_going_X & ~going_X, logits_XV, rules, extents)
-        found.ids[rows_X, place] = torch.where(going_X, token_X, NOTHING)
+        state_XD = lm.extra["group_decoder"](state_XD, lm.embed(token_X))
+        draw = _draw(lm.logits(state_XD, rules.shortlist), rows_X, place, rules, compact)
+        token_X = draw.token_X
+        joins_X = _joins(found, draw, going_X, rules, extents, wants_logps)
+        found.ids[rows_X, place] = torch.where(joins_X, token_X, NOTHING)
         extents.add(rows_X, token_X)
-        going_X = going_X & (token_X != separator_id) & extents.open(rows_X)
+        going_X = joins_X & (token_X != lm.template.closing_id) & extents.open(rows_X)
     return found
 
 
-def _drawn(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact: bool) -> Tensor:
-    """The draws of some rows for a place of their groups: indices into the columns, (X,)."""
-    # Rows are fewer than those that `known` is of, once some have ended.
-    known = None if compact else (rules.look("temperature"), rules.look("top_p"))
-    uniform_X = rules.uniform(place)[rows_X]
-    return sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, known)
+@dataclass(frozen=True)
+class Draw:
+    """Tokens drawn for one place of the groups of some rows."""
+
+    place: int
+    rows_X: Tensor
+    logits_XV: Tensor
+    """(X, S) with a shortlist of S tokens."""
+    index_X: Tensor
+    """The columns of the logits that were drawn."""
+    token_X: Tensor
 
 
-def _note_declined(
-    found: Groups, rows_X: Tensor, ended_X: Tensor, logits_XV: Tensor, rules: Rules, extents: Extents
-) -> None:
-    """Write down, of the groups that what was drawn has ended here, what would have let them go on, and how likely such
-    an end was."""
+def _draw(logits_XV: Tensor, rows_X: Tensor, place: int, rules: Rules, compact: bool) -> Draw:
+    """Draw a token for each row."""
+    # No draw where all are greedy: its noise would cost more than the choice.
+    if rules.is_greedy:
+        index_X = logits_XV.argmax(-1)
+    else:
+        # Rows are fewer than those that `known` is of, once some have ended.
+        known = None if compact else (rules.on_cpu("temperature"), rules.on_cpu("top_p"))
+        uniform_X = rules.uniform(place)[rows_X]
+        index_X = sample_tokens(logits_XV, rules.temperature[rows_X], rules.top_p[rows_X], uniform_X, known)
+    token_X = index_X if rules.shortlist is None else rules.shortlist.ids_S[index_X]
+    return Draw(place, rows_X, logits_XV, index_X, token_X)
+
+
+def _joins(
+    found: Groups, draw: Draw, going_X: Tensor, rules: Rules, extents: Extents, wants_logps: bool
+) -> Tensor:
+    """True where a drawn token joins its group, (X,) bool. Log-probs, and what ended a group, are recorded."""
+    rows_X = draw.rows_X
+    joins_X = going_X
+    if rules.equations is not None:
+        joins_X = going_X & extents.admits(rows_X, draw.token_X[:, None])[:, 0]
+    # A softmax over the vocabulary: only where its result is read.
+    if not rules.has_threshold and not wants_logps:
+        return joins_X
+
+    # The threshold is about the distribution drawn from; at temperature 0, that of temperature 1.
+    logps_X = token_logps(draw.logits_XV, rules.temperature[rows_X], draw.index_X)
+    low_confidence_X = joins_X & (logps_X.exp() < rules.thresholds(rows_X, extents))
+    joins_X = joins_X & ~low_confidence_X
+
+    found.low_confidence[rows_X] = found.low_confidence[rows_X] | low_confidence_X
+    found.logps[rows_X, draw.place] = torch.where(joins_X, logps_X, 0)
+    # The likeliest token is drawn where all are greedy: then nothing else could have been.
+    may_decline = rules.has_threshold or rules.equations is not None
+    if may_decline and wants_logps and not rules.is_greedy:
+        ended_X = going_X & ~joins_X
+        _record_declined(found, draw, ended_X, rules, extents)
+    return joins_X
+
+
+def _record_declined(found: Groups, draw: Draw, ended_X: Tensor, rules: Rules, extents: Extents) -> None:
+    """Record, of the groups that the draw has ended, what would have continued them, and how likely such an end was."""
+    rows_X, logits_XV = draw.rows_X, draw.logits_XV
     temperature_X = rules.temperature[rows_X]
     threshold_X = rules.thresholds(rows_X, extents)
     allowed_XV = None
@@ -255,8 +283,8 @@ def _note_declined(
     if rules.shortlist is not None:
         best_X = rules.shortlist.ids_S[best_X]
     # Without a threshold it is not one token alone.
-    begins_X = torch.where(extents.refuses_digit(rows_X), DIGIT_OR_START, GROUP_START)
-    any_X = torch.where(extents.has_room(rows_X), begins_X, NO_DIGIT)
+    begins_X = torch.where(extents.refuses_digit(rows_X), EndedBy.DIGIT_OR_START, EndedBy.START)
+    any_X = torch.where(extents.has_room(rows_X), begins_X, EndedBy.NO_DIGIT)
     which_X = torch.where(threshold_X > 0, best_X, any_X)
     found.declined_ids[rows_X] = torch.where(declined_X, which_X, found.declined_ids[rows_X])
     found.declined_logps[rows_X] = torch.where(declined_X, end_logps_X, found.declined_logps[rows_X])

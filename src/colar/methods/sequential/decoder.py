@@ -30,6 +30,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,17 @@ from colar.ops.ragged import row_mean
 
 NOTHING = -1
 """In a group's ids: no token at this place."""
-NO_DIGIT = -2
-"""In place of a token that was declined: any digit. The group ended because none was drawn."""
-GROUP_START = -3
-"""In place of a token that was declined: any but those that start a group. The group ended before one of these."""
-DIGIT_OR_START = -4
-"""In place of a token that was declined: any but digits and those that start a group."""
+
+
+class EndedBy(IntEnum):
+    """The tokens whose draw ended a group of equations; all others would have continued it."""
+
+    NO_DIGIT = -2
+    """All tokens but digits."""
+    START = -3
+    """Tokens that start a group."""
+    DIGIT_OR_START = -4
+    """Digits, and tokens that start a group."""
 
 
 class GroupDecoder(nn.Module):
@@ -136,7 +142,7 @@ def thought_logps(
         lm, actions.hidden, ids_LG, ids_LG != NOTHING, scale_L, shortlist=shortlist, equations=equations
     )
     declined_LG = (actions.group_ids == NOTHING) & (ids_LG >= 0)
-    tokens_LG = torch.where(declined_LG, _not(tokens_LG), tokens_LG)
+    tokens_LG = torch.where(declined_LG, _log1m_exp(tokens_LG), tokens_LG)
     again_L = temperature_L != latent_temperature_L
     if not bool(again_L.any()):
         return tokens_LG.sum(-1)
@@ -166,7 +172,7 @@ def _with_declined(actions: ThoughtActions) -> Tensor:
     return torch.where(place_G == ends_L1, actions.declined_ids[:, None], ids_LG)
 
 
-def _not(logps: Tensor) -> Tensor:
+def _log1m_exp(logps: Tensor) -> Tensor:
     """log(1 - p) from log p."""
     # A p that float32 rounds to 1 has a log of 0, and would be impossible not to draw.
     least = torch.finfo(logps.dtype).eps / 2
@@ -186,8 +192,8 @@ def label_logps(
 
     hidden (..., D) · ids (..., G) · real (..., G) bool · temperature (...,), of each position; 1 by default. With a
     shortlist the labels behind a group's first one are scored by its softmax, those of them that it lacks by the whole
-    vocabulary's. Of `NO_DIGIT`, `GROUP_START` and `DIGIT_OR_START`, which stand behind a group's last token, the
-    log-prob is that of all tokens which end the group there.
+    vocabulary's. Of a class of tokens (`EndedBy`), which stands behind a group's last token, it is the log-prob of all
+    its tokens.
     """
     # Outputs without any thought have no labels, and no places either.
     if not ids.numel():
@@ -207,12 +213,12 @@ def label_logps(
     else:
         place_MG = torch.arange(ids.shape[-1], device=ids.device).expand_as(real_MG)
         behind_P = place_MG[real_MG] > 0
-        logps_P = _scored_by_two(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
+        logps_P = _logps_by_shortlist(lm, state_PD, token_P, temperature_P, behind_P, shortlist)
     if equations is not None:
         ends_by_label: dict[int, Callable[[Tensor], Tensor]] = {
-            NO_DIGIT: lambda ids: ~equations.is_digit(ids),
-            GROUP_START: equations.is_start,
-            DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
+            EndedBy.NO_DIGIT: lambda ids: ~equations.is_digit(ids),
+            EndedBy.START: equations.is_start,
+            EndedBy.DIGIT_OR_START: lambda ids: equations.is_digit(ids) | equations.is_start(ids),
         }
         for label, ends in ends_by_label.items():
             at_P = label_P == label
@@ -237,7 +243,7 @@ def _scored(
     return logps_X
 
 
-def _scored_by_two(
+def _logps_by_shortlist(
     lm: LatentLM,
     state_PD: Tensor,
     label_P: Tensor,

@@ -147,7 +147,7 @@ class Equations:
             extents.add(all_N, token_N)
         return torch.stack(open_at, dim=-1).view(ids.shape)
 
-    def asked(
+    def label_counts(
         self, chain_ids: Tensor, starts_BK: Tensor, sizes_BK: Tensor, most_BK: Tensor, numbers_B: Tensor
     ) -> Tensor:
         """The tokens that inference asks the decoder for at each group's position, (B, K): the group's own and, where

@@ -41,9 +41,9 @@ from colar.data.example import Example
 from colar.methods import grouping
 from colar.methods.base import Batch, ThinkState, Thought
 from colar.methods.grouping import Deck, Fed
-from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score
+from colar.methods.rollouts import LatentLogprob, Rollouts, Scores, ThoughtActions, score_actions
 from colar.methods.sequential import choice, decoder, merging
-from colar.methods.sequential.choice import Rules
+from colar.methods.sequential.choice import Groups, Rules
 from colar.methods.sequential.config import (
     SequentialConfig,
     SequentialParams,
@@ -63,10 +63,10 @@ class Sequential(grouping.GroupMethod):
     name: ClassVar[str] = "sequential"
     Config: ClassVar[type] = SequentialConfig
     Params: ClassVar[type] = SequentialParams
-    measured: ClassVar[frozenset[str]] = frozenset({"shortlist_ids"})
+    filled_by_prepare: ClassVar[frozenset[str]] = frozenset({"shortlist_ids"})
 
     @property
-    def unrolled(self) -> bool:
+    def multiple_forwards(self) -> bool:
         # Where groups end before tokens of low confidence, the model is asked first how confident it is.
         return any(self.config.confidence_thresholds)
 
@@ -104,12 +104,12 @@ class Sequential(grouping.GroupMethod):
             )
         return gather(self.config.shortlist_ids)
 
-    def warning_for(self, params: SequentialParams) -> str | None:
+    def check_params(self, params: SequentialParams) -> str | None:
         c, most = params.compression_factor, self.config.factors.most
         # The decoder has never said a token at a place behind those.
         if c > most:
             raise ValueError(f"compression_factor {c:g} is above what was trained ({most:g})")
-        warnings = [super().warning_for(params)]
+        warnings = [super().check_params(params)]
         if params.confidence_threshold and not any(self.config.confidence_thresholds):
             warnings.append(
                 f"confidence_threshold {params.confidence_threshold:g}: groups that end early were not trained "
@@ -174,7 +174,7 @@ class Sequential(grouping.GroupMethod):
         most_BK = grouping.most(step_K, c_B[:, None], grouping.phase(batch.seeds)[:, None])
         starts_BK = grouping.starts(fed.sizes_BK)
         # Up to the token that a group ended before: at inference nothing behind that is asked for.
-        own_BK = self._asked(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
+        own_BK = self._label_counts(lm, batch, starts_BK, fed.sizes_BK, most_BK, c_B >= NUMBERS_FROM)
         ahead = self.config.lookahead_weight
         ids_BKG, real_BKG = decoder.windows(
             batch.chain_ids,
@@ -187,7 +187,7 @@ class Sequential(grouping.GroupMethod):
         weights_BKG = torch.where(place_G < own_BK[..., None], 1.0, ahead) * real_BKG
         return grouping.followed_by_answer(ids_BKG, weights_BKG, fed.counts_B, batch)
 
-    def _asked(
+    def _label_counts(
         self,
         lm: LatentLM,
         batch: Batch,
@@ -201,7 +201,7 @@ class Sequential(grouping.GroupMethod):
         equations = self.equations(lm)
         if equations is None:
             return torch.minimum(most_BK, sizes_BK + 1)
-        return equations.asked(batch.chain_ids, starts_BK, sizes_BK, most_BK, numbers_B)
+        return equations.label_counts(batch.chain_ids, starts_BK, sizes_BK, most_BK, numbers_B)
 
     def _ahead(self, lm: LatentLM, batch: Batch, starts_BK: Tensor) -> Tensor:
         """The tokens that inference would ask for at each group's position at the largest factor, (B, K)."""
@@ -216,7 +216,7 @@ class Sequential(grouping.GroupMethod):
         at_BK = starts_BK.clamp(max=batch.chain_ids.shape[1] - 1)
         sizes_BK = torch.minimum(sizes_BK, equations.bounds(batch.chain_ids, numbers_B).gather(1, at_BK))
         sizes_BK = torch.minimum(sizes_BK, batch.chain_lengths[:, None] - starts_BK)
-        return self._asked(lm, batch, starts_BK, sizes_BK, most_BK, numbers_B)
+        return self._label_counts(lm, batch, starts_BK, sizes_BK, most_BK, numbers_B)
 
     @torch.no_grad()
     def bounds(self, lm: LatentLM, batch: Batch) -> Tensor:
@@ -225,46 +225,54 @@ class Sequential(grouping.GroupMethod):
         Rows are fed as groups of one token each. So each start is judged as at inference where the groups before it are
         read well; whole groups before it, which no threshold would let through, would lower the model's confidence.
         """
+        ids_BTG, real_BTG = self._windows(lm, batch)
+        if ids_BTG.shape[-1] < 2:
+            return torch.ones_like(batch.chain_ids)
+        threshold_B = batch.params["confidence_threshold"]
+        has_threshold_B11 = (threshold_B > 0)[:, None, None]
+        # The first token is never cut.
+        is_later_G = torch.arange(ids_BTG.shape[-1], device=ids_BTG.device) > 0
+        tested_BTG = real_BTG & is_later_G & has_threshold_B11
+        equations = self.equations(lm)
+        if equations is not None:
+            numbers_B1 = (batch.params["compression_factor"] >= NUMBERS_FROM)[:, None]
+            tested_BTG = tested_BTG & equations.numbers_open(ids_BTG, numbers_B1.expand_as(batch.chain_ids))
+
+        # Most rows of a batch may have nothing to test, and cost nothing then.
+        confident_BTG = torch.ones_like(tested_BTG)
+        at_X = tested_BTG.any(-1).any(-1).nonzero()[:, 0]
+        if len(at_X):
+            tested_XTG = tested_BTG[at_X]
+            logps_XTG = self._logps_after_single_tokens(lm, batch.rows(at_X), ids_BTG[at_X], tested_XTG)
+            reached_XTG = logps_XTG.exp() >= threshold_B[at_X, None, None]
+            confident_BTG[at_X] = reached_XTG | ~tested_XTG
+        # The tokens before the first of low confidence.
+        return 1 + confident_BTG[..., 1:].long().cumprod(-1).sum(-1)
+
+    def _windows(self, lm: LatentLM, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The tokens that c lets into a group from each reasoning token on, (B, T, G), and which of them are real."""
         B, T = batch.chain_ids.shape
-        # Places: what the row's c lets in.
         c_B = batch.params["compression_factor"]
-        numbers_B = c_B >= NUMBERS_FROM
         starts_BT = torch.arange(T, device=c_B.device).expand(B, T)
         most_BT = c_B[:, None].ceil().long().expand(B, T)
         equations = self.equations(lm)
         if equations is not None:
-            most_BT = grouping.reach(equations.lengths(batch.chain_ids, numbers_B), starts_BT, most_BT)
-        ids_BTG, asked_BTG = decoder.windows(
-            batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, lm.template.closing_id
-        )
-        if ids_BTG.shape[-1] < 2:
-            return torch.ones_like(batch.chain_ids)
-        # The first token is never cut.
-        asked_BTG = asked_BTG & (torch.arange(ids_BTG.shape[-1], device=ids_BTG.device) > 0)
-        threshold_B = batch.params["confidence_threshold"]
-        asked_BTG = asked_BTG & (threshold_B > 0)[:, None, None]
-        if equations is not None:
-            asked_BTG = asked_BTG & equations.numbers_open(ids_BTG, numbers_B[:, None].expand(B, T))
+            lengths_BT = equations.lengths(batch.chain_ids, c_B >= NUMBERS_FROM)
+            most_BT = grouping.reach(lengths_BT, starts_BT, most_BT)
+        closing_id = lm.template.closing_id
+        return decoder.windows(batch.chain_ids, batch.chain_lengths, starts_BT, most_BT, closing_id)
 
-        # Most rows of a batch may have nothing to ask for, and cost nothing then.
-        sure_BTG = torch.ones_like(asked_BTG)
-        at_X = asked_BTG.any(-1).any(-1).nonzero()[:, 0]
-        if len(at_X):
-            logps_XTG = self._alone_logps(lm, batch.rows(at_X), ids_BTG[at_X], asked_BTG[at_X])
-            sure_XTG = logps_XTG.exp() >= threshold_B[at_X, None, None]
-            sure_BTG[at_X] = sure_XTG | ~asked_BTG[at_X]
-        # The tokens before the first of low confidence.
-        return 1 + sure_BTG[..., 1:].long().cumprod(-1).sum(-1)
-
-    def _alone_logps(self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, asked_BTG: Tensor) -> Tensor:
-        """Log-probs of the tokens behind each token, (B, T, G), where they are asked for. Single tokens are fed."""
+    def _logps_after_single_tokens(
+        self, lm: LatentLM, batch: Batch, ids_BTG: Tensor, tested_BTG: Tensor
+    ) -> Tensor:
+        """Log-probs of the tokens behind each token, (B, T, G), where they are tested. Single tokens are fed."""
         T = batch.chain_ids.shape[1]
         sizes_BT = grouping.sizes(batch.chain_lengths, torch.ones_like(batch.params["compression_factor"]))
         latents_BTD = merging.merge_chains(lm, batch.chain_ids, sizes_BT, self.equations(lm))
         hidden_BTD = Fed(latents_BTD, sizes_BT).hidden(lm, batch, n=T)
         # The decoder comes to a place by those before it. But for the first: it would take the whole vocabulary's
         # softmax.
-        behind_BTG = asked_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
+        behind_BTG = tested_BTG.flip(-1).long().cumsum(-1).flip(-1) > 0
         behind_BTG[..., 0] = False
         return decoder.label_logps(
             lm, hidden_BTD, ids_BTG, behind_BTG, shortlist=self.shortlist_rows(lm.head_rows)
@@ -301,7 +309,7 @@ class Sequential(grouping.GroupMethod):
 
         # Made anew of what was chosen: by the present embeddings, and with gradient to them.
         chosen_BKG = rollouts.group_ids
-        return score(lm, rollouts, thought_logps, self._merged(lm, chosen_BKG))
+        return score_actions(lm, rollouts, thought_logps, self._merged(lm, chosen_BKG))
 
     def sampled_logps(
         self, info: Mapping[str, Tensor], stopped: Tensor, latent_logprob: LatentLogprob
@@ -313,21 +321,27 @@ class Sequential(grouping.GroupMethod):
     def think(self, lm: LatentLM, state: ThinkState) -> Thought:
         """Choose the group's tokens; the separator in the first place is the stop."""
         separator_id = lm.template.closing_id
-        logits_BV = state.logits()
-        temperatures = (state.temperature, state.latent_temperature)
-        known_temperature_B, known_top_p_B = state.known_decoding()
-        known_latent_temperature_B = state.known("latent_temperature")
-        known_c_B = state.known("compression_factor")
         first_B = choice.choose_first(
-            logits_BV,
+            state.logits(),
             separator_id,
-            *temperatures,
+            state.temperature,
+            state.latent_temperature,
             state.top_p,
             lambda n: state.uniform(noise.TOKEN, n),
-            (known_temperature_B, known_top_p_B),
-            known_latent_temperature_B,
+            state.known_decoding(),
+            state.known("latent_temperature"),
         )
-        rules = Rules(
+        groups = choice.choose(lm, state.hidden, first_B, self._rules(lm, state), state.wants_info)
+        return Thought(
+            embeds=self._merged(lm, groups.ids).to(state.hidden.dtype),
+            done=first_B == separator_id,
+            token_ids=torch.full_like(state.step, -1),
+            info=self._info(lm, state, groups) if state.wants_info else {},
+        )
+
+    def _rules(self, lm: LatentLM, state: ThinkState) -> Rules:
+        """The rules by which the rows' next groups are chosen."""
+        return Rules(
             most=self._most(state),
             equations=self.equations(lm),
             numbers=state.params["compression_factor"] >= NUMBERS_FROM,
@@ -339,39 +353,34 @@ class Sequential(grouping.GroupMethod):
             shortlist=self.shortlist_rows(state.make_head_rows or lm.head_rows),
             known={
                 # An upper bound: for a c that is not whole the phase decides, which is drawn on the device.
-                "most": known_c_B.ceil().long(),
-                "temperature": known_latent_temperature_B,
-                "top_p": known_top_p_B,
+                "most": state.known("compression_factor").ceil().long(),
+                "temperature": state.known("latent_temperature"),
+                "top_p": state.known("top_p"),
                 "confidence_threshold": state.known("confidence_threshold"),
             },
         )
-        found = choice.choose(lm, state.hidden, first_B, rules, state.wants_info)
-        ids_BG, logps_BG = found.ids, found.logps
-        embeds_BD = self._merged(lm, ids_BG)
-        info = {}
-        if state.wants_info:
-            first_logp_B = choice.first_logps(logits_BV, separator_id, *temperatures, first_B)
-            # Tokens that were not drawn are no choice, unless the request is greedy altogether.
-            scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
-            rest_B = torch.where(scored_B, logps_BG[:, 1:].sum(-1) + found.declined_logps, 0)
-            logps_BG[:, 0] = first_logp_B
-            # Rows of different c share a batch, and batches are compared: as many columns in all of them.
-            widest = self.config.most_units + (LONGEST - 1 if rules.equations is not None else 0)
-            behind = widest - ids_BG.shape[1]
-            info = {
-                "group_ids": nn.functional.pad(ids_BG, (0, behind), value=NOTHING),
-                "group_logps": nn.functional.pad(logps_BG, (0, behind)),
-                "group_unsure": found.unsure,
-                "declined_ids": found.declined_ids,
-                "logp": first_logp_B + rest_B,
-                "stop_probability": probability(separator_id, logits_BV),
-            }
-        return Thought(
-            embeds=embeds_BD.to(state.hidden.dtype),
-            done=first_B == separator_id,
-            token_ids=torch.full_like(state.step, -1),
-            info=info,
-        )
+
+    def _info(self, lm: LatentLM, state: ThinkState, groups: Groups) -> dict[str, Tensor]:
+        """The groups as columns, their log-probs, and the probability of the stop."""
+        logits_BV, separator_id = state.logits(), lm.template.closing_id
+        temperatures = (state.temperature, state.latent_temperature)
+        first_logp_B = choice.first_logps(logits_BV, separator_id, *temperatures, groups.ids[:, 0])
+        # Tokens that were not drawn are no choice, unless the request is greedy altogether.
+        scored_B = (state.latent_temperature > 0) | (state.temperature == state.latent_temperature)
+        rest_B = torch.where(scored_B, groups.logps[:, 1:].sum(-1) + groups.declined_logps, 0)
+        logps_BG = groups.logps.clone()
+        logps_BG[:, 0] = first_logp_B
+        # Rows of different c share a batch, and batches are compared: as many columns in all of them.
+        widest = self.config.most_units + (LONGEST - 1 if self.equations(lm) is not None else 0)
+        behind = widest - groups.ids.shape[1]
+        return {
+            "group_ids": nn.functional.pad(groups.ids, (0, behind), value=NOTHING),
+            "group_logps": nn.functional.pad(logps_BG, (0, behind)),
+            "group_low_confidence": groups.low_confidence,
+            "declined_ids": groups.declined_ids,
+            "logp": first_logp_B + rest_B,
+            "stop_probability": probability(separator_id, logits_BV),
+        }
 
     def _merged(self, lm: LatentLM, ids: Tensor) -> Tensor:
         """The latents of groups of chosen tokens: ids (..., G), `NOTHING` behind them -> (..., D)."""

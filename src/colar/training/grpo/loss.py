@@ -144,7 +144,7 @@ class GrpoObjective(Objective):
         self.scorable = config.check_method(method)
         self.grpo = config  # not `config`: Trainer writes into a model's
 
-    def score(self, tensors: dict[str, Tensor]) -> Scores:
+    def score_actions(self, tensors: dict[str, Tensor]) -> Scores:
         """Log-probs of the outputs' actions, by the present weights."""
         with lora.casts_left_to_autocast(self.lm.causal_lm):
             return self.scorable.logps(self.lm, Rollouts.from_tensors(tensors), self.grpo.latent_logprob)
@@ -155,7 +155,7 @@ class GrpoObjective(Objective):
         Without it, by the outputs given.
         """
         config = self.grpo
-        scores = self.score(tensors)
+        scores = self.score_actions(tensors)
         logps_BN = scores.logps
         mask_BN = scores.mask & tensors["kept"][:, None]
 
@@ -170,9 +170,9 @@ class GrpoObjective(Objective):
             metrics["kl"] = masked_mean(kl_BN.detach(), mask_BN)
         losses_B = tensors["weights"].to(loss_BN.dtype) * loss_BN.sum(-1)
 
-        metrics["entropy"] = row_mean(scores.entropy)
+        metrics["entropy"] = mean_over_rows(scores.entropy)
         for name, values_B in scores.logged.items():
-            metrics[name] = row_mean(values_B)
+            metrics[name] = mean_over_rows(values_B)
         # Over all outputs, those that are left out too: the engine must agree with the trainer everywhere.
         difference_BN = (tensors["engine_logps"][:, :N] - old_BN).abs()
         metrics["sampling/logp_difference"] = masked_mean(difference_BN, scores.mask)
@@ -180,7 +180,7 @@ class GrpoObjective(Objective):
         return {**metrics, "loss": losses_B.sum() / count}
 
 
-def row_mean(values_B: Tensor) -> Tensor:
+def mean_over_rows(values_B: Tensor) -> Tensor:
     """Mean over the rows that have the quantity (nan elsewhere), detached; 0 where none has."""
     values_B = values_B.detach()
     return masked_mean(values_B, ~values_B.isnan())

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from colar.data.example import Example
-from colar.engine.engine import Engine, evaluating
+from colar.engine.engine import Engine
 from colar.engine.request import Completion, Request, prompt_ids
 from colar.methods import registry
 from colar.methods.base import Method, param_columns
@@ -119,7 +119,7 @@ def roll_out(
     """The outputs of these questions, G each, question by question."""
     asked = requests(method, config, examples, seed, generation)
     merged = lm.merged() if config.merge_adapter else contextlib.nullcontext()
-    with evaluating(lm), merged:
+    with lm.evaluating(), merged:
         # A fresh engine: what it sampled before must not decide the shape of its cache, and with it the last bit
         # of a sum.
         engine = Engine(lm, method, max_batch=config.max_batch)

@@ -34,7 +34,7 @@ from colar.training.grpo import rewards
 from colar.training.grpo.config import GrpoConfig
 from colar.training.grpo.generation import QuestionSchedule, RolloutSampler
 from colar.training.grpo.loss import GrpoObjective
-from colar.training.grpo.trainer import GrpoTrainer, without_dropout
+from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
 from colar.training.run import TrainResult, arguments, run_trainer
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import Validate
@@ -82,7 +82,7 @@ def train(
         **(run_info or {}),
     }
     # Also in train mode: ratios compare the model that is scored with the one that sampled.
-    with without_dropout(lm):
+    with dropout_rates_zeroed(lm):
         return run_trainer(
             trainer,
             config,
@@ -148,7 +148,7 @@ def _checked_questions(
     for combination in itertools.product(*values_of.values()):
         params.append(registry.make_params(method, dict(zip(values_of, combination, strict=True))))
     for values in params:
-        warning = method.warning_for(values)
+        warning = method.check_params(values)
         if warning:
             progress.say(f"warning: {method.name}: {warning}")
     remedy = "lower grpo.max_latents or grpo.max_completion_length to take them"

@@ -114,10 +114,10 @@ class GrpoTrainer(LatentTrainer):
             generation = self.sampler.generate(number)
         # With a single update the present weights are the old ones, and the ratio is 1 without a score.
         if self.plan.updates_per_generation > 1:
-            generation.tensors["old_logps"] = self.score(generation.tensors)
+            generation.tensors["old_logps"] = self.action_logps(generation.tensors)
         if self.reference is not None:
             with self.reference.in_model():
-                generation.tensors["ref_logps"] = self.score(generation.tensors)
+                generation.tensors["ref_logps"] = self.action_logps(generation.tensors)
         self.unlogged_metrics.append(generation.metrics)
         if self.is_world_process_zero():
             with files.append_jsonl(self.completions) as write:
@@ -126,7 +126,7 @@ class GrpoTrainer(LatentTrainer):
         return generation
 
     @torch.no_grad()
-    def score(self, tensors: dict[str, Tensor]) -> Tensor:
+    def action_logps(self, tensors: dict[str, Tensor]) -> Tensor:
         """The present weights' log-probs of a generation, (R, N) on the CPU.
 
         Batches and precision are those of the updates, so that the very first ratio is exactly 1. Each process scores
@@ -146,7 +146,7 @@ class GrpoTrainer(LatentTrainer):
                 places = part.pop("places")
                 # Trainer wraps the objective's own forward in the same autocast.
                 with self.accelerator.autocast():
-                    logps_BN = self.objective.score(self.on_device(part)).logps
+                    logps_BN = self.objective.score_actions(self.on_device(part)).logps
                 scored.append((places, logps_BN.float().cpu()))
         for index, logps_BN in gather_object(scored):
             # A part may be shorter than the generation: its longest output decides.
@@ -236,7 +236,7 @@ class ReferenceWeights:
 
 
 @contextlib.contextmanager
-def without_dropout(lm: LatentLM) -> Iterator[None]:
+def dropout_rates_zeroed(lm: LatentLM) -> Iterator[None]:
     """No dropout inside the block, in train mode either: the model that is scored is the one that sampled."""
     found: list[tuple[nn.Module, str, float]] = []
     for module in lm.modules():

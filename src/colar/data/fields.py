@@ -1,0 +1,127 @@
+"""Fields of a row: question, steps, answer and what else it may have, read from its columns and checked.
+
+The parsers of published data sets (`published_rows.py`) and those of a user's rows (`layouts.py`) both make `Fields`.
+Text is stripped and otherwise left as it is, except that whole floats lose their ".0" (145.0 -> "145"). A malformed row
+is a ValueError with the reason; the caller adds the place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from colar import files
+from colar.checks import check_text, did_you_mean
+from colar.data.example import AnswerType, Example
+
+Parser = Callable[[Any], "Fields"]
+"""A function of one raw row."""
+EQUATION = re.compile(r"<<[^<>]*>>")
+"""A mark of GSM8K's calculator: `<<21/7=3>>`."""
+_WHOLE_FLOAT = re.compile(r"^(-?[0-9]+)\.0$")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """One parsed row. `key` is the publisher's own id, where there is one."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    key: str | None = None
+    answer_type: AnswerType | None = None
+    context: tuple[tuple[str, str], ...] = ()
+    """Turns of a chat before the question: (role, text) each."""
+
+    def example(self, name: str, answer_type: AnswerType) -> Example:
+        """The example of this id. ValueError as of `Example`."""
+        return Example(name, self.question, self.steps, self.answer, answer_type, context=self.context)
+
+
+def coconut(raw: Any) -> Fields:
+    """Parse Coconut's rows, also a user's own.
+
+    Fields: question, steps (a list, or one string), answer; perhaps id, answer_type and context.
+    """
+    row = named_fields(raw)
+    # A null counts as not there, as in `text_of`: exports of tables have one for an empty list.
+    steps = row.get("steps")
+    chain = () if steps is None else steps_of(steps, "steps")
+    key = None if row.get("id") is None else text_of(row, "id")
+    context = row.get("context") or ()
+    try:
+        turns = tuple((role, text) for role, text in context)
+    except (TypeError, ValueError) as error:
+        raise ValueError("context must be a list of [role, text]") from error
+    question, answer = text_of(row, "question"), answer_of(row, "answer")
+    return Fields(question, chain, answer, key, row.get("answer_type"), turns)
+
+
+def named_fields(raw: Any) -> Mapping[str, Any]:
+    if isinstance(raw, str):  # a line of a .jsonl file
+        try:
+            raw = files.parse_json(raw)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not valid JSON: {error.msg}") from error
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"must be an object with named fields, is a {type(raw).__name__}")
+    return raw
+
+
+def text_of(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        # A null counts as not there: a user's own tools often write it for one.
+        present = sorted(str(key) for key, other in row.items() if other is not None)
+        has = ", ".join(present) or "none"
+        raise ValueError(f"no field {name!r}{did_you_mean(name, present)} (has {has})")
+    # An id may be a number in a user's file; any other field that is no text is a mistake.
+    if name == "id" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be text, is a {type(value).__name__}")
+    return filled(value, name)
+
+
+def answer_of(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if isinstance(value, list) and len(value) == 1:  # MultiArith's lSolutions
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        text = text_of({**row, name: value}, name)
+        return _WHOLE_FLOAT.sub(r"\1", text)  # the Hub's SVAMP has text, "145.0"
+    # Whole numbers have any length: the largest would be no float.
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, is {value}")
+    if value == int(value):
+        return str(int(value))
+    # repr has the digits that the file had: 3244047.0999999996.
+    return repr(value)
+
+
+def steps_of(value: Any, name: str) -> tuple[str, ...]:
+    steps = [value] if isinstance(value, str) else value
+    if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
+        raise ValueError(f"{name} must be text or a list of texts")
+    for step in steps:
+        check_text(name, step)
+    return stripped(steps)
+
+
+def stripped(parts: Iterable[str]) -> tuple[str, ...]:
+    """The parts without white space around them, empty ones left out."""
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def filled(text: str, name: str) -> str:
+    """The text without white space around it. ValueError where nothing is left, or where it cannot be encoded."""
+    if not text.strip():
+        raise ValueError(f"empty {name}")
+    check_text(name, text)
+    return text.strip()
