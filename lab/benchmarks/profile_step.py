@@ -18,11 +18,12 @@ Table to stdout, then one JSON line; profile.json into the output folder, which 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -39,6 +40,7 @@ from colar.engine.engine import Engine
 from colar.methods.base import Batch
 from colar.model.latent_lm import LoraSettings
 from colar.ops import devices
+from colar.training import preflight
 from colar.training.objective import Objective
 
 KINDS = {
@@ -77,11 +79,13 @@ def main() -> None:
 def measure(work: str, method: str, how: str, n: int, args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step or an update with n rows, and what it consists of."""
     if work == "decode":
-        step = decoding(method, how, n, args)
-        warmup, steps = WARMUP, STEPS
-    else:
-        step = updating(method, how, n, args)
-        warmup, steps = UPDATES, UPDATES
+        return profiled(decoding(method, how, n, args), WARMUP, STEPS)
+    with updating(method, how, n, args) as step:
+        return profiled(step, UPDATES, UPDATES)
+
+
+def profiled(step: Callable[[], None], warmup: int, steps: int) -> dict[str, Any]:
+    """Time some steps behind those that warm up, and profile as many more."""
     seconds = []
     for _ in range(warmup + steps):
         started = time.perf_counter()
@@ -90,13 +94,13 @@ def measure(work: str, method: str, how: str, n: int, args: argparse.Namespace) 
         seconds.append(time.perf_counter() - started)
     found = {"ms_per_step": 1e3 * median(seconds[warmup:])}
     on_gpu = torch.cuda.is_available()
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
             step()
         shared.synchronize()
     if on_gpu:
-        return found | of_gpu(devices.kernels(profiled), steps, found["ms_per_step"])
-    return found | of_cpu(profiled)
+        return found | of_gpu(devices.kernels(profiler), steps, found["ms_per_step"])
+    return found | of_cpu(profiler)
 
 
 def of_gpu(kernels: list[tuple[str, float, float]], steps: int, ms_per_step: float) -> dict[str, Any]:
@@ -113,10 +117,10 @@ def of_gpu(kernels: list[tuple[str, float, float]], steps: int, ms_per_step: flo
     }
 
 
-def of_cpu(profiled: Any) -> dict[str, float]:
+def of_cpu(profiler: Any) -> dict[str, float]:
     """The share of each kind of work."""
     times: dict[str, float] = {}
-    for event in profiled.key_averages():
+    for event in profiler.key_averages():
         kind = kind_of(event.key)
         times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
     whole = sum(times.values())
@@ -151,8 +155,9 @@ def decoding(name: str, how: str, n: int, args: argparse.Namespace) -> Callable[
     return step
 
 
-def updating(name: str, how: str, n: int, args: argparse.Namespace) -> Callable[[], None]:
-    """An update of an adapter by n rows."""
+@contextlib.contextmanager
+def updating(name: str, how: str, n: int, args: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    """An update of an adapter by n rows, inside the block."""
     lora = LoraSettings(r=16, lora_alpha=32, target_modules="all-linear")
     lm, method = load_model(args.backbone, "bfloat16", name, best_device(), lora)
     # Rows end with a token that there is.
@@ -162,18 +167,16 @@ def updating(name: str, how: str, n: int, args: argparse.Namespace) -> Callable[
     tensors = {key: column.to(lm.device) for key, column in Batch.collate(rows).tensors().items()}
     objective = Objective(lm, method).train()
     optimizer = torch.optim.AdamW([weight for weight in lm.parameters() if weight.requires_grad], lr=1e-4)
-    if how == "compiled":
-        for layer in lm.decoder_layers():
-            layer.compile(dynamic=True)
+    with preflight.prepared(lm, compiled=how == "compiled"):
 
-    def step() -> None:
-        with torch.autocast(lm.device.type, dtype=torch.bfloat16):
-            loss = objective(num_items_in_batch=len(rows), **tensors)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        def step() -> None:
+            with torch.autocast(lm.device.type, dtype=torch.bfloat16):
+                loss = objective(num_items_in_batch=len(rows), **tensors)["loss"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    return step
+        yield step
 
 
 # The report

@@ -170,10 +170,7 @@ def ours(
     training.save_strategy = "no"
     trainer = LatentTrainer(Objective(lm.to(training.device), method), training, rows, schedule)
     trainer.add_callback(passes)
-    if settings["compile"]:
-        with preflight.prepared(lm, compiled=True):
-            trainer.train()
-    else:
+    with preflight.prepared(lm, compiled=settings["compile"]):
         trainer.train()
     factor = settings.get("factor", 1)
     fed = 0

@@ -34,6 +34,7 @@ from colar.engine.scheduler import Queued, QueueFull, Scheduler
 from colar.engine.step import CachedHeadRows, choose
 from colar.methods.base import Method
 from colar.model.latent_lm import LatentLM
+from colar.ops import devices
 
 __all__ = ["Engine", "QueueFull"]
 
@@ -297,8 +298,7 @@ class Engine:
             )
         except Exception as error:
             self._stop_rows(error)
-        if self.lm.device.type == "cuda":
-            torch.cuda.empty_cache()
+        devices.empty_cache(self.lm.device)
 
     def _release(self, done: Collection[int]) -> None:
         """Remove these rows."""

@@ -1,4 +1,4 @@
-"""Requirements of devices other than the CPU: few synchronisations, and no float64 on Apple's.
+"""Requirements of devices other than the CPU: few synchronisations, no float64 on Apple's, memory that is cached.
 
 A GPU works behind Python. Code that reads a number (`item`, `tolist`, `nonzero`, an `if` over a tensor) waits until
 all that was asked of it is done, and then the GPU waits for Python. Sending numbers to the GPU does not block.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -68,6 +69,42 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def numbers(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 numbers that Python knows, on the device, without waiting for its work."""
     return send(torch.tensor(values, dtype=torch.int64), device)
+
+
+def empty_cache(device: torch.device) -> None:
+    """Release the memory that torch caches on the device, where it caches any."""
+    module = torch.get_device_module(device)
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
+
+
+def forked_rng(device: torch.device) -> AbstractContextManager[None]:
+    """Leave random numbers of the CPU and of the device as they were before the block."""
+    others = [] if device.type == "cpu" else [device]
+    return torch.random.fork_rng(others, device_type=device.type)
+
+
+def peak_memory(device: torch.device) -> tuple[int | None, int]:
+    """Bytes that were allocated at most on the device, or that this process had at most on a CPU; and all there are.
+
+    None where torch, or the operating system, does not count them.
+    """
+    if device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        if hasattr(module, "max_memory_allocated"):
+            return module.max_memory_allocated(device), int(module.mem_get_info(device)[1])
+        # Apple's: counted by torch.accelerator alone, from torch 2.9 on.
+        peak = getattr(torch.accelerator, "max_memory_allocated", lambda device: None)
+        return peak(device), int(module.recommended_max_memory())
+    try:
+        import os
+        import resource
+    except ImportError:
+        return None, 0
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if torch.backends.mps.is_available() else 1024
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, whole
 
 
 def kernels(profiled: Any) -> list[tuple[str, float, float]]:

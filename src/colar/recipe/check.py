@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -20,34 +19,67 @@ from transformers import PrinterCallback, TrainerCallback
 
 from colar.data.example import Example
 from colar.evaluation.evaluate import validate
+from colar.ops import devices
 from colar.recipe.run import load
 from colar.recipe.schema import Recipe
 from colar.recipe.start import start_method
 from colar.training import preflight, sft
+from colar.training.config import TrainingConfig
 from colar.training.grpo import run as grpo_run
 from colar.training.grpo.trainer import GrpoTrainer, dropout_rates_zeroed
 from colar.training.preflight import clock
 from colar.training.run_folder import RunFolder
 from colar.training.trainer import LatentTrainer
 
-UPDATES = 4
-"""Updates of SFT that are timed. The first is left out of the median: it allocates, and compiles."""
+WARMUP, UPDATES, PROFILED = 2, 10, 3
+"""Updates of SFT: those that allocate and compile, those that are timed, and those that show what a device does."""
+WAITS = 0.6
+"""A device that is busy for less of the time waits for the CPU."""
 GIB = 2**30
 
 
-class UpdateSeconds(TrainerCallback):  # type: ignore[misc]
-    """Seconds of each update."""
+class Updates(TrainerCallback):  # type: ignore[misc]
+    """Seconds and tokens of some updates of SFT, reading the rows included, and a device's kernels in some more."""
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
+    def __init__(self, trainer: LatentTrainer) -> None:
+        self.trainer = trainer
+        self.device = trainer.objective.lm.device
+        supported = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
+        activities = supported - {torch.profiler.ProfilerActivity.CPU}
+        self.profiler = torch.profiler.profile(activities=activities) if self.device.type != "cpu" else None
+        self.marks: list[tuple[float, int]] = []
+        """Time and tokens where the timed updates begin and end."""
+        # Counted on the device: an update must not wait for it.
+        self.tokens = torch.zeros((), dtype=torch.int64, device=self.device)
+        trainer.objective.register_forward_pre_hook(self._count, with_kwargs=True)
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.started = time.perf_counter()
+    def _count(self, module: Any, args: Any, tensors: dict[str, Any]) -> None:
+        rows = {name: column for name, column in tensors.items() if name != "num_items_in_batch"}
+        self.tokens += self.trainer.positions(rows).sum()
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self.started)
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        n = state.global_step - WARMUP
+        if n in (0, UPDATES):
+            torch.get_device_module(self.device).synchronize()
+            self.marks.append((time.perf_counter(), int(self.tokens)))
+        if self.profiler is not None and n == UPDATES:
+            self.profiler.start()
+        if self.profiler is not None and n == UPDATES + PROFILED:
+            torch.get_device_module(self.device).synchronize()
+            self.profiler.stop()
+
+    def per_update(self) -> tuple[float, float]:
+        """Seconds, and tokens without padding."""
+        (began, before), (ended, after) = self.marks
+        return (ended - began) / UPDATES, (after - before) / UPDATES
+
+    def busy(self) -> float | None:
+        """Share of an update's time during which the device computes or copies; None where torch sees no kernel."""
+        kernels = devices.kernels(self.profiler) if self.profiler is not None else []
+        seconds, _ = self.per_update()
+        # The profiler slows down the CPU, and no kernel: the time is that of an update without it.
+        busy = devices.busy_seconds((begin, end) for _, begin, end in kernels) / PROFILED / seconds
+        return min(1.0, busy) if kernels else None
 
 
 def check(recipe: Recipe) -> Table:
@@ -83,35 +115,58 @@ def _measured(recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -
         # Before its weights are split the model would have to fit into one device.
         if not trainer.shards:
             found = preflight.before_training(trainer, curriculum.stage_epochs())
-            size = f"{found.rows} rows, {found.positions:,} positions at once"
+            peak, _ = devices.peak_memory(lm.device)
+            memory = "" if peak is None else f", {peak / GIB:.1f} GiB"
+            size = f"{found.rows} rows, {found.positions:,} positions at once{memory}"
             table.add_row("longest batch", clock(found.seconds), size)
-        update, note = _update_seconds(trainer, started)
-    table.add_row("an update", clock(update), note)
+        update = _speed(table, trainer, config, started)
     table.add_row("an epoch", clock(update * per_epoch), f"{per_epoch:,} updates, without validation")
     table.add_row("the run", clock(update * max_steps), f"{max_steps:,} updates")
     _validation(table, recipe, trainer, held_out)
-    peak, whole = peak_memory(lm.device)
+    peak, whole = devices.peak_memory(lm.device)
     if peak is not None:
         table.add_row("peak memory", f"{peak / GIB:.1f} GiB", f"of {whole / GIB:.1f} GiB")
     return table
 
 
-def _update_seconds(trainer: LatentTrainer, started: float) -> tuple[float, str]:
-    """Make some updates: seconds of one, and how they were measured."""
-    reinforced = isinstance(trainer, GrpoTrainer)
-    # A generation is sampled once, and learnt from in several updates: all of these are made.
-    n = trainer.plan.updates_per_generation if isinstance(trainer, GrpoTrainer) else UPDATES
-    seconds = UpdateSeconds()
-    trainer.add_callback(seconds)
+def _speed(table: Table, trainer: LatentTrainer, config: TrainingConfig, started: float) -> float:
+    """Make some updates and add rows about them; returns the seconds of one."""
     trainer.remove_callback(PrinterCallback)
-    trainer.args.max_steps = n
     trainer.args.save_strategy = "no"
     trainer.args.eval_on_start = False
+    if isinstance(trainer, GrpoTrainer):
+        # A generation is sampled once, and learnt from in several updates: all of these are made.
+        trainer.args.max_steps = trainer.plan.updates_per_generation
+        trainer.train()
+        seconds = (time.perf_counter() - started) / trainer.plan.updates_per_generation
+        table.add_row("an update", clock(seconds), "with its share of the sampling of a generation")
+        return seconds
+    found = Updates(trainer)
+    trainer.add_callback(found)
+    trainer.args.max_steps = WARMUP + UPDATES + (PROFILED if found.profiler else 0)
     trainer.train()
-    if reinforced:
-        return (time.perf_counter() - started) / n, "with its share of the sampling of a generation"
-    timed = seconds.seconds[1:] or seconds.seconds
-    return statistics.median(timed), f"median of {len(timed)}"
+    seconds, tokens = found.per_update()
+    tokens *= trainer.args.world_size
+    table.add_row("an update", clock(seconds), f"mean of {UPDATES}, after {WARMUP} others")
+    table.add_row("tokens a second", f"{tokens / seconds:,.0f}", f"{tokens:,.0f} an update, without padding")
+    busy = found.busy()
+    if busy is not None:
+        table.add_row("device busy", f"{busy:.0%}", waiting(busy, config))
+    return seconds
+
+
+def waiting(busy: float, config: TrainingConfig) -> str:
+    """Advice where the device waits for the CPU; "" where it does not."""
+    if busy >= WAITS:
+        return ""
+    helps = ["a larger training.per_device_train_batch_size"]
+    if config.tokens_per_batch is not None:
+        helps.append("a larger training.tokens_per_batch")
+    if not config.compile:
+        helps.append("training.compile true")
+    if config.dataloader_num_workers == 0:
+        helps.append("training.dataloader_num_workers 2")
+    return f"it waits for the CPU: set {', or '.join(helps)}"
 
 
 def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: list[Example]) -> None:
@@ -128,21 +183,3 @@ def _validation(table: Table, recipe: Recipe, trainer: LatentTrainer, held_out: 
     batches = math.ceil(len(held_out) / settings.limits.batch_size)
     note = f"{len(held_out):,} questions; timed on {len(first)}"
     table.add_row("a validation", clock((time.perf_counter() - started) * batches), note)
-
-
-def peak_memory(device: torch.device) -> tuple[int | None, int]:
-    """Bytes that were allocated at most on a CUDA device, or that this process had at most; and all there are.
-
-    None where the operating system does not count them.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device), int(torch.cuda.mem_get_info(device)[1])
-    try:
-        import os
-        import resource
-    except ImportError:
-        return None, 0
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if torch.backends.mps.is_available() else 1024
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, whole

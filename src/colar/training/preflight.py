@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from colar import progress
+from colar.engine.engine import out_of_memory
 from colar.model.fused import fused
 from colar.model.latent_lm import LatentLM
 from colar.ops import devices
@@ -154,23 +155,23 @@ def measure(trainer: LatentTrainer, batch: dict[str, Tensor]) -> LongestBatch | 
     try:
         # AdamW's two moments come with the first update: room is left for them.
         trained = [weight for weight in objective.parameters() if weight.requires_grad]
-        moments = [torch.empty_like(weight) for weight in trained * 2] if device.type == "cuda" else []
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        moments = [torch.empty_like(weight) for weight in trained * 2] if device.type != "cpu" else []
+        with devices.forked_rng(device):
             for part in parts:
                 with trainer.accelerator.autocast():
                     loss = objective(**trainer.on_device(part))["loss"]
                 loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        torch.get_device_module(device).synchronize()
         del moments
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         return None
     finally:
         for weight in objective.parameters():
             weight.grad = None
         objective.train(was_training)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        devices.empty_cache(device)
     return LongestBatch(int(count_rows([batch])), positions, time.perf_counter() - started)
 
 

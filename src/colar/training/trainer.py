@@ -291,10 +291,9 @@ class LatentTrainer(Trainer):  # type: ignore[misc]
     def _validate(self, validate: Validate) -> dict[str, float]:
         lm = self.objective.lm
         # Training continues with the random numbers that it would have had without an evaluation.
-        cuda = [lm.device] if lm.device.type == "cuda" else []
         # Compiled layers would be compiled anew for every shape of a decode step.
         eager = torch.compiler.set_stance("force_eager")
-        with lm.evaluating(), torch.random.fork_rng(cuda), torch.no_grad(), eager:
+        with lm.evaluating(), devices.forked_rng(lm.device), torch.no_grad(), eager:
             metrics = self._held_out_losses()
             # Decoding with the adapter folded in costs what the backbone costs; evaluations do it, too.
             with lm.merged():
