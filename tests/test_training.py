@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib.machinery
+import importlib.metadata
 import importlib.util
 import inspect
 import itertools
@@ -13,6 +15,8 @@ import math
 import os
 import shutil
 import signal
+import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -816,6 +820,59 @@ def test_parameter_groups(tmp_path: Path) -> None:
     assert found["lm.model.layers.0.mlp.up_proj.weight"] == (1e-3, 0.25)
     assert found["lm.model.layers.0.input_layernorm.weight"] == (1e-3, 0.0)
     assert found["lm.model.embed_tokens.weight"] == (1e-3, 0.25)
+    assert all(group["fused"] for group in groups)
+
+
+class EightBit(torch.optim.AdamW):
+    """Stands for bitsandbytes' AdamW."""
+
+    def __init__(self, params: Any, optim_bits: int, is_paged: bool, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.optim_bits = optim_bits
+
+
+def test_an_optimiser_of_8_bits_gets_the_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("bitsandbytes")
+    package.optim = types.SimpleNamespace(AdamW=EightBit, Lion=None, RMSprop=None)
+    package.__spec__ = importlib.machinery.ModuleSpec("bitsandbytes", None)
+    settings = TrainingConfig(**QUICK, optim="adamw_8bit", modules_learning_rate=0.5)
+    with pytest.raises(ValueError, match="training.optim adamw_8bit needs bitsandbytes: pip install"):
+        settings.check_installed()
+    monkeypatch.setitem(sys.modules, "bitsandbytes", package)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", package.optim)
+    monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: True)
+    installed = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "0.50.0" if name == "bitsandbytes" else installed(name)
+    )
+    settings.check_installed()
+    optimizer = make_trainer(build(), Colar(ColarConfig()), settings, tmp_path).create_optimizer()
+    assert isinstance(optimizer, EightBit)
+    assert optimizer.optim_bits == 8
+    assert {group["lr"] for group in optimizer.param_groups} == {settings.learning_rate, 0.5}
+
+
+def test_rows_are_encoded_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lengths, the first error and the random numbers are those of one process."""
+    lm, method = build(), Cot(CotConfig())
+    many = [dataclasses.replace(row, id=f"{row.id}/{turn}") for turn in range(40) for row in EXAMPLES]
+    rows = TrainingRows(lm, method, many, 0)
+    alone = rows.lengths()
+    monkeypatch.setattr("colar.training.rows.WORKERS_FROM", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(2))
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    assert rows.lengths() == alone
+    assert torch.equal(torch.rand(2), expected)
+
+    def encode(template: Template, example: Example, rng: Random, epoch: float) -> Row:
+        raise ValueError(f"{example.id}: it cannot be encoded")
+
+    monkeypatch.setattr(method, "encode", encode)
+    rows = TrainingRows(lm, method, many, 0)
+    with pytest.raises(ValueError, match=f"^{many[0].id}: it cannot be encoded$"):
+        rows.lengths()
 
 
 def make_trainer(lm: LatentLM, method: Method, config: TrainingConfig, folder: Path) -> LatentTrainer:

@@ -199,3 +199,26 @@ def test_waits_for_a_gpu(method: str, most: int, monkeypatch: pytest.MonkeyPatch
     with preflight.prepared(objective.lm), Waits(), torch.autocast("cpu", torch.bfloat16):
         objective(**batch)["loss"].backward()
     assert len(waits) <= most, waits
+
+
+def test_compiled_layers_take_any_length_without_another_compilation(plain_kernels: None) -> None:
+    """Lengths are symbolic: after the first two batches nothing is compiled again, and the losses are the same."""
+    lm, method = tiny_lm("llama"), registry.build("cot", {})
+    objective = Objective(lm, method).train()
+    rows = [method.encode(lm.template, row, Random(0), 0.0) for row in EXAMPLES]
+    batches = [collate(rows[a:b]) for a, b in ((0, 3), (3, 6), (1, 3), (2, 6), (0, 6), (1, 4))]
+
+    def losses() -> list[float]:
+        found = []
+        for number, batch in enumerate(batches):
+            loss = objective(**batch)["loss"]
+            loss.backward()
+            found.append(float(loss.detach()))
+            if number == 1:
+                torch._dynamo.utils.counters.clear()
+        return found
+
+    plain = losses()
+    with preflight.prepared(lm, compiled=True):
+        assert losses() == pytest.approx(plain, rel=1e-5)
+    assert not torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -51,6 +51,8 @@ def run_stages(stages: Sequence[Stage], resume: bool = True) -> Path:
 
 def run(recipe: Recipe, resume: bool = True) -> TrainResult:
     """Train as the recipe says, in its own folder. ValueError for what is wrong with it, before the first step."""
+    # A package that is not installed is named before a model is loaded.
+    recipe.training.check_installed()
     output = files.require_writable(recipe.output)
     method = start_method(recipe)
     processes.join(recipe.training.ddp_timeout)

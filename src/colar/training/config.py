@@ -20,6 +20,8 @@ SCHEDULES = (
     "inverse_sqrt",
 )
 DEVICES = ("cuda", "mps", "cpu")
+OPTIMISERS = {"adamw_torch_fused": "torch", "adamw_8bit": "bitsandbytes", "adamw_torch_8bit": "torchao"}
+"""Names of transformers, and the package that each comes from."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "none")
 MOST_WORKERS = 256
 """Processes that load rows: more of them exhaust a machine before the first update."""
@@ -58,6 +60,9 @@ class TrainingConfig:
     gradient_accumulation_steps: int = 1
     """Batches per update; 8 x 1 and 1 x 8 train alike."""
     # The optimiser.
+    optim: str = "adamw_torch_fused"
+    """adamw_torch_fused | adamw_8bit (bitsandbytes) | adamw_torch_8bit (torchao): with 8 bits AdamW's moments need a
+    quarter of the memory."""
     learning_rate: float = 1e-4
     """Of AdamW, after warm-up."""
     modules_learning_rate: float | None = None
@@ -108,6 +113,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         checks.check_choice("training.lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
         checks.check_choice("training.report_to", self.report_to, TRACKERS)
+        checks.check_choice("training.optim", self.optim, list(OPTIMISERS))
         if self.device is not None:
             checks.check_choice("training.device", self.device, [*DEVICES, "null"])
         # The largest seed is that of numpy.
@@ -146,6 +152,8 @@ class TrainingConfig:
         steps = self.max_steps
         checks.check_holds("training.max_steps", steps == -1 or steps > 0, steps, "above 0 or -1")
         checks.check_holds("training.adam_beta2", 0 <= self.adam_beta2 < 1, self.adam_beta2, "in [0, 1)")
+        if self.fsdp and self.optim != "adamw_torch_fused":
+            raise ValueError(f"training.fsdp needs training.optim adamw_torch_fused, got {self.optim}")
         if self.fsdp and self.compile:
             raise ValueError("training.fsdp and training.compile exclude each other: set one of them false")
         # Trainer would ignore the warm-up without a word.
@@ -162,7 +170,7 @@ class TrainingConfig:
         return self.device == "cpu"
 
     def check_installed(self) -> None:
-        """ValueError where the tracker of `report_to` is not installed, or `device` is not there."""
+        """ValueError where the packages of `report_to` and `optim` are not installed, or `device` is not there."""
         if self.device in ("cuda", "mps") and not getattr(torch, self.device).is_available():
             raise ValueError(
                 f"training.device {self.device} is not there: use cpu, or null for what this machine has"
@@ -171,4 +179,9 @@ class TrainingConfig:
             raise ValueError(
                 f"training.report_to {self.report_to} is not installed: pip install {self.report_to}, "
                 f"or use one of {', '.join(TRACKERS)}"
+            )
+        package = OPTIMISERS[self.optim]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"training.optim {self.optim} needs {package}: pip install {package}, or use adamw_torch_fused"
             )

@@ -28,13 +28,16 @@ The parts' losses add up to the batch's, so rows, updates and the course of a ru
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from colar import processes, progress
 from colar.data.example import Example, leave_out
@@ -47,6 +50,10 @@ POOL = 50
 """Most groups that are sorted together."""
 POOLS = 4
 """Fewest pools of an epoch, where there are that many groups."""
+WORKERS_FROM = 20_000
+"""Rows that are encoded by several processes before a run: about 4,000 a second on each core."""
+ENCODERS = 16
+"""Most of these processes."""
 LONGER = (
     "choose a model.backbone (--model) with a longer context, or limit chains by data.max_reasoning_steps"
 )
@@ -82,13 +89,14 @@ class TrainingRows(Dataset[Row]):
 
     def __getitem__(self, key: RowKey) -> Row:
         epoch, index, draw = key
-        return self._encode(epoch, index, draws_of=int(epoch))[draw]
+        return self.draws(epoch, index, draws_of=int(epoch))[draw]
 
     def at(self, epoch: float, index: int) -> Row:
         """A row in the curriculum's stage at `epoch`, with the same draws at every epoch: to compare losses."""
-        return self._encode(epoch, index, draws_of=0)[0]
+        return self.draws(epoch, index, draws_of=0)[0]
 
-    def _encode(self, epoch: float, index: int, draws_of: int) -> list[Row]:
+    def draws(self, epoch: float, index: int, draws_of: int) -> list[Row]:
+        """The rows of an example in the stage at `epoch`, with the draws of epoch `draws_of`."""
         key = (epoch, index, draws_of)
         if self._last is not None and self._last[0] == key:
             return self._last[1]
@@ -107,9 +115,20 @@ class TrainingRows(Dataset[Row]):
 
         # All rows, before the first step: a wrong one must not stop a run after hours.
         def lengths_of(indices: Sequence[int]) -> Iterator[list[int]]:
-            for index in progress.track(indices, f"check {name} rows"):
-                # A row may grow from stage to stage. Its texts are tokenised once: the template caches them.
-                yield [max(map(len, self._encode(epoch, index, draws_of=0))) for epoch in epochs]
+            loader: DataLoader[Any] = DataLoader(
+                _Lengths(self, epochs),
+                batch_size=256,
+                sampler=indices,
+                collate_fn=list,
+                num_workers=_workers(len(indices)),
+                # One of its own: torch's would give other random numbers afterwards.
+                generator=torch.Generator(),
+            )
+            found = itertools.chain.from_iterable(loader)
+            for _, of_row in zip(progress.track(indices, f"check {name} rows"), found, strict=False):
+                if isinstance(of_row, ValueError):
+                    raise of_row
+                yield of_row
 
         return processes.split(range(len(self)), lengths_of)
 
@@ -125,6 +144,31 @@ class TrainingRows(Dataset[Row]):
                     f"{self.examples[index].id}: the row has {max(of_row)} tokens, {self.context}"
                 )
         return leave_out(self.examples, too_long, kind, LONGER)
+
+
+class _Lengths(Dataset[Any]):
+    """Tokens of each row at each epoch, or the ValueError of a row that cannot be encoded."""
+
+    def __init__(self, rows: TrainingRows, epochs: Sequence[float]) -> None:
+        self.rows = rows
+        self.epochs = epochs
+
+    def __getitem__(self, index: int) -> list[int] | ValueError:
+        try:
+            # A row may grow from stage to stage. Its texts are tokenised once: the template caches them.
+            return [max(map(len, self.rows.draws(epoch, index, draws_of=0))) for epoch in self.epochs]
+        except ValueError as error:
+            # Raised in a worker it would come back with the worker's traceback in its message.
+            return error
+
+
+def _workers(n_rows: int) -> int:
+    """Processes that encode this many rows, each on a core of its own; 0: this one."""
+    # Elsewhere processes start afresh, which takes longer than it saves.
+    if n_rows < WORKERS_FROM or not hasattr(os, "sched_getaffinity"):
+        return 0
+    cores = len(os.sched_getaffinity(0)) // PartialState().num_processes
+    return min(cores, ENCODERS) if cores > 1 else 0
 
 
 class Schedule(Sampler[Any]):
