@@ -135,7 +135,7 @@ def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple
     grouped = facts.equations and facts.digits
     config = {
         "name": "sequential",
-        "compression_factors": [1, 1, 2, 2, 3, 3, 4, 5, 5],
+        "compression_factors": [1, 1, 2, 2, 3, 5],
         "confidence_thresholds": [0, 0, 0.8],
         "grouping": "equations" if grouped else "tokens",
         "merge": "ordered" if facts.digits else "sqrt",
