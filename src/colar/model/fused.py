@@ -67,10 +67,10 @@ def _is_same(module: Any, forward: Callable[[Tensor], Tensor], lm: PreTrainedMod
 
 def _norm(module: Any, x: Tensor) -> Tensor:
     weight, eps = module.weight, module.variance_epsilon
-    # `torch.rms_norm` would return float32 under autocast.
+    # Outside autocast, which would have it return float32.
     if x.is_cuda and x.dtype == weight.dtype:
-        y: Tensor = torch.ops.aten._fused_rms_norm(x, weight.shape, weight, eps)[0]
-        return y
+        with torch.autocast("cuda", enabled=False):
+            return nn.functional.rms_norm(x, weight.shape, weight, eps)
     normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
