@@ -290,6 +290,10 @@ def test_from_a_file_to_a_model(
     ("words", "part"),
     [
         (["auto"], "colar train auto needs --model, --data, --output"),
+        (
+            ["--model", "tiny"],
+            "name a recipe: colar train auto --model tiny --data my.jsonl --output runs/mine",
+        ),
         (["auto", "--model", "tiny", "--data", "x.jsonl"], "colar train auto needs --output"),
         (["tiny/cot", "--data", "x.jsonl"], "--data is for colar train auto; tiny/cot has keys of its own"),
     ],

@@ -319,7 +319,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "mixed encodings": ("a.jsonl", LINES.encode() + "{\"question\": \"\xfc\"}".encode("latin-1"), "a.jsonl:31: not UTF-8"),
     "half of UTF-16": ("a.json", b"\xff\xfe[\x00\xd8", "begins as UTF-16 and does not go on so"),
     "answers that are lists": ("a.jsonl", b'{"question": "q", "answer": [1, 2]}\n' * 30, "answer must be text, is a list"),
-    "answers that are null": ("a.jsonl", b'{"question": "q", "answer": null}\n' * 30, "cannot tell which columns"),
+    "answers that are null": ("a.jsonl", b'{"question": "q", "answer": null}\n' * 30, "not of layout solution (a question and a solution); empty: answer"),
     "answers that are NaN": ("a.jsonl", b'{"question": "q", "answer": NaN}\n' * 30, "answer must be a finite number"),
     "empty answers": ("a.jsonl", b'{"question": "q", "answer": " "}\n' * 30, "empty answer"),
     "empty questions": ("a.jsonl", b'{"question": "", "answer": "1"}\n' * 30, "empty question"),
@@ -406,6 +406,16 @@ def test_a_data_set_that_the_hub_does_not_give_is_one_line(
         "cannot load the data set someone/rows, split 'train', from the Hub (a private or gated one needs:"
         in line
     )
+
+
+def test_a_first_row_with_an_empty_cell_is_left_out_alone(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_text("problem,rationale,result\n1 + 1?,1 + 1 = 2,\n" + "2 + 2?,2 + 2 = 4,4\n" * 3)
+    rows = own.read(path)
+    assert [example.answer for example in rows.examples] == ["4"] * 3
+    [(reason, places)] = rows.left_out.items()
+    assert reason.endswith("; empty: result")
+    assert places == [f"{path}:2"]
 
 
 def test_rows_of_several_layouts_are_left_out_and_counted() -> None:

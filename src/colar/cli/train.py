@@ -27,7 +27,9 @@ def add_parser(commands: Any) -> None:
         "The same command resumes a run that was stopped, and skips stages that are finished.",
     )
     train.add_argument(
-        "recipe", help="a shipped recipe, e.g. tiny/colar (see `colar recipes list`), or a YAML file"
+        "recipe",
+        nargs="?",
+        help="auto, a shipped recipe, e.g. tiny/colar (see `colar recipes list`), or a YAML file",
     )
     train.add_argument(
         "--no_resume",
@@ -67,6 +69,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.recipe is None:
+        raise ValueError(
+            "name a recipe: colar train auto --model tiny --data my.jsonl --output runs/mine, or one that "
+            "`colar recipes list` shows"
+        )
     auto = args.recipe == AUTO
     # A misspelt name is found before seconds of imports.
     if not args.keys and not auto:

@@ -219,8 +219,8 @@ def _separated(path: Path, text: str, comma: str) -> Entries:
                 continue
             if len(cells) != len(head):
                 raise ValueError(f"{place}: {len(cells)} cells, and the first line names {len(head)} columns")
-            # An empty cell is one that is not there.
-            yield place, {name.strip(): cell for name, cell in zip(head, cells, strict=True) if cell != ""}
+            # An empty cell is a null.
+            yield place, {name.strip(): cell or None for name, cell in zip(head, cells, strict=True)}
     except csv.Error as error:
         raise ValueError(
             f"{path}:{reader.line_num}: not valid {ending(path)[1:].upper()}: {error}"

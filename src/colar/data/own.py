@@ -119,12 +119,15 @@ def read(
     there: dict[str, None] = {}
     for place, raw in entries:
         try:
-            row = {key: value for key, value in named_fields(raw).items() if value is not None}
+            cells = named_fields(raw)
+            row = {key: value for key, value in cells.items() if value is not None}
+            empty = ", ".join(str(key) for key, value in cells.items() if value is None)
             there |= dict.fromkeys(map(str, row))
             if rows is None:
-                rows = OwnRows(name, layouts.renamed(columns) if columns else layouts.of(row))
-            elif columns is None and not rows.layout.fits(row):
-                raise ValueError(f"not of layout {rows.layout.name} ({rows.layout.about})")
+                rows = OwnRows(name, layouts.renamed(columns) if columns else _layout_of(cells))
+            if columns is None and not rows.layout.fits(row):
+                left = f"; empty: {empty}" if empty else ""
+                raise ValueError(f"not of layout {rows.layout.name} ({rows.layout.about}){left}")
             _check_columns(row, columns, ("question", "answer"))
             fields = rows.layout.parse(row)
             _check_fields(fields)
@@ -148,6 +151,18 @@ def read(
     rows.judge = judge
     _judged(rows, found)
     return rows
+
+
+def _layout_of(cells: Mapping[str, Any]) -> layouts.Layout:
+    """The layout of a first row: by what it has, or else by its columns, of which it may leave some empty."""
+    try:
+        return layouts.of(cells)
+    except ValueError:
+        try:
+            return layouts.of({key: "" if value is None else value for key, value in cells.items()})
+        except ValueError:
+            pass
+        raise
 
 
 def _entries(data: Any, split: str) -> tuple[str, Iterator[tuple[str, Any]]]:

@@ -42,7 +42,14 @@ def read_questions(path: str | Path) -> list[dict[str, Any]]:
         ):
             check_text(f"{place}: {name}", text)
         context = _context(place, row.get("context") or [])
-        rows.append({**row, "question": question, "id": str(row.get("id", number)), "context": context})
+        rows.append(
+            {
+                **row,
+                "question": question,
+                "id": str(number if row.get("id") is None else row["id"]),
+                "context": context,
+            }
+        )
     if not rows:
         raise ValueError(f"{path} has no rows")
     if len({row["id"] for row in rows}) < len(rows):

@@ -146,7 +146,10 @@ def _method_stage(facts: Facts, method: str, scratch: bool, lora: bool) -> tuple
         training["draws_per_example"] = 4
         training["per_device_train_batch_size"] = 32 if facts.device == "cpu" else 64
     speeds = [*VALIDATED, {"compression_factor": 2, "confidence_threshold": 0.8}]
-    note = "grouping: tokens (equations needs chains of equations, and a token for each digit)"
+    lacks = (
+        "the chains are no equations" if not facts.equations else "this tokenizer has no token for each digit"
+    )
+    note = f"grouping: tokens, for {lacks}"
     if grouped:
         note = "grouping: equations, for the chains are equations and each digit is a token"
     return {"method": config, "training": training, "validation": {"params": speeds}}, note

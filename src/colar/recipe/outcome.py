@@ -197,7 +197,12 @@ def choose(made: Report) -> tuple[dict[str, Any], str]:
     least = max(cot.accuracy, slowest.accuracy) - WITHIN - 1e-9
     within = [row for row in own if row.accuracy >= least]
     best = min(within, key=lambda row: row.length) if within else slowest
-    half = Z95 * (differences[best.system].se or 0.0)
+    difference = differences[best.system]
+    half = Z95 * (difference.se or 0.0)
+    # Far enough behind to be sure, with however few rows.
+    if best is slowest and difference.difference + half < 0:
+        behind = f"no speed is within a point of CoT: {_beside(best, cot, differences)}"
+        return dict(SPEEDS[0]), f"{accuracy}; {behind}; more updates may help (--training.num_train_epochs)."
     if half > TOO_WIDE:
         few = f"These rows are too few to choose a speed by (± {100 * half:.0f} points), so c = 1 is the default"
         found = _beside(best, cot, differences)

@@ -128,6 +128,12 @@ def run_trainer(
         for callback in callbacks:
             trainer.add_callback(callback)
         curriculum = trainer.curriculum()
+        if saved.global_step > curriculum.max_steps:
+            raise ValueError(
+                f"{folder.path} is at update {saved.global_step:,}, and with these settings the run would end at "
+                f"{curriculum.max_steps:,}: give the length that it has (training.num_train_epochs or max_steps), "
+                "another output, or --no_resume"
+            )
         if resume_from is not None:
             progress.say(f"resumes after update {saved.global_step:,} of {curriculum.max_steps:,}")
         state = _train_or_load(
