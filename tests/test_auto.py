@@ -259,6 +259,9 @@ def test_from_a_file_to_a_model(
     assert again.report.rows == run.report.rows
     with pytest.raises(ValueError, match="holds another run .method was 'sequential', now 'colar'"):
         colar.train("tiny", path, tmp_path / "run", method="colar")
+    # A shorter run is another one: what was learnt so far is not its end.
+    with pytest.raises(ValueError, match="is at update 2, and with these settings the run would end at 1"):
+        colar.train("tiny", path, tmp_path / "run", overrides=["--training.max_steps", "1", *short[2:]])
     # Its recipe, by itself, ends as the command that made it does.
     capsys.readouterr()
     assert main(["train", f"{tmp_path}/run/recipe.yaml", *short]) == 0
