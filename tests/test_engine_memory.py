@@ -12,7 +12,7 @@ from test_engine_failures import Hooked, check_others, reference_of, run
 from test_scheduling import ids
 
 from colar.engine.cache import EMPTY, CacheSize, SlotCache
-from colar.engine.engine import ALONE, Engine, out_of_memory
+from colar.engine.engine import FAILURES_ALONE, Engine, out_of_memory
 from colar.engine.request import Decoding, Request, fold
 from colar.engine.scheduler import Scheduler
 from colar.methods.colar.method import Colar, ColarParams
@@ -143,7 +143,7 @@ def test_a_machine_with_little_memory(colar):
     tries = 0
     _, found = run(engine, small[:2])
     assert [type(found[number].error) for number in sorted(found)] == [torch.OutOfMemoryError] * 2
-    assert 2 * ALONE <= tries <= 2 * ALONE + 3
+    assert 2 * FAILURES_ALONE <= tries <= 2 * FAILURES_ALONE + 3
     room = 1000
     same(engine.generate(small[:1])[0], colar.expected[small[0].id])
 

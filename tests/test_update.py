@@ -81,7 +81,7 @@ def operations(layers: int, lora: LoraSettings | None) -> int:
     objective, batch = made(layers, lora, width=72)
     trained = [weight for weight in objective.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
-    with preflight.prepared(objective.lm):
+    with fused(objective.lm.causal_lm):
         for _ in range(2):  # the second one: AdamW makes its moments in the first
             objective.zero_grad()
             with Operations() as seen:
@@ -111,7 +111,7 @@ def bytes_kept(layers: int, lora: LoraSettings | None) -> float:
 
     objective.lm.causal_lm.base_model.register_forward_pre_hook(count, with_kwargs=True)
     with (
-        preflight.prepared(objective.lm),
+        fused(objective.lm.causal_lm),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16),
     ):
@@ -156,7 +156,7 @@ def test_fused_layers_learn_the_same(lora: LoraSettings | None) -> None:
         )
 
     loss, slope = update()
-    with preflight.prepared(objective.lm):
+    with fused(objective.lm.causal_lm):
         fused_loss, fused_slope = update()
     # Forward the operations are the same; backward they are summed in another order.
     assert fused_loss == loss
@@ -196,7 +196,7 @@ def test_waits_for_a_gpu(method: str, most: int, monkeypatch: pytest.MonkeyPatch
 
     to_list = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda tensor: waits.append("tolist") or to_list(tensor))
-    with preflight.prepared(objective.lm), Waits(), torch.autocast("cpu", torch.bfloat16):
+    with fused(objective.lm.causal_lm), Waits(), torch.autocast("cpu", torch.bfloat16):
         objective(**batch)["loss"].backward()
     assert len(waits) <= most, waits
 
