@@ -735,8 +735,6 @@ def test_inspect_tells_thresholds_apart(
         f"m={checkpoint}",
         "--limit",
         "3",
-        "--changed",
-        "1",
         *GRID,
         "--output",
         str(out),
