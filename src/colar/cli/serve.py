@@ -24,8 +24,8 @@ from colar.cli.options import (
 
 def add_serve(serve: Parser) -> None:
     serve.description = (
-        "Serve one or more checkpoints: /v1/chat/completions, /v1/completions, /v1/responses, a page to "
-        "watch thoughts, /metrics. Logs go to stderr. Needs the extra `serve` (docs/serve.md)."
+        "Serve one or more checkpoints: /v1/chat/completions, a page to watch thoughts, "
+        "/metrics. Logs go to stderr. Needs the extra `serve` (docs/serve.md)."
     )
     checkpoint_options(serve)
     serve.add_argument(
@@ -92,7 +92,7 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
     """Load a checkpoint and start its engine."""
     from colar.engine.engine import Engine
     from colar.engine.request import DECODINGS
-    from colar.serve.served import Served
+    from colar.serve.served_model import ServedModel
 
     lm, method = load(path, args)
     # Of each model its own.
@@ -108,4 +108,4 @@ def _serve(name: str, path: str, args: argparse.Namespace) -> Any:
         compile=args.compile,
         cuda_graphs=False if args.eager else None,
     )
-    return Served(name, lm, method, engine, decoding)
+    return ServedModel(name, lm, method, engine, decoding)
