@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from colar import yaml_files
+from colar import yaml_settings
 from colar.checks import did_you_mean
 
 DECODING_HELP = "greedy: argmax and mean latent; sampled: temperature 1, top-p 0.9, latent_temperature 1"
@@ -168,7 +168,7 @@ def source_options(pairs: list[str], source: str, called: str = "") -> dict[str,
             raise ValueError(f"--options takes KEY=VALUE or SOURCE.KEY=VALUE, got {pair!r}")
         owner, dot, key = name.rpartition(".")
         if not dot or owner in (source, called):
-            chosen[key] = yaml_files.yaml_value(f"--options {pair}", value)
+            chosen[key] = yaml_settings.yaml_value(f"--options {pair}", value)
     return chosen
 
 
