@@ -62,19 +62,19 @@ def _add_prepare(actions: Any) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     # Here and below the library is imported by the command that runs, so that `colar --help` stays fast.
-    from colar.data import catalogue
+    from colar.data import catalogue, sources
 
     for name, source in catalogue.SOURCES.items():
-        found = catalogue.found(source, args.data_dir)
+        found = sources.found(source, args.data_dir)
         print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {found}")
         print(f"{'':<12} {source.about} ({source.licence})")
 
 
 def data_show(args: argparse.Namespace) -> None:
-    from colar.data import sources
+    from colar.data import catalogue, sources
     from colar.data.renumber import renumber
 
-    if args.source not in sources.SOURCES and not args.renumber:
+    if args.source not in catalogue.SOURCES and not args.renumber:
         _show_own(args)
         return
     split = args.split or sources.splits_of(args.source)[0]
