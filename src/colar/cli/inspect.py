@@ -8,21 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from colar import checks, files, progress
-from colar.cli.options import (
-    checkpoint_options,
-    data_options,
-    judge_option,
-    limit_options,
-    limits_of,
-    model_options,
-    params_options,
-    single_source_options,
-)
-from colar.cli.shared import (
+from colar.cli.checkpoints import (
     check_backbone,
     data_of_runs,
-    examples_of,
     fill_limits,
     load,
     named_all,
@@ -30,18 +21,33 @@ from colar.cli.shared import (
     say_judged_by,
     say_trained_on,
 )
+from colar.cli.options import (
+    Parser,
+    checkpoint_options,
+    data_options,
+    examples_of,
+    judge_option,
+    limit_options,
+    limits_of,
+    model_options,
+    params_options,
+    single_source_options,
+)
+from colar.engine.request import Decoding
+from colar.evaluation.text_table import TextTable, rich_table
+from colar.look.inspect import Inspection, inspect_system, key_of
+from colar.look.page.sections import causes_section, retrieval_section
+from colar.model import checkpoint
 
 ENDINGS = (".html", ".json")
 
 
-def add_parser(commands: Any, method_options: bool) -> None:
-    inspect = commands.add_parser(
-        "inspect",
-        help="a page that shows what checkpoints think and where they fail, and the numbers behind it",
-        description="Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
+def add_inspect(inspect: Parser) -> None:
+    inspect.description = (
+        "Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
         "in reading latents, writing them, stopping, the plan or the arithmetic; whether thoughts can be read as the "
         "tokens that they stand for; what one changed thought does to the answer. A page shows this, and each "
-        "question's chains beside the reference's.",
+        "question's chains beside the reference's."
     )
     checkpoint_options(inspect)
     data_options(inspect)
@@ -53,8 +59,7 @@ def add_parser(commands: Any, method_options: bool) -> None:
     )
     inspect.add_argument("--split", default="test", help="split of the source")
     inspect.add_argument("--limit", type=int, default=200, help="first N problems")
-    if method_options:
-        params_options(inspect)
+    params_options(inspect)
     limit_options(inspect, max_completion_length=16)
     inspect.add_argument(
         "--changed",
@@ -73,13 +78,6 @@ def add_parser(commands: Any, method_options: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from colar.engine.request import Decoding
-    from colar.evaluation.text_table import TextTable, rich_table
-    from colar.look.inspect import Inspection, inspect_system
-    from colar.look.page.sections import causes_section, retrieval_section
-
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
@@ -127,9 +125,6 @@ def _each_system(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any
 
     ValueError for what is wrong with any of them, before the first is loaded.
     """
-    from colar.look.inspect import key_of
-    from colar.model import checkpoint
-
     folders = {name: checkpoint.resolve(path) for name, path in named_all(args.checkpoints).items()}
     check_backbone(folders.values(), args)
     grids = param_grids(folders, args)

@@ -217,7 +217,7 @@ def _state(lm: LatentLM, hidden_KD: Tensor, row: Row, begun: Mapping[str, Tensor
     n = hidden_KD.shape[0]
     device = hidden_KD.device
     # Temperature 0 draws nothing. Step and seed say how many tokens a group has where c is not whole.
-    zeros_K = torch.zeros(n, dtype=devices.widest(device), device=device)
+    zeros_K = torch.zeros(n, dtype=devices.widest_dtype(device), device=device)
     params_K = base.param_columns([row.params] * n)
     return ThinkState(
         hidden=hidden_KD,
