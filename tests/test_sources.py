@@ -387,7 +387,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load(str(latin), "test")
     with pytest.raises(ValueError, match=r"c\.json: not UTF-8"):
         load(str(latin.rename(tmp_path / "c.json")), "test")
-    with pytest.raises(ValueError, match=r"no file .*nowhere"):
+    with pytest.raises(ValueError, match=r"no data at .*nowhere\.jsonl: there is no such file"):
         load(str(tmp_path / "nowhere.jsonl"), "test")
     with pytest.raises(ValueError, match=r"no file or folder .*nowhere"):
         load(str(tmp_path / "nowhere"), "test")

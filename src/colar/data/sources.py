@@ -321,7 +321,7 @@ def _wanted(plan: Split) -> str:
 
 def _own(path: Path, split: str, skip: bool, columns: Mapping[str, str] | None) -> list[Example]:
     """The rows of a user's file. A malformed row is an error, or, with `skip`, left out."""
-    rows = own.read(data_files.existing(path, split), columns, split, answer_type="number")
+    rows = own.read(path, columns, split, answer_type="number")
     left_out = [f"{place}: {reason}" for reason, places in rows.left_out.items() for place in places]
     if left_out and not skip:
         raise ValueError(left_out[0])
