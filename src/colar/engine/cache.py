@@ -243,7 +243,7 @@ def check(lm: PreTrainedModel) -> None:
     It keeps a state that is no key-value cache (Mamba, linear attention), has an attention that takes no mask, or
     computes something else where it is given masks and positions.
     """
-    reason = masks.refusal(lm) or masks.probe(lm, _through_slots)
+    reason = masks.why_no_masks(lm) or masks.probe(lm, _through_slots)
     if reason is not None:
         raise ValueError(f"{type(lm).__name__} {reason}: the engine cannot run it")
 

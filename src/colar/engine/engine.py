@@ -265,7 +265,7 @@ class Engine:
             # The error's frames hold tensors: the very memory that is needed now.
             error.__traceback__ = None
             started = [*self.running.entries, *self.prefill.entries]
-            if len(started) == 1 and started[0].alone + 1 >= FAILURES_ALONE:
+            if len(started) == 1 and started[0].failures_alone + 1 >= FAILURES_ALONE:
                 self._fail(started[0], error)
             else:
                 self._preempt()
@@ -290,7 +290,7 @@ class Engine:
             stopped = [rows.preempted(i) for i in newest]
             self._release(newest)
         if n_started == 1:
-            stopped = [dataclasses.replace(stopped[0], alone=stopped[0].alone + 1)]
+            stopped = [dataclasses.replace(stopped[0], failures_alone=stopped[0].failures_alone + 1)]
         self.scheduler.put_back(stopped)
         try:
             self.cache.reserve(

@@ -51,7 +51,7 @@ class Queued:
     ids: tuple[int, ...]
     reported: int = 0
     """Events that were reported before it was preempted: it starts anew, and does not report these again."""
-    alone: int = 0
+    failures_alone: int = 0
     """Number of times that memory ran out while no other request was running."""
 
     @property
