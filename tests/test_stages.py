@@ -132,7 +132,7 @@ def test_finished_stages_are_skipped_and_stopped_ones_resume(
 def test_a_check_says_which_stage_it_measured_and_which_it_could_not(
     staged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("colar.recipe.dry_run.check", lambda made: Table("", title="tiny on 1 x cpu"))
+    monkeypatch.setattr("colar.recipe.dry_run.check", lambda made: Table("x" * 60, title="tiny on 1 x cpu"))
     assert main(["train", str(staged), "--check"]) == 0
     shown = capsys.readouterr()
     assert "stage 1 of 3, cot: tiny on 1 x cpu" in " ".join(shown.out.split())

@@ -187,7 +187,7 @@ def _arguments(section: type[Any], values: Mapping[str, Any], above: str, whole:
 
 
 def _nearest(name: str, section: type[Any], above: str) -> str:
-    """`, did you mean 'training.num_train_epochs'?`: a key of the section like `name`, or those below that end in it."""
+    """`, did you mean 'training.seed'?`: a key of the section that is like `name`, or those below that end in it."""
     close = difflib.get_close_matches(name, typing.get_type_hints(section), n=1)
     found = [above + each for each in close]
     if not found:
