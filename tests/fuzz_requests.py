@@ -171,8 +171,6 @@ class Command(Surface):
                 model,
                 "--limit",
                 "1",
-                "--changed",
-                "1",
                 *SHORT,
                 "--output",
                 str(folder / "page.json"),

@@ -737,8 +737,6 @@ def test_inspect_tells_thresholds_apart(
         f"m={checkpoint}",
         "--limit",
         "3",
-        "--changed",
-        "1",
         *GRID,
         "--output",
         str(out),

@@ -68,13 +68,13 @@ def _add_prepare(actions: Any) -> None:
 
 def data_list(args: argparse.Namespace) -> None:
     for name, source in catalogue.SOURCES.items():
-        found = catalogue.found(source, args.data_dir)
+        found = sources.found(source, args.data_dir)
         print(f"{name:<12} {', '.join(source.splits):<24} {source.answer_type:<8} {found}")
         print(f"{'':<12} {source.about} ({source.licence})")
 
 
 def data_show(args: argparse.Namespace) -> None:
-    if args.source not in sources.SOURCES and not args.renumber:
+    if args.source not in catalogue.SOURCES and not args.renumber:
         _show_own(args)
         return
     split = args.split or sources.splits_of(args.source)[0]

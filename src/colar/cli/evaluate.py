@@ -75,7 +75,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument(
         "--control",
         nargs="+",
-        choices=["own", "zeroed", "shuffled", "random", "halved"],
+        choices=tuple(controls.KINDS),
         help="answer with the latents replaced or halved (docs/methods.md), in rows labelled control-...",
     )
     parser.add_argument("--label", help="label of the rows, in place of the checkpoint's own")

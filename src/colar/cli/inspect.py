@@ -34,9 +34,9 @@ from colar.cli.options import (
     single_source_options,
 )
 from colar.engine.request import Decoding
-from colar.evaluation.text_table import TextTable, rich_table
+from colar.evaluation.text_table import rich_table
 from colar.look.inspect import Inspection, inspect_system, key_of
-from colar.look.page.sections import causes_section, retrieval_section
+from colar.look.tables import all_tables
 from colar.model import checkpoint
 
 ENDINGS = (".html", ".json")
@@ -46,8 +46,7 @@ def add_inspect(inspect: Parser) -> None:
     inspect.description = (
         "Measure what checkpoints think: accuracy and cost, with controls; where a chain goes wrong first, "
         "in reading latents, writing them, stopping, the plan or the arithmetic; whether thoughts can be read as the "
-        "tokens that they stand for; what one changed thought does to the answer. A page shows this, and each "
-        "question's chains beside the reference's."
+        "tokens that they stand for. A page shows this, and each question's chains beside the reference's."
     )
     checkpoint_options(inspect)
     data_options(inspect)
@@ -62,12 +61,6 @@ def add_inspect(inspect: Parser) -> None:
     params_options(inspect)
     limit_options(inspect, max_completion_length=16)
     inspect.add_argument(
-        "--changed",
-        type=int,
-        default=32,
-        help="first N problems whose thoughts are changed, which takes long",
-    )
-    inspect.add_argument(
         "--output",
         required=True,
         metavar="FILE",
@@ -81,7 +74,6 @@ def run(args: argparse.Namespace) -> None:
     output = Path(args.output)
     allowed = " or ".join(f"a file that ends in {ending}" for ending in ENDINGS)
     checks.check_holds("--output", output.suffix in ENDINGS, args.output, allowed)
-    checks.check_holds("--changed", args.changed >= 1, args.changed, "1 or more")
     files.require_writable(output.parent)
     paths = list(named_all(args.checkpoints).values())
     args.data = args.data or data_of_runs(paths)
@@ -93,28 +85,20 @@ def run(args: argparse.Namespace) -> None:
     limits = Decoding(**limits_of(args))
     systems = []
     for key, lm, method, params in _each_system(args):
-        system = inspect_system(key, lm, method, examples, params, limits, n_changed=args.changed)
+        system = inspect_system(key, lm, method, examples, params, limits)
         if system.numbers["retrieval"] is None:
             name = key["model"]
             progress.say(f"{name}: its thoughts stand for no tokens of the reference chain: not compared")
         systems.append(system)
-    asked = {"data": args.data, "split": args.split, "limit": args.limit, "changed": args.changed}
+    asked = {"data": args.data, "split": args.split, "limit": args.limit}
     inspection = Inspection(examples, systems, {"asked": asked})
     # First the numbers, in the file and on the terminal: they are kept if the page fails.
     written = [output.with_suffix(".json")]
+    numbers = inspection.to_json()
     # On one line: most of it are ranks of tokens, which are for programs.
-    numbers = json.dumps(inspection.to_json(), ensure_ascii=False, allow_nan=False)
-    files.write_text(written[0], numbers + "\n")
-    found = [system.numbers for system in systems]
-    causes, retrieval = causes_section(found), retrieval_section(found)
-    for title, tables in (
-        (causes.title, [chart.numbers for chart in causes.charts]),
-        ("", causes.tables),
-        (retrieval.title, retrieval.tables),
-    ):
-        for table in tables:
-            shown = TextTable(f"{title} {table.caption}".strip(), table.head, table.rows)
-            Console().print(rich_table(shown))
+    files.write_text(written[0], json.dumps(numbers, ensure_ascii=False, allow_nan=False) + "\n")
+    for table in all_tables(numbers):
+        Console().print(rich_table(table))
     if output.suffix == ".html":
         written.append(inspection.save(output))
     progress.say(f"wrote {' and '.join(map(str, written))}")
