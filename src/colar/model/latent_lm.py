@@ -48,9 +48,9 @@ class LatentLM(nn.Module):
         self.template = template
         self.fingerprint = backbone.fingerprint
         vocabulary.fit_vocabulary(backbone.lm, template)
-        masks.check_inputs(backbone.lm, head_logits)
+        masks.check_inputs(backbone.lm)
         # Asked of the whole backbone, before its weights may be split between processes.
-        self._tree_refusal = masks.trees_differ(backbone.lm)
+        self._why_no_trees = masks.why_no_trees(backbone.lm)
         self.lm: PreTrainedModel | PeftModel = backbone.lm
         if lora is not None:
             self.lm = with_adapter(backbone.lm, lora, template)
@@ -144,17 +144,17 @@ class LatentLM(nn.Module):
         lengths. Rows of equal ids must have equal embeddings there. What stands in a row's padding means nothing.
         """
         tree = None
-        if self.tree_refusal() is None:
+        if self.why_no_trees() is None:
             tree = trees.plan(*starts, lengths_B, embeds_BTD.shape[1], self.packs_rows)
         if tree is None:
             return self.hidden(embeds_BTD)
         mask = masks.additive(self.config, tree.seen(), tree.behind(), like=embeds_BTD)
         return tree.scatter(self.hidden(tree.gather(embeds_BTD), mask, tree.places))
 
-    def tree_refusal(self) -> str | None:
+    def why_no_trees(self) -> str | None:
         """The reason why rows cannot share a sequence, as the end of a sentence about the backbone, or None."""
         # The attention implementation may have been set since.
-        return self._tree_refusal or masks.refusal(self.causal_lm)
+        return self._why_no_trees or masks.why_no_masks(self.causal_lm)
 
     def layers(
         self,
@@ -240,7 +240,7 @@ class LatentLM(nn.Module):
         # In pieces and in float64: a vocabulary of 250,000 at once would need gigabytes.
         for start in range(0, rows, 8192):
             ids = torch.arange(start, min(start + 8192, rows), device=self.device)
-            values = devices.precise(self.embed(ids))
+            values = devices.to_float64(self.embed(ids))
             total += values.sum().item()
             squares += values.square().sum().item()
             count += values.numel()

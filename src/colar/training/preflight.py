@@ -69,7 +69,7 @@ def _compile(lm: LatentLM) -> list[nn.Module]:
 
 def check_packing(lm: LatentLM) -> None:
     """ValueError for a backbone in which rows of one sequence would see each other."""
-    reason = lm.tree_refusal()
+    reason = lm.why_no_trees()
     if reason is not None:
         name = type(lm.causal_lm).__name__
         raise ValueError(f"training.packing must be false for {name}: it {reason}")
