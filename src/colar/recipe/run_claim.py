@@ -28,14 +28,15 @@ RESUMABLE = (
     "training.report_to",
     "training.ddp_timeout",
     "training.tokens_per_batch",
+    "training.packing",
     "training.per_device_train_batch_size",
     "training.gradient_accumulation_steps",
     "training.save_total_limit",
     "validation.page_size",
 )
 """Keys that may change when a run resumes: a longer budget; where it lies, and where its rows do; where it is logged,
-what is kept of it, its page, a limit of memory, how an update's rows are divided. That their number stays the same is
-checked where it is known (`training/run.py`), and so are the rows, by their digest."""
+what is kept of it, its page, a limit of memory, how an update's rows are divided and packed. That their number stays
+the same is checked where it is known (`training/run.py`), and so are the rows, by their digest."""
 
 
 def claim_run(recipe: Recipe, output: Path, resume: bool = True) -> None:
