@@ -164,7 +164,7 @@ def load(
     """Load a checkpoint, a run's folder or a Hub id, to ask it questions.
 
     `dtype` is that of the weights, `backbone` the folder or Hub id of an adapter's backbone where it is not the one
-    that its checkpoint names, `device` by default the GPU if there is one. `weights` int8 or int4 quantises linear layers
-    (needs torchao). ValueError where there is no checkpoint.
+    that its checkpoint names, `device` by default the GPU if there is one. `weights` int8 or int4 quantises
+    linear layers (needs torchao). ValueError where there is no checkpoint.
     """
     return Model(*pretrained.load_for_inference(path_or_id, dtype, backbone, device, weights), batch_size)

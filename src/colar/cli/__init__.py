@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import logging
 import os
 import sys
 import traceback
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Before any library is imported: the Hub's client says each of its retries, and then our error says what it was.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    # Both warn of kernels for other machines when they are imported, and torch warns of the first.
+    for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     # Pictures are written to files. matplotlib cannot be imported where this names a backend that is not there.
     os.environ["MPLBACKEND"] = "agg"
     # A console that cannot show "±" shows "?": an error would come after an hour's work. stderr never raises one.

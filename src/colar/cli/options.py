@@ -76,7 +76,7 @@ def model_options(parser: Parser) -> None:
     parser.add_argument(
         "--weights",
         choices=["int8", "int4"],
-        help="quantise linear layers by torchao: int8, or int4 with --dtype bfloat16 (default: as --dtype says)",
+        help="quantise linear layers (torchao); int4 needs --dtype bfloat16",
     )
     parser.add_argument(
         "--backbone",

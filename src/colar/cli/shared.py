@@ -32,9 +32,6 @@ def quiet_libraries() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # torchao warns of kernels of other machines, and torch of torchao, where either is imported.
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.logging.getLogger(name).setLevel("ERROR")
     for beginning, category in HARMLESS:
         warnings.filterwarnings("ignore", message=re.escape(beginning), category=category)
 
@@ -151,10 +148,10 @@ def named_all(texts: Iterable[str]) -> dict[str, str]:
 @collector_off()
 def load(path: str, args: argparse.Namespace) -> tuple[Any, Any]:
     """The model and the method of a checkpoint for inference, on its device, its adapter merged."""
-    quiet_libraries()
     from colar.methods import pretrained
     from colar.ops import devices
 
+    quiet_libraries()
     device = _device(args)
     lm, method = pretrained.load_for_inference(path, args.dtype, args.backbone, device, args.weights)
     if args.dtype == "bfloat16" and args.weights != "int4" and not devices.computes_bfloat16(lm.device):

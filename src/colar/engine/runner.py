@@ -323,8 +323,9 @@ def packed_copy(lm: LatentLM) -> LatentLM:
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
             # A quantised weight is a tensor of its own kind.
-            plain = type(child) is nn.Linear and type(child.weight) is nn.Parameter
-            if plain and child.weight.dtype == torch.bfloat16:
+            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
+                continue
+            if child.weight.dtype == torch.bfloat16:
                 setattr(parent, name, PackedLinear(child))
     return twin
 

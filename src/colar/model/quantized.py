@@ -42,19 +42,21 @@ def quantize(lm: LatentLM, weights: str, device: torch.device) -> None:
     """
     from torchao.quantization import quantize_
 
+    # int8 takes a row of any length.
+    group = GROUP if weights == "int4" else 1
+
+    def fits(module: nn.Module, name: str = "") -> bool:
+        return type(module) is nn.Linear and module.in_features % group == module.out_features % group == 0
+
     layers = nn.ModuleList(lm.decoder_layers())
     total = sum(weight.numel() for weight in layers.parameters())
-    fitting = sum(module.weight.numel() for module in layers.modules() if _fits(module))
+    fitting = sum(module.get_parameter("weight").numel() for module in layers.modules() if fits(module))
     if 2 * fitting < total:
         raise ValueError(
-            f"weights {weights} does not fit {type(lm.causal_lm).__name__}: linear layers of whole groups of {GROUP} "
-            f"hold {fitting:,} of the {total:,} weights of its decoder layers"
+            f"weights {weights} does not fit {type(lm.causal_lm).__name__}: linear layers, their sizes multiples of "
+            f"{group}, hold {fitting:,} of the {total:,} weights of its decoder layers"
         )
-    quantize_(layers, _config(weights, device), lambda module, name: _fits(module), device=device)
-
-
-def _fits(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and not any(size % GROUP for size in module.weight.shape)
+    quantize_(layers, _config(weights, device), fits, device=device)
 
 
 def _config(weights: str, device: torch.device) -> Any:
